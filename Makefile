@@ -1,0 +1,73 @@
+# People, the README and CI call the same targets. Everything lives in .venv inside this checkout.
+# Paths are relative throughout, so that the checkout may lie below a directory with a space in its name.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+# The Python to build the environment with.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell $(p) -c '' 2>/dev/null && echo $(p))))
+# torch is installed first: the CPU build, unless this machine has an NVIDIA driver.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,https://download.pytorch.org/whl/cpu)
+BUDGET ?= 90s
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fastlstm/csrc/*/*.*)
+
+# An environment that was moved or copied points to its old place: make it again.
+$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
+
+.PHONY: help demo install test check format bench docs clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' Makefile
+
+demo: install  ## install, train 90 seconds on the text of Python's own manual, and write some text
+	.venv/bin/fastlstm train python-docs --out runs/demo --budget $(BUDGET)
+	.venv/bin/fastlstm generate runs/demo --length 600 --temperature 0.7
+
+install: .venv/.made  ## the environment with fastlstm in it
+
+test: .venv/.dev  ## the whole test suite
+	$(PY) -m pytest
+
+check: .venv/.dev  ## formatting, lint and types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	.venv/bin/clang-format --dry-run -Werror $$(find src/fastlstm/csrc -name '*.h' -o -name '*.cpp')
+
+format: .venv/.dev  ## put Python and C++ into the common format
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+	.venv/bin/clang-format -i $$(find src/fastlstm/csrc -name '*.h' -o -name '*.cpp')
+
+bench: install  ## what this machine is and what it was measured to reach
+	.venv/bin/fastlstm info
+
+docs: install  ## the generated pages of docs/
+	$(PY) -m fastlstm.cli.reference > docs/cli.md
+
+clean:  ## remove the environment and everything built; runs/ stays
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.place:
+	@test -n "$(PYTHON)" || { echo "fastlstm needs Python 3.11 or newer: install it with 'apt-get install python3.11 python3.11-venv python3.11-dev'." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fastlstm needs Python 3.11 or newer, $(PYTHON) is older: install one and run 'make PYTHON=python3.11'." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "fastlstm needs Python's venv module: install it with 'apt-get install python3-venv'." >&2; exit 1; }
+	@if [ -n "$$CXX" ]; then set -- "$$CXX"; else set -- c++ g++ clang++; fi; \
+	for compiler; do if command -v "$${compiler%% *}" >/dev/null; then exit 0; fi; done; \
+	echo "fastlstm needs a C++20 compiler and found none: install one with 'apt-get install g++' on Debian or Ubuntu, 'dnf install gcc-c++' on Fedora, 'xcode-select --install' on macOS." >&2; exit 1
+	$(PYTHON) -m venv --clear .venv
+	@pwd -P > $@
+
+.venv/.made: .venv/.place $(NATIVE)
+	$(PIP) install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(PIP) install --quiet --editable ".[all]"
+	@touch $@
+
+.venv/.dev: .venv/.made
+	$(PIP) install --quiet $$($(PY) -c '$(DEV_LIST)')
+	@touch $@

@@ -1,0 +1,102 @@
+"""fastlstm: from a text file to a trained LSTM that writes.
+
+Example:
+    ::
+
+        import fastlstm
+
+        run = fastlstm.train("book.txt", out="runs/book", budget="5m")
+        lm = fastlstm.LM.load(run.path)
+        print(lm.generate("Well, Prince", max_tokens=500))
+
+The public names are loaded when they are first used, so that importing the package is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fastlstm.config import TrainConfig
+    from fastlstm.errors import (
+        ConfigError,
+        CorruptFileError,
+        DataError,
+        FastLSTMError,
+        FormatError,
+        KernelError,
+        MissingExtraError,
+        NonFiniteError,
+        PromptError,
+        RunDirectoryError,
+        ShapeError,
+        Stopped,
+        StorageError,
+        UsageError,
+    )
+    from fastlstm.infer.language_model import LM
+    from fastlstm.ops.dispatch import explain, select
+    from fastlstm.run import train
+
+_ERRORS = (
+    "ConfigError",
+    "CorruptFileError",
+    "DataError",
+    "FastLSTMError",
+    "FormatError",
+    "KernelError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "PromptError",
+    "RunDirectoryError",
+    "ShapeError",
+    "Stopped",
+    "StorageError",
+    "UsageError",
+)
+_HOMES = {
+    "LM": "fastlstm.infer.language_model",
+    "TrainConfig": "fastlstm.config",
+    "explain": "fastlstm.ops.dispatch",
+    "select": "fastlstm.ops.dispatch",
+    "train": "fastlstm.run",
+    **dict.fromkeys(_ERRORS, "fastlstm.errors"),
+}
+
+__all__ = [
+    "LM",
+    "ConfigError",
+    "CorruptFileError",
+    "DataError",
+    "FastLSTMError",
+    "FormatError",
+    "KernelError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "PromptError",
+    "RunDirectoryError",
+    "ShapeError",
+    "Stopped",
+    "StorageError",
+    "TrainConfig",
+    "UsageError",
+    "__version__",
+    "explain",
+    "select",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastlstm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,25 @@
+"""fastlstm's native code: what this machine can do, and how fast it does it."""
+
+class CpuidRecord:
+    """What CPUID, XGETBV and the kernel said (csrc/cpu/features.h); writable, so tests can invent one."""
+
+    max_leaf: int
+    leaf1_ecx: int
+    leaf7_ebx: int
+    leaf7_ecx: int
+    leaf7_edx: int
+    leaf7_1_eax: int
+    xcr0: int
+    is_amx_permitted: bool
+    vendor: str
+    model: str
+    def __init__(self) -> None: ...
+
+def record_cpuid() -> CpuidRecord: ...
+def usable_features(record: CpuidRecord) -> list[str]: ...
+def choose_isa(record: CpuidRecord) -> str: ...
+def peak_gflops(isa: str, threads: int, seconds: float = 0.2) -> dict[str, float]:
+    """GFLOP/s of register-tile loops for `isa` and every narrower set, keyed by set."""
+
+def copy_gb_s(threads: int, bytes_per_thread: int, rounds: int = 5) -> float:
+    """GB/s, read plus written, of memcpy on all threads at once."""

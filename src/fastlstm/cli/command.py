@@ -1,0 +1,220 @@
+"""What a verb accepts: its options, and the help text drawn from them.
+
+`fastlstm train` takes its options from `TrainConfig`: name, type and default from the field, the
+sentence from the class docstring. `--help` and docs/cli.md are both drawn from this description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+HELP_WIDTH = 80
+_FLAG_COLUMN = 26
+
+
+@dataclass(frozen=True)
+class Option:
+    """One flag.
+
+    Attributes:
+        name: destination with underscores; the flag is the same with dashes.
+        type: the annotation values are checked against, such as ``int | None``.
+        default: value when the flag is absent; None is not shown.
+        help: one sentence without the default.
+        group: heading it is listed under.
+        is_repeatable: may be given several times; the value is a list.
+        is_switch: takes no value; present means true.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    group: str = "options"
+    is_repeatable: bool = False
+    is_switch: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The flag as typed: ``--rnn-size``."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_bool(self) -> bool:
+        """True for on/off options, which also have a ``--no-`` form unless they are switches."""
+        return self.type is bool
+
+    @property
+    def usage(self) -> str:
+        """The flag with its value: ``--rnn-size N``, ``--[no-]layer-norm``."""
+        if self.is_switch:
+            return self.flag
+        if self.is_bool:
+            return f"--[no-]{self.flag[2:]}"
+        return f"{self.flag} {value_name(self)}"
+
+    @property
+    def shown_default(self) -> str | None:
+        """The default as help shows it, or None when there is nothing to show."""
+        if self.is_switch or self.default is None or self.default in ("", [], ()):
+            return None
+        if self.is_bool:
+            return "on" if self.default else "off"
+        return str(self.default)
+
+
+@dataclass(frozen=True)
+class Positional:
+    """One argument without a flag; `is_many` takes one or more, `is_optional` none or one."""
+
+    name: str
+    help: str
+    is_many: bool = False
+    is_optional: bool = False
+
+    @property
+    def usage(self) -> str:
+        """The argument as usage lines show it: ``SOURCE [SOURCE ...]``."""
+        if self.is_many:
+            return f"{self.name} [{self.name} ...]"
+        return f"[{self.name}]" if self.is_optional else self.name
+
+
+@dataclass(frozen=True)
+class Command:
+    """A verb: what it is called, what it does, what it takes.
+
+    Attributes:
+        verb: word after `fastlstm`.
+        summary: one sentence.
+        positionals: arguments without a flag, in order.
+        options: flags, in the order help lists them.
+        required: names of options that must be given, shown in the usage line.
+        examples: complete command lines.
+    """
+
+    verb: str
+    summary: str
+    positionals: tuple[Positional, ...]
+    options: tuple[Option, ...]
+    required: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+    @property
+    def usage(self) -> str:
+        """One line: ``fastlstm train SOURCE [SOURCE ...] --out RUN [options]``."""
+        parts = ["fastlstm", self.verb, *(argument.usage for argument in self.positionals)]
+        parts += [option.usage for option in self.options if option.name in self.required]
+        return " ".join([*parts, "[options]"])
+
+    def groups(self) -> list[tuple[str, list[Option]]]:
+        """Options by heading, headings in order of first appearance."""
+        found: dict[str, list[Option]] = {}
+        for option in self.options:
+            found.setdefault(option.group, []).append(option)
+        return list(found.items())
+
+
+def unwrap_optional(annotation: Any) -> Any:
+    """Returns ``int`` for ``int | None``; other annotations come back unchanged."""
+    if get_origin(annotation) in (Union, UnionType):
+        rest = [part for part in get_args(annotation) if part is not NoneType]
+        if len(rest) == 1:
+            return rest[0]
+    return annotation
+
+
+def value_name(option: Option) -> str:
+    """Returns the placeholder for a value: ``N``, ``X``, ``TEXT`` or ``{char,byte,bpe}``."""
+    kind = unwrap_optional(option.type)
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(str(choice) for choice in get_args(kind)) + "}"
+    named = {"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C"}
+    if option.name in named and kind is str:
+        return named[option.name]
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def expected(annotation: Any) -> str:
+    """Returns what a value of this annotation looks like, for error text."""
+    kind = unwrap_optional(annotation)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(choice) for choice in get_args(kind))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(kind, str(kind))
+
+
+def attribute_help(cls: type) -> dict[str, str]:
+    """Returns the sentence for every name of a Google-style ``Attributes:`` section."""
+    doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
+    found: dict[str, str] = {}
+    name = ""
+    for line in doc.splitlines():
+        if match := re.fullmatch(r"\s*(\w+): (.+)", line):
+            name = match[1]
+            found[name] = match[2].strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def options_from_dataclass(cls: type, groups: dict[str, tuple[str, ...]]) -> tuple[Option, ...]:
+    """Returns one Option per field, ordered by `groups` (heading -> field names).
+
+    Raises:
+        KeyError: a field without a sentence or without a group; both are our own mistakes.
+    """
+    hints = get_type_hints(cls)
+    sentences = attribute_help(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    grouped = [(heading, name) for heading, names in groups.items() for name in names]
+    missing = set(fields) ^ {name for _, name in grouped}
+    if missing:
+        raise KeyError(f"{cls.__name__} and its help groups differ in {sorted(missing)}")
+    return tuple(
+        Option(name, hints[name], fields[name].default, sentences[name].rstrip("."), heading)
+        for heading, name in grouped
+    )
+
+
+def help_text(command: Command) -> str:
+    """Returns what ``fastlstm VERB --help`` prints, at most 80 columns wide."""
+    lines = textwrap.wrap(
+        "usage: " + command.usage, HELP_WIDTH - 1, subsequent_indent=" " * 7, break_on_hyphens=False
+    )
+    lines += ["", command.summary, ""]
+    for argument in command.positionals:
+        lines += _entry(argument.name, argument.help)
+    for heading, options in command.groups():
+        lines += ["", f"{heading}:"]
+        for option in options:
+            lines += _entry(option.usage, described(option))
+    lines += _entry("--help", "show this text")
+    if command.examples:
+        lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
+    return "\n".join(lines) + "\n"
+
+
+def described(option: Option) -> str:
+    """Returns the sentence with the default behind it."""
+    text = option.help + ("; may be repeated" if option.is_repeatable else "")
+    shown = option.shown_default
+    return text if shown is None else f"{text} [{shown}]"
+
+
+def _entry(left: str, text: str) -> list[str]:
+    # A percent sign stays with its number.
+    tied = text.replace(" %", "\0%")
+    wrapped = textwrap.wrap(tied, HELP_WIDTH - 1 - _FLAG_COLUMN, break_on_hyphens=False)
+    body = [line.replace("\0", " ") for line in wrapped] or [""]
+    head = f"  {left}"
+    if len(head) > _FLAG_COLUMN - 2:
+        lines = [head]
+    else:
+        lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)]
+    return lines + [" " * _FLAG_COLUMN + line for line in body]

@@ -1,0 +1,167 @@
+"""`fastlstm generate RUN`: writes text as the model makes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.parser import parse
+from fastlstm.cli.terminal import clean, is_terminal, short_count, style_for
+from fastlstm.errors import EXIT_OK, PromptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+FLUSH_EVERY_S = 0.05
+"""Text is flushed this often: smooth to read, and a fast model does not spend its time writing."""
+
+_SAMPLING = "sampling"
+COMMAND = Command(
+    verb="generate",
+    summary="Write text with a trained model, printed as it is made.",
+    positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
+    options=(
+        Option("prompt", str, "", "text to go on from; '-' reads it from stdin"),
+        Option("length", int, 500, "tokens to write; with a char vocabulary, characters"),
+        Option(
+            "json", bool, False, "print JSON lines: pieces of text, then totals", is_switch=True
+        ),
+        Option(
+            "temperature",
+            float,
+            1.0,
+            "below 1 plays safe, above 1 dares more, 0 always takes the likeliest",
+            _SAMPLING,
+        ),
+        Option("top_k", int, 0, "choose among the K likeliest tokens; 0 among all", _SAMPLING),
+        Option("top_p", float, 1.0, "choose among the likeliest with this joint share", _SAMPLING),
+        Option(
+            "repetition_penalty",
+            float,
+            1.0,
+            "above 1 makes recently written tokens less likely",
+            _SAMPLING,
+        ),
+        Option(
+            "stop", str, (), "end before this text would be written", _SAMPLING, is_repeatable=True
+        ),
+        Option("seed", int, None, "makes the text repeatable", _SAMPLING),
+    ),
+    examples=(
+        "fastlstm generate runs/book --prompt 'Well, Prince' --length 500 --temperature 0.8",
+        "fastlstm generate runs/book --temperature 0 --stop '.' --prompt - < opening.txt",
+    ),
+)
+
+_SAMPLING_NAMES = ("temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed")
+
+
+def run(argv: list[str]) -> int:
+    """Streams text to standard output and the speed to standard error; returns the exit code."""
+    parsed = parse(COMMAND, argv)
+    given = {name: parsed.values[name] for name in _SAMPLING_NAMES if name in parsed.values}
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
+    prompt = _prompt_text(parsed.get(COMMAND, "prompt"))
+
+    from fastlstm.infer.language_model import LM
+
+    lm = LM.load(parsed.positionals[0])
+    length = parsed.get(COMMAND, "length")
+    pieces = lm.stream(prompt, max_tokens=length, **given)
+    start_s = time.perf_counter()
+    if parsed.values.get("json"):
+        text = _print_json(pieces)
+    else:
+        text = _print_text(prompt, pieces)
+    seconds = time.perf_counter() - start_s
+    _print_totals(lm, prompt, text, seconds, use_json=bool(parsed.values.get("json")))
+    return EXIT_OK
+
+
+def _prompt_text(prompt: str) -> str:
+    if prompt != "-":
+        return prompt
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"the prompt on stdin is not UTF-8 (byte {error.start}); give it as UTF-8 text"
+        ) from None
+
+
+def _print_text(prompt: str, pieces: Iterable[str]) -> str:
+    on_terminal = is_terminal(sys.stdout)
+    shown = clean if on_terminal else str
+    style = style_for(sys.stdout)
+    sys.stdout.write(style(shown(prompt), "bold"))
+    sys.stdout.flush()
+    whole = []
+    for piece in _batched(pieces):
+        whole.append(piece)
+        sys.stdout.write(shown(piece))
+        sys.stdout.flush()
+    if not (prompt + "".join(whole)).endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    return "".join(whole)
+
+
+def _print_json(pieces: Iterable[str]) -> str:
+    whole = []
+    for piece in _batched(pieces):
+        whole.append(piece)
+        _print_line({"event": "text", "text": piece})
+    return "".join(whole)
+
+
+def _print_line(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _batched(pieces: Iterable[str]) -> Iterator[str]:
+    """Joins pieces that come faster than `FLUSH_EVERY_S`."""
+    waiting: list[str] = []
+    flushed_s = 0.0
+    for piece in pieces:
+        waiting.append(piece)
+        now_s = time.perf_counter()
+        if now_s - flushed_s >= FLUSH_EVERY_S:
+            yield "".join(waiting)
+            waiting.clear()
+            flushed_s = now_s
+    if waiting:
+        yield "".join(waiting)
+
+
+def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: bool) -> None:
+    tokens = _count_tokens(lm.tokenizer, text)
+    rate = tokens / seconds if seconds > 0 else None
+    if use_json:
+        _print_line(
+            {
+                "event": "end",
+                "prompt": prompt,
+                "text": text,
+                "tokens": tokens,
+                "seconds": seconds,
+                "tokens_per_s": rate,
+            }
+        )
+        return
+    speed = f", {short_count(rate)} tokens/s" if rate is not None else ""
+    line = f"{tokens:,} tokens in {seconds:.2f} s{speed}"
+    print(style_for(sys.stderr)(line, "dim"), file=sys.stderr, flush=True)
+
+
+def _count_tokens(tokenizer: Any, text: str) -> int:
+    if tokenizer.kind == "char":
+        return len(text)
+    if tokenizer.kind == "byte":
+        return len(text.encode("utf-8", "replace"))
+    return len(tokenizer.encode(text))

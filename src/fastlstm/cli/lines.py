@@ -1,0 +1,261 @@
+"""What an event says: the wording shared by the terminal and the plain output.
+
+Events come from the trainer as plain dicts; a key may be missing or None, and then its part of the
+line is left out.
+"""
+
+from __future__ import annotations
+
+import os.path
+import shlex
+from typing import Any
+
+from fastlstm.cli.terminal import (
+    Glyphs,
+    clean,
+    clock,
+    is_number,
+    percent,
+    short_bytes,
+    short_count,
+)
+
+Event = dict[str, Any]
+
+
+def text_of(event: Event, key: str) -> str:
+    """Returns the value as one clean line of text; empty when absent."""
+    value = event.get(key)
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        value = ", ".join(str(part) for part in value)
+    return clean(str(value)).replace("\n", " ").replace("\t", " ")
+
+
+def number(event: Event, key: str) -> float | None:
+    """Returns the value when it is a finite number, else None."""
+    value = event.get(key)
+    return float(value) if is_number(value) else None  # type: ignore[arg-type]
+
+
+def counted(event: Event, key: str, word: str) -> str:
+    """Returns ``123,456,789 tokens``, or an empty string when absent."""
+    value = number(event, key)
+    return "" if value is None else f"{value:,.0f} {word}"
+
+
+def joined(parts: list[str], separator: str = ", ") -> str:
+    """Joins the parts that say something."""
+    return separator.join(part for part in parts if part)
+
+
+def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
+    """Returns (label, text) rows for the start of a run: data, model, precision, kernels, end."""
+    rows = [
+        ("run", text_of(event, "run")),
+        ("data", _data_text(event)),
+        ("tokens", _split_text(event)),
+        ("model", _model_text(event)),
+        ("", _cost_text(event)),
+        ("", _variant_text(event)),
+        ("training", _training_text(event, glyphs)),
+        ("machine", _machine_text(event)),
+        ("precision", _precision_text(event)),
+    ]
+    kernels = [clean(str(line)) for line in event.get("kernels") or []]
+    rows += [("kernels" if index == 0 else "", line) for index, line in enumerate(kernels)]
+    end = text_of(event, "end")
+    rows.append(("ends", f"after {end.removeprefix('budget ')}" if end else ""))
+    if event.get("resumed_from") is not None:
+        rows.append(("resumed", f"from step {event['resumed_from']:,}"))
+    return [(label, text) for label, text in rows if text]
+
+
+def _data_text(event: Event) -> str:
+    size = number(event, "vocab_size")
+    vocab = text_of(event, "vocab")
+    words = f"{vocab} vocabulary of {size:,.0f}" if size is not None else vocab
+    return joined([text_of(event, "source"), words])
+
+
+def _split_text(event: Event) -> str:
+    splits = ("train_tokens", "train"), ("valid_tokens", "validation"), ("test_tokens", "test")
+    return joined([counted(event, key, word) for key, word in splits if event.get(key)])
+
+
+def _model_text(event: Event) -> str:
+    model = event.get("model")
+    if not isinstance(model, dict):
+        return ""
+    layers = model.get("num_layers", 1)
+    return joined(
+        [
+            f"{layers} LSTM layer{'s' if layers != 1 else ''} of {model.get('rnn_size', '?')} units",
+            f"embedding {model['embed_size']}" if "embed_size" in model else "",
+        ]
+    )
+
+
+def _variant_text(event: Event) -> str:
+    model = event.get("model")
+    if not isinstance(model, dict):
+        return ""
+    parts = []
+    for key, word in (
+        ("dropout", f"{model.get('dropout_kind', 'plain')} dropout"),
+        ("recurrent_dropout", "recurrent dropout"),
+    ):
+        if is_number(model.get(key)) and model[key] > 0:
+            parts.append(f"{word} {model[key]:.3g}")
+    extras = {"layer_norm": "layer norm", "residual": "residual", "tie_weights": "tied weights"}
+    return joined(parts + [word for key, word in extras.items() if model.get(key)])
+
+
+def _cost_text(event: Event) -> str:
+    flop = number(event, "flop_per_token")
+    return joined(
+        [
+            counted(event, "num_parameters", "parameters"),
+            f"{si(flop)}FLOP per token" if flop is not None else "",
+        ]
+    )
+
+
+def si(value: float) -> str:
+    """Returns ``8.4 M``: the number, a space and the SI prefix, ready for a unit."""
+    short = short_count(value)
+    return f"{short[:-1]} {short[-1]}" if short[-1] in "kMGT" else f"{short} "
+
+
+def _training_text(event: Event, glyphs: Glyphs) -> str:
+    rate, batch, length = (number(event, k) for k in ("learning_rate", "batch_size", "seq_length"))
+    accumulate = number(event, "accumulate") or 1
+    size = ""
+    if batch is not None and length is not None:
+        factor = f" {glyphs.times} {accumulate:.0f}" if accumulate > 1 else ""
+        size = f"{batch:.0f} lanes {glyphs.times} {length:.0f} tokens{factor} per step"
+    seed = event.get("seed")
+    return joined(
+        [
+            text_of(event, "optimizer"),
+            f"learning rate {rate:.3g}" if rate is not None else "",
+            size,
+            f"seed {seed}" if seed is not None else "",
+        ]
+    )
+
+
+def _machine_text(event: Event) -> str:
+    threads, peak = number(event, "threads"), number(event, "ceiling_gflops")
+    return joined(
+        [
+            text_of(event, "device"),
+            f"{threads:.0f} thread{'s' if threads != 1 else ''}" if threads is not None else "",
+            f"ceiling {si(1e9 * peak)}FLOP/s (measured)" if peak is not None else "",
+        ]
+    )
+
+
+def _precision_text(event: Event) -> str:
+    why = text_of(event, "precision_why")
+    return text_of(event, "precision") + (f": {why}" if why else "")
+
+
+def eval_parts(event: Event) -> list[str]:
+    """Returns the parts of an evaluation's line; the caller chooses separator and emphasis."""
+    split = {"valid": "validation"}.get(text_of(event, "split"), text_of(event, "split"))
+    bits, loss, perplexity = (number(event, k) for k in ("bits_per_char", "loss", "perplexity"))
+    return [
+        f"step {number(event, 'step') or 0:,.0f}",
+        split,
+        f"{bits:.4f} bits/char" if bits is not None else "",
+        f"{loss:.4f} nats" if loss is not None else "",
+        f"perplexity {perplexity:.4g}" if perplexity is not None else "",
+    ]
+
+
+def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
+    """Returns the text of a sample without control characters, at most `max_lines` lines of it."""
+    text = clean(str(event.get("text") or "")).expandtabs(4)
+    lines = text.strip("\n").rstrip().split("\n")
+    return lines if len(lines) <= max_lines else [*lines[:max_lines], "..."]
+
+
+def skip_text(event: Event) -> str:
+    """Returns one sentence about a step that was skipped or rolled back."""
+    what = joined([text_of(event, "what"), text_of(event, "tensor")], " in ")
+    action = text_of(event, "action")
+    return f"step {number(event, 'step') or 0:,.0f}: {what}" + (f"; {action}" if action else "")
+
+
+def checkpoint_text(event: Event) -> str:
+    """Returns one sentence about a saved checkpoint."""
+    size, seconds = number(event, "bytes"), number(event, "seconds")
+    details = joined(
+        [
+            short_bytes(size) if size is not None else "",
+            f"{seconds:.2f} s" if seconds is not None else "",
+        ]
+    )
+    name = os.path.basename(text_of(event, "path").rstrip("/"))
+    step = f"step {number(event, 'step') or 0:,.0f}"
+    return joined([step, f"saved {name}" if name else "", details])
+
+
+def is_unfinished(event: Event) -> bool:
+    """True when an end event says that the run was stopped from outside."""
+    reason = text_of(event, "reason").lower()
+    return any(word in reason for word in ("stopped", "signal", "sigterm", "sigint", "interrupt"))
+
+
+def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
+    """Returns (label, text) rows for the end of a run."""
+    elapsed, train_s = number(event, "elapsed_s"), number(event, "train_s")
+    tokens, best = number(event, "tokens"), number(event, "best_bits_per_char")
+    rate = tokens / train_s if tokens and train_s else None
+    final = event.get("final")
+    test = final if isinstance(final, dict) and final.get("split") == "test" else {}
+    test_bits = number(test, "bits_per_char")
+    best_step = number(event, "best_step")
+    where = f" at step {best_step:,.0f}" if best_step is not None else ""
+    return [
+        (label, text)
+        for label, text in (
+            ("best", f"{best:.4f} validation bits/char{where}" if best is not None else ""),
+            ("test", f"{test_bits:.4f} bits/char" if test_bits is not None else ""),
+            (
+                "speed",
+                joined(
+                    [
+                        f"{short_count(rate)} tokens/s" if rate is not None else "",
+                        f"{percent(mean_ceiling)} of the ceiling" if mean_ceiling is not None else "",
+                    ]
+                ),
+            ),
+            (
+                "trained",
+                joined(
+                    [
+                        counted(event, "step", "steps"),
+                        counted(event, "tokens", "tokens"),
+                        f"{clock(elapsed)} in all" if elapsed is not None else "",
+                    ]
+                ),
+            ),
+        )
+        if text
+    ]
+
+
+def next_commands(event: Event) -> list[str]:
+    """Returns what to type after a run."""
+    run = text_of(event, "run") or "RUN"
+    name = shlex.quote(run)
+    if is_unfinished(event):
+        return ["the same command with --resume", f"fastlstm generate {name} --length 500"]
+    return [
+        f"fastlstm generate {name} --length 500",
+        f"fastlstm evaluate {name} TEXT",
+        f"fastlstm info {name}",
+    ]

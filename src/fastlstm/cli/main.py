@@ -1,0 +1,179 @@
+"""The `fastlstm` command: a table of verbs, and the one place where errors become exit codes.
+
+Exit codes: 0 done; 1 the run failed; 2 bad usage or input; 75 stopped by a signal with the state
+saved (the same command with --resume goes on); 130 interrupted; 141 the reader of our output left.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlstm import environment
+from fastlstm.cli.command import Command, help_text
+from fastlstm.cli.parser import HelpRequested
+from fastlstm.cli.terminal import one_line
+from fastlstm.errors import EXIT_FAILED, EXIT_OK, FastLSTMError, Stopped, UsageError, nearest_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it."""
+EXIT_PIPE_CLOSED = 141
+"""128 + SIGPIPE."""
+
+VERBS = {
+    "train": "train a language model on a text",
+    "generate": "write text with a trained model",
+    "evaluate": "measure bits per character on a text",
+    "info": "show a run, or this machine and its kernels",
+}
+"""Verb -> summary; the module of the same name in `fastlstm.cli` is imported when it is used."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code; nothing is raised."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _tolerate_encoding()
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except FastLSTMError as error:
+        # Being stopped is no error: its message says what is saved and how to go on.
+        word = "" if isinstance(error, Stopped) else "error: "
+        return _fail(f"{word}{error}", error.exit_code)
+    except BrokenPipeError:
+        _forget_stdout()
+        return EXIT_PIPE_CLOSED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # the last line of defence: a bug becomes one line and a log
+        return _internal_error(error, arguments)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(overview())
+        return EXIT_OK
+    if arguments[0] in ("-V", "--version"):
+        sys.stdout.write(f"fastlstm {_version()}\n")
+        return EXIT_OK
+    verb, rest = arguments[0], arguments[1:]
+    if verb not in VERBS:
+        kind = "flag" if verb.startswith("-") else "command"
+        known = [*VERBS, "--help", "--version"]
+        raise UsageError(
+            f"unknown {kind} '{verb}'{nearest_hint(verb, known)}; commands: {', '.join(VERBS)}"
+        )
+    module = importlib.import_module(f"fastlstm.cli.{verb}")
+    run: Callable[[list[str]], int] = module.run
+    try:
+        return run(rest)
+    except HelpRequested:
+        sys.stdout.write(help_text(command(verb)))
+        return EXIT_OK
+
+
+def command(verb: str) -> Command:
+    """Returns the description of a verb; its module is imported."""
+    described: Command = importlib.import_module(f"fastlstm.cli.{verb}").COMMAND
+    return described
+
+
+def overview() -> str:
+    """Returns what ``fastlstm --help`` prints."""
+    rows = [f"  {verb:<10} {summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: fastlstm COMMAND ...",
+            "",
+            "LSTM language models, from a text file to a model that writes.",
+            "",
+            *rows,
+            "",
+            "  fastlstm train book.txt --out runs/book --budget 5m",
+            "  fastlstm generate runs/book --prompt 'Well, Prince' --length 500",
+            "",
+            "fastlstm COMMAND --help lists the options of a command; --version shows the version.",
+            "",
+        ]
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fastlstm")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _tolerate_encoding() -> None:
+    # A terminal that cannot show a character gets a question mark, not a traceback.
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+
+
+def _fail(message: str, code: int) -> int:
+    try:
+        print(f"fastlstm: {one_line(message)}", file=sys.stderr, flush=True)
+    except (BrokenPipeError, ValueError):
+        pass
+    return code
+
+
+def _forget_stdout() -> None:
+    # The interpreter flushes stdout once more at exit; it must find an open file.
+    try:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, sys.stdout.fileno())
+        os.close(descriptor)
+    except (OSError, ValueError):
+        pass
+
+
+def _internal_error(error: Exception, arguments: list[str]) -> int:
+    if environment.is_debug():
+        traceback.print_exception(error)
+    name = type(error).__name__
+    head = f"internal error: {name}: {error}" if str(error) else f"internal error: {name}"
+    if environment.is_debug():
+        return _fail(head, EXIT_FAILED)
+    log = _write_log(error, arguments)
+    where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
+    return _fail(f"{head} ({where})", EXIT_FAILED)
+
+
+def _write_log(error: Exception, arguments: list[str]) -> Path | None:
+    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    text = "".join(traceback.format_exception(error))
+    text = f"fastlstm {_version()}, Python {sys.version}\narguments: {arguments!r}\n\n{text}"
+    for folder in _log_folders():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError:
+            continue
+        return folder / name
+    return None
+
+
+def _log_folders() -> list[Path]:
+    try:
+        return [environment.cache_dir() / "errors", Path(tempfile.gettempdir())]
+    except (FastLSTMError, OSError):
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What a terminal can show: colour, width in columns, safe characters, short numbers."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import unicodedata
+from dataclasses import dataclass
+from typing import TextIO
+
+from fastlstm import environment
+
+MIN_COLUMNS = 40
+_CODES = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Wraps text in colour codes, or leaves it alone where colour is off."""
+
+    is_on: bool
+
+    def __call__(self, text: str, *names: str) -> str:
+        """Returns `text` in the named colours and weights."""
+        if not self.is_on or not names or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """The few characters beyond ASCII, with a plain form for terminals that lack them."""
+
+    done: str = "━"
+    todo: str = "─"
+    dot: str = "·"
+    bar: str = "│"
+    best: str = "★"
+    times: str = "×"
+
+
+ASCII_GLYPHS = Glyphs(done="=", todo="-", dot="|", bar="|", best="*", times="x")
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """True when `stream` is a terminal that understands carriage return and erase."""
+    try:
+        return stream.isatty() and environment.terminal_name() != "dumb"
+    except (AttributeError, ValueError):
+        return False
+
+
+def style_for(stream: TextIO) -> Style:
+    """Colours on a terminal, none elsewhere or where NO_COLOR is set."""
+    return Style(is_terminal(stream) and not environment.no_color())
+
+
+def glyphs_for(stream: TextIO) -> Glyphs:
+    """Box-drawing characters where the stream's encoding has them, ASCII elsewhere."""
+    try:
+        "━─·│★×".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII_GLYPHS
+    return Glyphs()
+
+
+def columns() -> int:
+    """Columns that may be written without wrapping: one less than the terminal has."""
+    return max(MIN_COLUMNS, shutil.get_terminal_size((80, 24)).columns) - 1
+
+
+def cell_width(text: str) -> int:
+    """Columns that `text` takes: 2 for East Asian wide characters, 0 for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def clip(text: str, width: int) -> str:
+    """Returns at most `width` columns of `text`, the end replaced by an ellipsis."""
+    if cell_width(text) <= width:
+        return text
+    kept, used = [], 0
+    for char in text:
+        used += _char_width(char)
+        if used > width - 3:
+            break
+        kept.append(char)
+    return "".join(kept) + "..."
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Breaks one paragraph into lines of at most `width` columns, at spaces where there are any.
+
+    Spaces at the start of the paragraph are kept.
+    """
+    lines: list[str] = []
+    body = text.lstrip(" ")
+    line = indent = " " * min(len(text) - len(body), width // 2)
+    for word in body.split(" "):
+        candidate = f"{line} {word}" if line != indent else line + word
+        indent = ""
+        if cell_width(candidate) <= width:
+            line = candidate
+            continue
+        if line.strip():
+            lines.append(line)
+        pieces = _chop(word, width)
+        lines += pieces[:-1]
+        line = pieces[-1]
+    return [*lines, line]
+
+
+def _chop(word: str, width: int) -> list[str]:
+    pieces, piece, used = [], "", 0
+    for char in word:
+        if used + _char_width(char) > width:
+            pieces.append(piece)
+            piece, used = "", 0
+        piece += char
+        used += _char_width(char)
+    return [*pieces, piece]
+
+
+def clean(text: str) -> str:
+    r"""Drops control characters (ESC, other C0 and C1, DEL) except ``\n`` and ``\t``."""
+    return "".join(
+        char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs")
+    )
+
+
+def one_line(text: str) -> str:
+    r"""Writes newlines and control characters as escapes, so that an error stays one line."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def is_number(value: object) -> bool:
+    """True for a finite int or float that is no bool."""
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
+
+
+def short_count(value: float) -> str:
+    """Returns at most five characters: 950, 12.3k, 999k, 1.23M, 45.6G."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:
+            scaled = value / size
+            digits = 2 if scaled < 9.995 and unit != "k" else 1 if scaled < 99.95 else 0
+            return f"{scaled:.{digits}f}{unit}"
+    return f"{value:.0f}"
+
+
+def short_bytes(value: float) -> str:
+    """Returns a size in decimal units: 950 B, 12.3 kB, 1.23 GB."""
+    short = short_count(value)
+    return f"{short[:-1]} {short[-1]}B" if short[-1] in "kMGT" else f"{short} B"
+
+
+def clock(seconds: float) -> str:
+    """Returns 0:07, 12:34, 1:02:03 or 4d03h."""
+    whole = max(0, round(seconds))
+    if whole >= 100 * 3600:
+        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+
+
+def percent(share: float) -> str:
+    """Returns a share between 0 and 1 as 0.1%, 9.5% or 61%."""
+    value = 100 * share
+    return f"{value:.1f}%" if 0 < value < 9.95 else f"{value:.0f}%"

@@ -1,0 +1,143 @@
+"""`fastlstm train SOURCE [SOURCE ...] --out RUN`: flags and YAML become a TrainConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.config_file import read_config_file
+from fastlstm.cli.parser import Parsed, parse
+from fastlstm.config import TrainConfig, from_dict
+from fastlstm.errors import EXIT_OK
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "data": (
+        "vocab",
+        "vocab_size",
+        "text_field",
+        "keep_crlf",
+        "invalid_utf8",
+        "split",
+        "cache_dir",
+    ),
+    "model": (
+        "preset",
+        "rnn_size",
+        "num_layers",
+        "embed_size",
+        "dropout",
+        "dropout_kind",
+        "recurrent_dropout",
+        "layer_norm",
+        "residual",
+        "tie_weights",
+    ),
+    "training": (
+        "budget",
+        "steps",
+        "epochs",
+        "patience",
+        "batch_size",
+        "seq_length",
+        "accumulate",
+        "order",
+        "lane_reset",
+        "optimizer",
+        "learning_rate",
+        "weight_decay",
+        "warmup",
+        "cooldown",
+        "grad_clip",
+        "ema",
+        "seed",
+    ),
+    "machine": ("device", "precision", "threads", "memory_limit_gb", "strict_kernels"),
+    "output": (
+        "eval_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "sample_every",
+        "log_every",
+        "tensorboard",
+    ),
+}
+"""Headings of the help text and the fields under them."""
+
+CONFIG_OPTIONS = options_from_dataclass(TrainConfig, GROUPS)
+
+COMMAND = Command(
+    verb="train",
+    summary="Train a language model on a text; the end is one of --budget, --steps, --epochs.",
+    positionals=(
+        Positional(
+            "SOURCE",
+            "a text file, directory, glob, '-' for stdin, .gz, .zst, .jsonl, or a built-in corpus:"
+            " python-docs, python-stdlib",
+            is_many=True,
+        ),
+    ),
+    options=(
+        Option("out", str, None, "run directory to write", "run"),
+        Option(
+            "resume",
+            bool,
+            False,
+            "go on from the newest checkpoint in RUN if there is one, else start",
+            "run",
+            is_switch=True,
+        ),
+        Option(
+            "config",
+            str,
+            None,
+            "YAML file whose keys are the options below, or a run's config.json; flags win",
+            "run",
+        ),
+        Option(
+            "json", bool, False, "print one JSON object per event instead", "run", is_switch=True
+        ),
+        *CONFIG_OPTIONS,
+    ),
+    required=("out",),
+    examples=(
+        "fastlstm train book.txt --out runs/book --budget 5m",
+        "fastlstm train python-docs --out runs/docs --preset medium --steps 5000",
+    ),
+)
+
+
+def run(argv: list[str]) -> int:
+    """Trains, showing progress on standard output; returns the exit code."""
+    parsed = parse(COMMAND, argv)
+    config = resolve_config(parsed)
+
+    from fastlstm.cli.progress import default_output
+    from fastlstm.run import train
+
+    sources = parsed.positionals
+    with default_output(use_json=bool(parsed.values.get("json"))) as output:
+        train(
+            sources[0] if len(sources) == 1 else sources,
+            out=parsed.values["out"],
+            resume=bool(parsed.values.get("resume")),
+            config=config,
+            observers=[output],
+        )
+    return EXIT_OK
+
+
+def resolve_config(parsed: Parsed) -> TrainConfig:
+    """Returns the configuration: defaults, then the file of --config, then flags."""
+    values: dict[str, Any] = {}
+    origin = "command line"
+    if (path := parsed.values.get("config")) is not None:
+        origin = str(path)
+        values.update(read_config_file(Path(path), CONFIG_OPTIONS))
+    names = {option.name for option in CONFIG_OPTIONS}
+    flags = {name: value for name, value in parsed.values.items() if name in names}
+    if {"steps", "epochs", "budget"} & set(flags):
+        # An end on the command line replaces the file's; two flags still contradict each other.
+        for name in ("steps", "epochs", "budget"):
+            values.pop(name, None)
+    return from_dict({**values, **flags}, origin)

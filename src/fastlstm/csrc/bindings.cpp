@@ -1,0 +1,70 @@
+// Python's way in: check, unwrap, release the GIL, call. No arithmetic here.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu/copy_bandwidth.h"
+#include "cpu/features.h"
+#include "cpu/fma_peak.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+void check_threads(int threads) {
+  if (threads < 1 || threads > 4096) throw nb::value_error("threads must be from 1 to 4096");
+}
+
+nb::dict peak_gflops(const std::string& isa, int threads, double seconds) {
+  check_threads(threads);
+  if (!(seconds > 0.0 && seconds <= 60.0)) throw nb::value_error("seconds must be from 0 to 60");
+  const auto machine = fastlstm::peak_kernels(fastlstm::choose_isa(fastlstm::record_cpuid()));
+  const auto wanted = fastlstm::peak_kernels(isa);
+  if (wanted.empty()) throw nb::value_error("unknown instruction set");
+  if (wanted.size() > machine.size()) {
+    throw nb::value_error("this CPU cannot run that instruction set");
+  }
+  nb::dict result;
+  for (const auto& kernel : wanted) {
+    double gflops = 0.0;
+    {
+      nb::gil_scoped_release release;
+      gflops = fastlstm::measure_peak_gflops(kernel, threads, seconds);
+    }
+    result[kernel.isa] = gflops;
+  }
+  return result;
+}
+
+double copy_gb_s(int threads, int64_t bytes_per_thread, int rounds) {
+  check_threads(threads);
+  if (bytes_per_thread < 1) throw nb::value_error("bytes_per_thread must be at least 1");
+  if (rounds < 1) throw nb::value_error("rounds must be at least 1");
+  nb::gil_scoped_release release;
+  return fastlstm::measure_copy_gb_s(threads, bytes_per_thread, rounds);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "fastlstm's native code: what this machine can do, and how fast it does it.";
+  using Record = fastlstm::CpuidRecord;
+  nb::class_<Record>(m, "CpuidRecord")
+      .def(nb::init<>())
+      .def_rw("max_leaf", &Record::max_leaf)
+      .def_rw("leaf1_ecx", &Record::leaf1_ecx)
+      .def_rw("leaf7_ebx", &Record::leaf7_ebx)
+      .def_rw("leaf7_ecx", &Record::leaf7_ecx)
+      .def_rw("leaf7_edx", &Record::leaf7_edx)
+      .def_rw("leaf7_1_eax", &Record::leaf7_1_eax)
+      .def_rw("xcr0", &Record::xcr0)
+      .def_rw("is_amx_permitted", &Record::is_amx_permitted)
+      .def_rw("vendor", &Record::vendor)
+      .def_rw("model", &Record::model);
+  m.def("record_cpuid", &fastlstm::record_cpuid);
+  m.def("usable_features", &fastlstm::usable_features, "record"_a);
+  m.def("choose_isa", &fastlstm::choose_isa, "record"_a);
+  m.def("peak_gflops", &peak_gflops, "isa"_a, "threads"_a, "seconds"_a = 0.2);
+  m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
+}

@@ -1,0 +1,201 @@
+"""The cache of encoded texts: entries appear whole or not at all, whatever happens meanwhile.
+
+::
+
+    <cache>/text/entries/<key>/   ids.bin  tokenizer.json  meta.json
+    <cache>/text/memo/<key>.json  what a file's stat, or a text and a vocabulary, led to last time
+    <cache>/text/work-<random>/   an encoding in progress, locked by its process
+
+An entry is written in a work directory, fsynced and renamed. Work directories whose process is gone
+(their lock is free) are removed by the next encoding; readers never look into them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastlstm.data.tokenizer import Ids, Tokenizer, load_tokenizer, smallest_dtype
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
+from fastlstm.storage import (
+    fsync_dir,
+    read_json,
+    remove_tree,
+    storage_errors,
+    write_file,
+    write_json,
+)
+
+FORMAT_VERSION = 1
+"""Part of every key: a new version never reads an old entry."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What meta.json says of an entry.
+
+    Attributes:
+        num_tokens: ids in ids.bin.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: characters of it.
+        fingerprint: of the tokenizer.
+    """
+
+    num_tokens: int
+    num_bytes: int
+    num_chars: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An encoded text, open for reading; `ids` is mapped, not loaded."""
+
+    key: str
+    ids: Ids
+    tokenizer: Tokenizer
+    meta: Meta
+
+
+def make_key(*parts: Any) -> str:
+    """Returns the SHA-256 of JSON values and this format's version."""
+    text = json.dumps([FORMAT_VERSION, *parts], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+class TextCache:
+    """Encoded texts below one directory, shared by any number of processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory / "text"
+        self._entries = self._root / "entries"
+        self._memos = self._root / "memo"
+        try:
+            self._entries.mkdir(parents=True, exist_ok=True)
+            self._memos.mkdir(exist_ok=True)
+            if not os.access(self._root, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigError(
+                f"the cache directory {directory} cannot be written ({error.strerror});"
+                " name another with --cache-dir or FASTLSTM_CACHE"
+            ) from error
+
+    def find(self, key: str) -> Entry | None:
+        """Opens an entry; None when there is none, or a damaged one (which is encoded again)."""
+        directory = self._entries / key
+        try:
+            meta = Meta(**read_json(directory / "meta.json"))
+            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
+            if tokenizer.fingerprint != meta.fingerprint:
+                return None
+            path = directory / "ids.bin"
+            dtype = smallest_dtype(tokenizer.vocab_size)
+            if path.stat().st_size != meta.num_tokens * dtype.itemsize:
+                return None
+            ids = np.memmap(path, dtype=dtype, mode="r")
+        except (OSError, FastLSTMError, TypeError, ValueError):
+            return None
+        return Entry(key, ids, tokenizer, meta)
+
+    def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
+        """Turns a work directory that holds ids.bin into the entry `key`.
+
+        When another process was faster its entry is used; a damaged one is replaced.
+        """
+        write_file(work / "tokenizer.json", tokenizer.to_json())
+        write_json(work / "meta.json", asdict(meta))
+        target = self._entries / key
+        with storage_errors(target, "write"):
+            for _ in range(8):
+                try:
+                    os.rename(work, target)
+                    fsync_dir(self._entries)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                if self.find(key) is not None:
+                    break
+                with suppress(FileNotFoundError):
+                    os.rename(target, self._root / f"work-{secrets.token_hex(8)}")
+        entry = self.find(key)
+        if entry is None:
+            raise CorruptFileError(f"{target} cannot be read back after it was written")
+        return entry
+
+    def recall(self, key: str) -> Any:
+        """Returns what `remember` stored under `key`, or None."""
+        try:
+            return read_json(self._memos / f"{key}.json")
+        except (OSError, FastLSTMError):
+            return None
+
+    def remember(self, key: str, value: Any) -> None:
+        """Stores a small JSON value."""
+        write_json(self._memos / f"{key}.json", value)
+
+    @contextmanager
+    def work_directory(self) -> Iterator[Path]:
+        """Yields a fresh directory on the cache's disk, locked until the block ends.
+
+        What was not renamed away by then is removed.
+        """
+        path = self._root / f"work-{secrets.token_hex(8)}"
+        with storage_errors(self._root, "make a work directory"), self._exclusive():
+            self._sweep()
+            path.mkdir()
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield path
+        finally:
+            with suppress(FileNotFoundError):
+                remove_tree(path)
+            os.close(lock)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Holds the lock under which work directories are made and swept."""
+        descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _sweep(self) -> None:
+        """Removes work directories that no living process has locked."""
+        for path in self._root.glob("work-*"):
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_tree(path)
+                finally:
+                    os.close(descriptor)
+
+
+def release_pages(ids: Ids) -> None:
+    """Drops the pages of a mapped array from this process; the next access maps them again.
+
+    They stay in the system's page cache, so this costs microseconds and keeps resident memory flat
+    while a large text is read through.
+    """
+    base: Any = ids
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None and hasattr(base, "madvise"):
+        base.madvise(mmap.MADV_DONTNEED)

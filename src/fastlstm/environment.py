@@ -1,0 +1,91 @@
+"""Everything fastlstm reads from the environment; no other module does.
+
+==================  ==========================================================================
+``FASTLSTM_CACHE``  directory for encoded text and measured ceilings
+``XDG_CACHE_HOME``  its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
+``FASTLSTM_ISA``    widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
+``OMP_NUM_THREADS`` upper bound on the threads used when ``--threads`` is not given
+``FASTLSTM_DEBUG``  1 shows the traceback of an internal error instead of writing it to a file
+``NO_COLOR``        any value switches colours off (https://no-color.org)
+``TERM``            ``dumb`` switches the live progress line off
+==================  ==========================================================================
+
+An empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fastlstm.errors import ConfigError, nearest_hint
+
+ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
+"""Narrow to wide; each includes all before it."""
+
+
+def cache_dir() -> Path:
+    """Returns the directory for files that can be made again; it need not exist yet."""
+    own = os.environ.get("FASTLSTM_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    # The XDG rules say that a relative path is to be ignored.
+    if shared and Path(shared).is_absolute():
+        return Path(shared) / "fastlstm"
+    return _home() / ".cache" / "fastlstm"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ConfigError(
+            "no home directory to keep the cache in; set FASTLSTM_CACHE to a directory"
+        ) from error
+
+
+def forced_isa() -> str | None:
+    """Returns the instruction set asked for by ``FASTLSTM_ISA``, or None.
+
+    Raises:
+        ConfigError: a name that is none of `ISA_NAMES`.
+    """
+    name = os.environ.get("FASTLSTM_ISA", "").strip().lower()
+    if not name:
+        return None
+    if name not in ISA_NAMES:
+        raise ConfigError(
+            f"FASTLSTM_ISA is {name!r}{nearest_hint(name, ISA_NAMES)},"
+            f" expected one of {', '.join(ISA_NAMES)}"
+        )
+    return name
+
+
+def thread_limit() -> int | None:
+    """Returns the bound set by ``OMP_NUM_THREADS``, or None; a list (``4,2``) counts by its first.
+
+    Raises:
+        ConfigError: not a whole number of at least 1.
+    """
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS is {text!r}, expected a whole number of at least 1")
+    return int(text)
+
+
+def is_debug() -> bool:
+    """True when ``FASTLSTM_DEBUG`` asks for tracebacks; 0 counts as not set."""
+    return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
+
+
+def no_color() -> bool:
+    """True when ``NO_COLOR`` is set to anything but an empty string."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def terminal_name() -> str:
+    """Returns ``TERM``, or an empty string."""
+    return os.environ.get("TERM", "")

@@ -1,0 +1,1 @@
+"""Text from a trained model: sampling, fast decoding and the `LM` class."""

@@ -1,0 +1,1 @@
+"""Modules: the language model, its initial weights, its loss and its evaluation."""

@@ -1,0 +1,197 @@
+"""Output projection and cross-entropy in row chunks: `(T*B, V)` logits never exist at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fastlstm.errors import ShapeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 22
+"""Logits per chunk: 16 MB in float32. Few, large chunks: the GEMMs stay efficient."""
+
+
+def projected_cross_entropy(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """Sum over rows of `-log softmax(features @ weight^T + bias)[target]`, in nats.
+
+    Args:
+        features: `(N, H)`.
+        weight: `(V, H)`.
+        bias: `(V,)` or None.
+        targets: `(N,)` int64 in `[0, V)`.
+        chunk_rows: rows per chunk; by default as many as make about `CHUNK_ELEMENTS` logits.
+
+    Returns:
+        A scalar, float32 (float64 for float64 features).
+
+    Raises:
+        ShapeError: shapes or dtypes that do not fit together.
+
+    Numerics:
+        Under autocast the GEMMs run in the autocast dtype, softmax and sums in float32. The
+        gradient of `weight` is summed over chunks in float32.
+
+    Cost:
+        Forward alone `2 N H V`; with a gradient `6 N H V`, all of it in the forward pass, so that
+        a chunk's logits are used while they are there. Backward only scales. Memory: one chunk.
+    """
+    plan = _Plan.make(features, weight, targets, chunk_rows)
+    _check(features, weight, bias, targets)
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (features, weight, bias)
+    ):
+        loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            features, weight, bias, targets, plan
+        )
+        return loss
+    return _row_nats(features, weight, bias, targets, plan).sum()
+
+
+@torch.no_grad()
+def projected_nats(
+    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> Tensor:
+    """As `projected_cross_entropy`, but one value per row, `(N,)`, without a gradient."""
+    _check(features, weight, bias, targets)
+    plan = _Plan.make(features, weight, targets, None)
+    return _row_nats(features, weight, bias, targets, plan)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How to compute: rows per chunk, dtype of the GEMMs, dtype of softmax and sums."""
+
+    rows: int
+    gemm: torch.dtype
+    wide: torch.dtype
+
+    @staticmethod
+    def make(features: Tensor, weight: Tensor, targets: Tensor, rows: int | None) -> _Plan:
+        device = features.device.type
+        gemm = features.dtype
+        if gemm != torch.float64 and torch.is_autocast_enabled(device):
+            gemm = torch.get_autocast_dtype(device)
+        wide = torch.float64 if gemm == torch.float64 else torch.float32
+        if rows is None:
+            rows = max(64, CHUNK_ELEMENTS // max(1, weight.shape[0]))
+        if rows < 1:
+            raise ShapeError(f"chunk_rows is {rows}, expected at least 1")
+        num_chunks = -(-max(1, targets.numel()) // rows)
+        return _Plan(rows=-(-max(1, targets.numel()) // num_chunks), gemm=gemm, wide=wide)
+
+
+def _row_nats(
+    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _Plan
+) -> Tensor:
+    """Returns the loss of every row, `(N,)` in `plan.wide`."""
+    with torch.autocast(features.device.type, enabled=False):
+        weight_t = weight.to(plan.gemm).t()
+        bias = None if bias is None else bias.to(plan.gemm)
+        rows = []
+        for start in range(0, targets.numel(), plan.rows):
+            stop = start + plan.rows
+            f, target = features[start:stop].to(plan.gemm), targets[start:stop]
+            rows.append(_chunk_log_probs(f, weight_t, bias, target, plan)[1])
+        return torch.cat(rows)
+
+
+def _chunk_log_probs(
+    f: Tensor, weight_t: Tensor, bias: Tensor | None, target: Tensor, plan: _Plan
+) -> tuple[Tensor, Tensor]:
+    """Returns the log probabilities `(n, V)` of one chunk and the nats `(n,)` of its targets."""
+    logits = torch.mm(f, weight_t) if bias is None else torch.addmm(bias, f, weight_t)
+    log_p = torch.log_softmax(logits, dim=1, dtype=plan.wide)
+    return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    """Forms the gradient while it has a chunk's probabilities; backward multiplies by the scale."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        plan: _Plan,
+    ) -> Tensor:
+        need_f, need_w, need_b = ctx.needs_input_grad[:3]
+        with torch.autocast(features.device.type, enabled=False):
+            w = weight.to(plan.gemm)
+            b = None if bias is None else bias.to(plan.gemm)
+            df = torch.empty_like(features) if need_f else None
+            dw = torch.zeros_like(weight, dtype=plan.wide) if need_w else None
+            db = torch.zeros_like(bias, dtype=plan.wide) if need_b and bias is not None else None
+            total = features.new_zeros((), dtype=plan.wide)
+            for start in range(0, targets.numel(), plan.rows):
+                stop = start + plan.rows
+                f, target = features[start:stop].to(plan.gemm), targets[start:stop]
+                log_p, nats = _chunk_log_probs(f, w.t(), b, target, plan)
+                total += nats.sum()
+                d = log_p.exp_()
+                d.scatter_add_(1, target.unsqueeze(1), d.new_full((target.numel(), 1), -1.0))
+                if db is not None:
+                    db += d.sum(0)
+                d = d.to(plan.gemm)
+                if df is not None:
+                    _mm_into(df[start:stop], d, w)
+                if dw is not None:
+                    _addmm_into(dw, d.t(), f)
+        ctx.save_for_backward(df, dw, db)
+        ctx.dtypes = (features.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = grads
+        scaled = [
+            None if g is None else (g * scale).to(dtype)
+            for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None)
+
+
+def _mm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """`out = a @ b`, rounding to `out`'s dtype."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(torch.mm(a, b))
+
+
+def _addmm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """`out += a @ b`; the sum over chunks stays in `out`'s (wide) dtype."""
+    if out.dtype == a.dtype:
+        out.addmm_(a, b)
+    else:
+        out += torch.mm(a, b)
+
+
+def _check(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> None:
+    if features.dim() != 2 or weight.dim() != 2 or features.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            f"features {tuple(features.shape)} and weight {tuple(weight.shape)} do not fit; pass"
+            " features (N, H) and weight (V, H)"
+        )
+    if targets.shape != features.shape[:1] or targets.dtype != torch.int64:
+        raise ShapeError(
+            f"targets are {targets.dtype} {tuple(targets.shape)}, expected int64"
+            f" ({features.shape[0]},), one per row of features"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")

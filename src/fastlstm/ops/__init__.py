@@ -1,0 +1,1 @@
+"""Functional operations: check the arguments, choose a backend, call it."""

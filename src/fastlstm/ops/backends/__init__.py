@@ -1,0 +1,1 @@
+"""One file per implementation of the sequence op; `ops.dispatch` orders them."""

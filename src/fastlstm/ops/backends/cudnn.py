@@ -1,0 +1,118 @@
+"""cuDNN's LSTM on CUDA: sizes padded where that admits its persistent kernel. Unmeasured.
+
+torch (ATen/native/cudnn/RNN.cpp) asks for the persistent kernel only for fp16, one layer, one
+direction, `H <= 1024`, `H` and `I` multiples of 128, `B <= 128` a multiple of 8. Layers run one by
+one here, so sizes and dtype remain. A padded hidden unit has zero weights and biases: its gates are
+sigmoid(0), its candidate tanh(0) = 0, so its cell and output stay 0 and the result is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import pad
+
+from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_PERSISTENT_H = 1024
+MAX_PERSISTENT_B = 128
+MAX_PADDING_COST = 1.5
+"""Pad only while the padded call has at most this many times the FLOP. A guess, unmeasured."""
+
+
+def cudnn_kernel(call: LSTMCall) -> Kernel:
+    """Returns which of cuDNN's kernels torch's rules choose for `call`, after padding."""
+    is_available = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+    if not (is_available and torch.backends.cudnn.enabled):
+        why = "because cuDNN is missing or switched off"
+        return Kernel("ATen per-step loop", is_fast=False, why=why)
+    name = str(call.dtype).removeprefix("torch.")
+    padded = padded_call(call)
+    if persistent_refusal(padded) is None:
+        sizes = "" if padded == call else f", padded to B={padded.B} I={padded.I} H={padded.H}"
+        return Kernel(f"cuDNN persistent LSTM {name}{sizes} (by torch's rules, unmeasured)", True)
+    why = f"not persistent: {persistent_refusal(call)}"
+    return Kernel(f"cuDNN standard LSTM {name} (by torch's rules, unmeasured)", True, why)
+
+
+def persistent_refusal(call: LSTMCall) -> str | None:
+    """Returns why torch does not ask cuDNN for the persistent kernel, or None."""
+    if call.dtype != torch.float16:
+        return f"needs fp16, this is {str(call.dtype).removeprefix('torch.')}"
+    if call.H > MAX_PERSISTENT_H or call.H % 128:
+        return f"H={call.H} is not a multiple of 128 up to {MAX_PERSISTENT_H}"
+    if call.I % 128:
+        return f"I={call.I} is not a multiple of 128"
+    if call.B > MAX_PERSISTENT_B or call.B % 8:
+        return f"B={call.B} is not a multiple of 8 up to {MAX_PERSISTENT_B}"
+    return None
+
+
+def padded_call(call: LSTMCall) -> LSTMCall:
+    """Returns `call` with sizes raised to the persistent kernel's, where that pays."""
+    if persistent_refusal(call) is None:
+        return call
+    padded = replace(call, B=_up(call.B, 8), I=_up(call.I, 128), H=_up(call.H, 128))
+    cost = (padded.B * padded.H * (padded.I + padded.H)) / (call.B * call.H * (call.I + call.H))
+    if persistent_refusal(padded) is not None or cost > MAX_PADDING_COST:
+        return call
+    return padded
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def pad_arguments(
+    call: LSTMCall, to: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
+) -> tuple[Tensor, Tensor, Tensor, LSTMWeights]:
+    """Returns the arguments of `call` zero-padded to the sizes of `to`, differentiably."""
+    rows, units, inputs = to.B - call.B, to.H - call.H, to.I - call.I
+    x = pad(x, (0, inputs, 0, rows))
+    h0, c0 = (pad(t, (0, units, 0, rows)) for t in (h0, c0))
+
+    def per_gate(w: Tensor, columns: int) -> Tensor:
+        gates = w.reshape(4, call.H, -1)
+        return pad(gates, (0, columns, 0, units)).reshape(4 * to.H, -1)
+
+    b_ih, b_hh = (
+        None if b is None else per_gate(b, 0).reshape(-1) for b in (weights.b_ih, weights.b_hh)
+    )
+    padded = LSTMWeights(per_gate(weights.w_ih, inputs), per_gate(weights.w_hh, units), b_ih, b_hh)
+    return x, h0, c0, padded
+
+
+def cudnn_lstm(
+    call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
+) -> LSTMOutput:
+    """Runs one layer through `torch.lstm` in `call.dtype`, padded where that pays."""
+    weights = LSTMWeights(*(None if w is None else w.to(call.dtype) for w in weights))  # type: ignore[arg-type]
+    x, h0, c0 = (t.to(call.dtype) for t in (x, h0, c0))
+    to = padded_call(call)
+    if to != call:
+        x, h0, c0, weights = pad_arguments(call, to, x, h0, c0, weights)
+    flat = [w.contiguous() for w in weights if w is not None]
+    if call.device == "cuda" and torch.backends.cudnn.enabled:
+        _flatten(flat, to)
+    state = (h0.unsqueeze(0).contiguous(), c0.unsqueeze(0).contiguous())
+    y, h, c = torch.lstm(
+        x.contiguous(), state, flat, call.has_bias, 1, 0.0, call.requires_grad, False, False
+    )
+    B, H = call.B, call.H
+    return LSTMOutput(y[:, :B, :H], h[0, :B, :H], c[0, :B, :H])
+
+
+def _flatten(weights: list[Tensor], call: LSTMCall) -> None:
+    """Moves cast or padded copies into one buffer, as cuDNN wants them; parameters stay put."""
+    if any(w.is_leaf and w.requires_grad for w in weights):
+        return  # nn.LSTM has laid its own parameters out already
+    lstm_mode = 2
+    with torch.no_grad():
+        torch._cudnn_rnn_flatten_weight(
+            weights, len(weights), call.I, lstm_mode, call.H, 0, 1, False, False
+        )

@@ -1,0 +1,57 @@
+"""Floating-point operations and bytes of a call, and of one token of a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastlstm.config import ModelConfig
+    from fastlstm.ops.call import LSTMCall
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one call; a multiply-add counts two operations.
+
+    Attributes:
+        flop: floating-point operations of the matrix products, the part worth counting.
+        bytes: least traffic: every operand and result moved once.
+    """
+
+    flop: int
+    bytes: int
+
+
+def lstm_cost(call: LSTMCall) -> Cost:
+    """Returns the cost of `call`: forward, plus backward where it requires a gradient.
+
+    Cost:
+        Forward `8 T B H (I + H)`; backward forms the gradients of input and weights, twice that.
+    """
+    passes = 3 if call.requires_grad else 1
+    size = call.dtype.itemsize
+    weights = 4 * call.H * (call.I + call.H + 2)
+    activations = call.T * call.B * (call.I + call.H)
+    gates = call.T * call.B * 4 * call.H if call.requires_grad else 0
+    return Cost(
+        flop=passes * 8 * call.T * call.B * call.H * (call.I + call.H),
+        bytes=size * (passes * (weights + activations) + 2 * gates),
+    )
+
+
+def lm_flop_per_token(config: ModelConfig, *, training: bool = True) -> int:
+    """Returns the operations per token of a language model: its layers and output projection.
+
+    The embedding is a row gather and counts nothing. Training is three times the forward pass.
+    """
+    E, H, V, L = config.embed_size, config.rnn_size, config.vocab_size, config.num_layers
+    layers = 8 * H * (E + H) + (L - 1) * 8 * H * (H + H)
+    return (3 if training else 1) * (layers + 2 * H * V)
+
+
+def lm_bytes_per_token(config: ModelConfig, *, itemsize: int = 4) -> int:
+    """Returns the least bytes one decoded token of a single stream reads: every weight once."""
+    E, H, V, L = config.embed_size, config.rnn_size, config.vocab_size, config.num_layers
+    layers = 4 * H * (E + H + 2) + (L - 1) * 4 * H * (2 * H + 2)
+    return itemsize * (layers + E + V * H + V)

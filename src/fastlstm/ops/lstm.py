@@ -1,0 +1,94 @@
+"""The functional op: check the arguments, choose a backend, call it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastlstm.errors import ShapeError
+from fastlstm.ops.call import LSTMOutput, LSTMWeights, describe_call
+from fastlstm.ops.dispatch import select
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def lstm(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    strict: bool = False,
+) -> LSTMOutput:
+    """One LSTM layer, one direction, over a whole sequence.
+
+    Args:
+        x: `(T, B, I)`, any strides.
+        h0: `(B, H)` initial output.
+        c0: `(B, H)` initial cell.
+        w_ih: `(4H, I)`, gate order i, f, g, o.
+        w_hh: `(4H, H)`.
+        b_ih: `(4H,)`; give both biases or none.
+        b_hh: `(4H,)`.
+        backend: run this one instead of the best; a call it cannot run is a KernelError.
+        strict: a slow path is a KernelError.
+
+    Returns:
+        `y` `(T, B, H)` in the compute dtype; `hT` and `cT` `(B, H)` in the dtypes of `h0` and `c0`.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, dtype or device; the text names it.
+        KernelError: no allowed kernel runs this call.
+
+    Numerics:
+        The compute dtype is autocast's where autocast is on, else `x`'s. The matrix operands are
+        rounded to it; the kernels sum in float32. Gradients arrive in the dtype of each argument.
+
+    Cost:
+        `8 T B H (I + H)` floating-point operations forward, twice that backward.
+    """
+    weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
+    _check(x, h0, c0, weights)
+    call = describe_call(x, h0, c0, weights)
+    chosen = select(call, backend=backend, strict=strict).backend
+    y, hT, cT = chosen.run(call, x, h0, c0, weights)
+    return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
+
+
+def _check(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:
+    if x.dim() != 3 or x.shape[0] == 0 or x.shape[1] == 0:
+        raise ShapeError(f"x has shape {tuple(x.shape)}, expected (T, B, I), T and B at least 1")
+    if (weights.b_ih is None) != (weights.b_hh is None):
+        raise ShapeError("one of b_ih and b_hh is missing; give both biases or none")
+    T, B, I = x.shape  # noqa: E741
+    G, H = weights.w_hh.shape if weights.w_hh.dim() == 2 else (0, 0)
+    if weights.w_hh.dim() != 2 or G != 4 * H:
+        raise ShapeError(
+            f"w_hh has shape {tuple(weights.w_hh.shape)}, expected (4H, H); gates i, f, g, o are"
+            " stacked along the first axis"
+        )
+    if weights.w_ih.dim() == 2 and weights.w_ih.shape[1] != I:
+        raise ShapeError(
+            f"x has last axis {I}, this layer has input_size={weights.w_ih.shape[1]}; pass x of"
+            f" shape ({T}, {B}, {weights.w_ih.shape[1]}) or weights w_ih of shape ({G}, {I})"
+        )
+    expected = {"h0": (B, H), "c0": (B, H), "w_ih": (G, I), "b_ih": (G,), "b_hh": (G,)}
+    given = {"h0": h0, "c0": c0, **weights._asdict()}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in expected and tuple(value.shape) != expected[name]:
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}, expected {expected[name]} for x"
+                f" {tuple(x.shape)} and hidden size {H}"
+            )
+        if value.device != x.device:
+            raise ShapeError(f"{name} is on {value.device}, x on {x.device}; move one of them")
+        if not value.dtype.is_floating_point:
+            raise ShapeError(f"{name} is {value.dtype}, expected a floating-point tensor")
+    if not x.dtype.is_floating_point:
+        raise ShapeError(f"x is {x.dtype}, expected a floating-point tensor; embed tokens first")

@@ -1,0 +1,51 @@
+"""Exponential moving average of the weights (EMA), used for evaluation and for the saved model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """Keeps `average = decay * average + (1 - decay) * weight`, bias-corrected at the start.
+
+    The effective decay is `min(decay, (1 + n) / (10 + n))` after n updates, so that early averages
+    do not remember the initialisation.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._weights = dict(model.named_parameters())
+        self._average = {name: p.detach().clone() for name, p in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        averages = list(self._average.values())
+        torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Puts the averaged weights into the model for the length of the block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self._weights.items():
+            parameter.data, self._average[name] = self._average[name], parameter.data
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self._average)
+
+    def load(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
+        self.updates = updates
+        for name, value in tensors.items():
+            self._average[name].copy_(value)

@@ -1,0 +1,260 @@
+"""Checkpoints: a whole training state in one directory, written so that no crash can tear it.
+
+`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last; one rename gives
+it its name, the parent is fsynced, everything is read back from the disk and compared, and only then
+are old checkpoints removed. Tensors are safetensors, the rest is JSON: loading executes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastlstm import storage
+from fastlstm.errors import (
+    CorruptFileError,
+    FastLSTMError,
+    FormatError,
+    RunDirectoryError,
+    StorageError,
+)
+from fastlstm.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    check_name,
+    metrics_mark,
+    read_file,
+    read_manifest,
+    refuse_unlisted,
+    truncate_metrics,
+    verify_manifest,
+    verify_metrics_mark,
+    write_directory,
+)
+from fastlstm.nn.io import decode_tensors, encode_tensors
+from fastlstm.run_directory import TRAINER_FILE, RunDirectory, checkpoint_step
+
+__all__ = [
+    "Checkpoint",
+    "find_checkpoint",
+    "load_checkpoint",
+    "metrics_mark",
+    "save_checkpoint",
+    "truncate_metrics",
+    "verify_metrics_mark",
+]
+
+FORMAT = "fastlstm-checkpoint"
+FORMAT_VERSION = 1
+_TENSORS = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, verified and read.
+
+    Attributes:
+        path: its directory.
+        step: optimizer steps done.
+        tensors: named tensors by file stem ("model", "optimizer", "state"), on the CPU.
+        meta: plain values, as given to `save_checkpoint`.
+        files: content of its other files (config.json, tokenizer.json, generation_config.json).
+        finite: False when a weight is NaN or Inf.
+    """
+
+    path: Path
+    step: int
+    tensors: dict[str, dict[str, torch.Tensor]]
+    meta: dict[str, Any]
+    files: dict[str, bytes]
+    finite: bool
+
+
+def save_checkpoint(
+    run: RunDirectory,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    meta: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    *,
+    finite: bool,
+    keep: int,
+) -> Path:
+    """Writes `checkpoint-<step>`, reads it back, then removes the checkpoints beyond `keep`.
+
+    A checkpoint of the same step is replaced. Checkpoints of later steps belong to a course that
+    was left (a roll-back, or a resume past damage) and are removed. The newest finite checkpoint
+    always stays, beyond `keep` if need be.
+
+    Args:
+        run: the run directory, locked.
+        step: optimizer steps done.
+        tensors: named tensors by file stem, on any device.
+        meta: plain values for trainer.json.
+        files: further files as they are.
+        finite: False marks a state with NaN or Inf; model weights are looked at all the same.
+        keep: how many checkpoints to keep, at least 1.
+
+    Returns:
+        The directory.
+
+    Raises:
+        StorageError: the disk refused or returned other bytes; older checkpoints are intact.
+    """
+    contents = {stem + _TENSORS: encode_tensors(group) for stem, group in tensors.items()}
+    trainer = {"format": FORMAT, "format_version": FORMAT_VERSION, "step": step, "meta": dict(meta)}
+    contents[TRAINER_FILE] = storage.encode_json(trainer)
+    contents.update(files)
+    for name in contents:
+        check_name(name, run.path)
+    finite = finite and all(_is_finite(t) for t in tensors.get("model", {}).values())
+    records = {name: FileRecord.of(data) for name, data in contents.items()}
+    path = run.path / f"checkpoint-{step}"
+    storage.require_space(run.path, sum(map(len, contents.values())))
+    with storage.storage_errors(path, "write the checkpoint"):
+        _write(path, contents, Manifest(records, finite, {"step": step}))
+    # The checkpoint is safe from here on. What cannot be removed now is swept at the next start.
+    with contextlib.suppress(OSError):
+        _rotate(run, path, finite, keep)
+    return path
+
+
+def _write(path: Path, contents: Mapping[str, bytes], manifest: Manifest) -> None:
+    staged = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    aside = path.with_name(f"{path.name}.old-{os.getpid()}")
+    try:
+        write_directory(staged, contents, manifest)
+        if path.exists():
+            storage.rename(path, aside)
+        storage.rename(staged, path)
+        verify_manifest(path, strict=True, from_disk=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _undo(path, staged, aside, bad=isinstance(error, CorruptFileError))
+        if isinstance(error, CorruptFileError):
+            raise StorageError(
+                f"{error}: the disk returned other bytes than were written to it and may be"
+                " failing; copy the run elsewhere. Older checkpoints are intact."
+            ) from error
+        raise
+    with contextlib.suppress(OSError):
+        if aside.exists():
+            storage.discard(aside)
+
+
+def _undo(path: Path, staged: Path, aside: Path, *, bad: bool) -> None:
+    """Removes what a failed save left and puts the checkpoint it was to replace back."""
+    if staged.exists():
+        storage.remove_tree(staged)
+    if bad and path.exists():
+        storage.discard(path)
+    if aside.exists():
+        if path.exists():
+            storage.discard(aside)
+        else:
+            storage.rename(aside, path)
+
+
+def _rotate(run: RunDirectory, newest: Path, finite: bool, keep: int) -> None:
+    others = [path for path in run.checkpoints() if path != newest]
+    step = checkpoint_step(newest)
+    earlier = [path for path in others if checkpoint_step(path) < step]
+    keepers = {newest, *earlier[: max(keep, 1) - 1]}
+    if not finite:
+        good = next((path for path in others if _is_good(path)), None)
+        keepers |= {good} if good is not None else set(others)
+    for path in others:
+        if path not in keepers:
+            storage.discard(path)
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        return verify_manifest(path, strict=True).finite
+    except FastLSTMError:
+        return False
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Reads a checkpoint; every byte is checked against its manifest before it is used.
+
+    Raises:
+        CorruptFileError: names the damaged file and an intact checkpoint to use instead.
+        FormatError: written by a newer fastlstm.
+        RunDirectoryError: there is no such directory.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise RunDirectoryError(f"{directory}: no such checkpoint; `fastlstm info RUN` lists them")
+    try:
+        return _load(directory)
+    except CorruptFileError as error:
+        run = RunDirectory(directory.absolute().parent)
+        raise run.with_offer(error, besides=directory.absolute()) from None
+
+
+def _load(directory: Path) -> Checkpoint:
+    manifest = read_manifest(directory)
+    refuse_unlisted(directory, manifest)
+    if TRAINER_FILE not in manifest.files:
+        raise FormatError(f"{directory / MANIFEST}: lists no {TRAINER_FILE}: this is no checkpoint")
+    contents = {n: read_file(directory / n, record) for n, record in manifest.files.items()}
+    step, meta = _parse_trainer(contents.pop(TRAINER_FILE), directory / TRAINER_FILE)
+    tensors = {}
+    for name in [name for name in contents if name.endswith(_TENSORS)]:
+        stem = name.removesuffix(_TENSORS)
+        tensors[stem] = decode_tensors(contents.pop(name), directory / name)
+    return Checkpoint(directory, step, tensors, meta, contents, manifest.finite)
+
+
+def _parse_trainer(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
+    trainer = storage.parse_json(data, path)
+    if not isinstance(trainer, dict) or trainer.get("format") != FORMAT:
+        raise FormatError(f"{path}: is not the trainer.json of a fastlstm checkpoint")
+    version = trainer.get("format_version")
+    if type(version) is not int or version > FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: has format version {version}, this fastlstm reads up to {FORMAT_VERSION};"
+            " update it: pip install -U fastlstm"
+        )
+    step, meta = trainer.get("step"), trainer.get("meta")
+    if type(step) is not int or step < 0 or not isinstance(meta, dict):
+        raise CorruptFileError(f"{path}: lacks the step or the values of the trainer")
+    return step, meta
+
+
+def find_checkpoint(
+    run: RunDirectory, *, finite: bool = False
+) -> tuple[Checkpoint | None, list[CorruptFileError]]:
+    """Returns the newest intact checkpoint and the damage met on the way to it.
+
+    Args:
+        run: the run directory.
+        finite: pass over checkpoints whose weights are NaN or Inf.
+
+    Raises:
+        FormatError: the newest is of a newer format; going back silently would lose work.
+    """
+    found: Checkpoint | None = None
+    damage: list[CorruptFileError] = []
+    for path in run.checkpoints():
+        try:
+            if finite and not read_manifest(path).finite:
+                continue
+            found = _load(path)
+            break
+        except CorruptFileError as error:
+            damage.append(error)
+    end = f"Using {found.path}, which is intact" if found else f"No intact one is in {run.path}"
+    return found, [CorruptFileError(f"{error}. {end}") for error in damage]

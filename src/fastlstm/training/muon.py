@@ -1,0 +1,91 @@
+"""Muon: momentum whose matrix updates are orthogonalised, for the recurrent matrices.
+
+Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(update: torch.Tensor, iterations: int = 5) -> torch.Tensor:
+    """Returns the nearest semi-orthogonal matrices, roughly: singular values in 0.7..1.2.
+
+    Args:
+        update: `(N, rows, columns)`, any float dtype; the products run in bfloat16.
+        iterations: of the quintic Newton-Schulz step.
+
+    Returns:
+        The same shape, in bfloat16.
+
+    Numerics: the iteration converges from singular values in 0..1, so each matrix is divided by
+    its Frobenius norm first; a zero matrix stays zero.
+    """
+    a, b, c = _NEWTON_SCHULZ
+    x = update.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum with orthogonalised updates.
+
+    A recurrent weight `(4H, K)` holds four independent matrices, one per gate; each `(H, K)` block
+    is orthogonalised by itself, so no gate's update can crowd out another's.
+
+    Args:
+        params: two-dimensional parameters of shape `(4H, K)`.
+        lr: step length; an update has root-mean-square size `lr * 0.2`, as Adam's roughly has.
+        momentum: decay of the running gradient.
+        weight_decay: decoupled.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Applies one update to every parameter that has a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        running, momentum = state["momentum"], group["momentum"]
+        running.lerp_(parameter.grad, 1 - momentum)
+        update = torch.lerp(parameter.grad, running, momentum)
+        gates = update.view(4, parameter.shape[0] // 4, parameter.shape[1])
+        direction = orthogonalise(gates).to(parameter.dtype).view_as(parameter)
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        scale = 0.2 * max(gates.shape[1], gates.shape[2]) ** 0.5
+        parameter.add_(direction, alpha=-group["lr"] * scale)

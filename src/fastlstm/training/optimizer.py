@@ -1,0 +1,105 @@
+"""Optimizers for a language model, and their state as named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fastlstm.config import TrainConfig
+from fastlstm.errors import FormatError
+from fastlstm.training.muon import Muon
+
+BETAS = (0.9, 0.99)
+DEFAULT_LEARNING_RATE = {"muon": 4e-3, "adam": 4e-3, "adamw": 4e-3, "nadam": 4e-3, "sgd": 1.0}
+"""Peak learning rates, measured at H = 512 and 4096 tokens a step (docs/log.md)."""
+
+
+class OptimizerSet:
+    """One or two torch optimizers behind one `step`, addressed by parameter names."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._names = {id(p): name for name, p in named}
+        self.members = _build(named, config, learning_rate)
+
+    def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Applies one update at `factor` times the peak learning rate."""
+        for optimizer in self.members:
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate * factor * group.get("lr_ratio", 1.0)
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+        if scaler is not None:
+            scaler.update()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.members:
+            optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the state as ``{"<parameter>:<key>": tensor}``."""
+        found = {}
+        for optimizer in self.members:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    found[f"{self._names[id(parameter)]}:{key}"] = torch.as_tensor(value)
+        return found
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restores what `tensors` returned.
+
+        Raises:
+            FormatError: the state belongs to another model or optimizer.
+        """
+        parameters = {
+            self._names[id(p)]: (optimizer, p)
+            for optimizer in self.members
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        for optimizer in self.members:
+            optimizer.state.clear()
+        for full_name, value in tensors.items():
+            name, _, key = full_name.rpartition(":")
+            if name not in parameters:
+                raise FormatError(
+                    f"the optimizer state has '{full_name}', which this model or optimizer has not;"
+                    " resume with the options of the first start"
+                )
+            optimizer, parameter = parameters[name]
+            optimizer.state[parameter][key] = value.clone()
+
+
+def _build(
+    named: list[tuple[str, nn.Parameter]], config: TrainConfig, learning_rate: float
+) -> list[torch.optim.Optimizer]:
+    decay = config.weight_decay
+    params = [p for _, p in named]
+    fused = all(p.is_floating_point() for p in params)
+    if config.optimizer == "muon":
+        recurrent = [p for name, p in named if is_recurrent_matrix(name)]
+        others = [p for name, p in named if not is_recurrent_matrix(name)]
+        return [
+            Muon(recurrent, lr=learning_rate, weight_decay=decay),
+            torch.optim.AdamW(others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused),
+        ]
+    if config.optimizer == "adam":
+        return [torch.optim.Adam(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused)]
+    if config.optimizer == "adamw":
+        return [torch.optim.AdamW(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused)]
+    if config.optimizer == "nadam":
+        nadam = torch.optim.NAdam(
+            params, lr=learning_rate, betas=BETAS, weight_decay=decay, decoupled_weight_decay=True
+        )
+        return [nadam]
+    return [torch.optim.SGD(params, lr=learning_rate, momentum=0.9, weight_decay=decay, nesterov=True)]
+
+
+def is_recurrent_matrix(name: str) -> bool:
+    """True for the `(4H, ·)` matrices of the LSTM layers."""
+    return ".weight_hh" in name or ".weight_ih" in name

@@ -1,0 +1,156 @@
+"""Every choice that the configuration leaves open, made once at the start and said aloud."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastlstm.config import ModelConfig, TrainConfig
+from fastlstm.data.lanes import LaneBatches, WindowBatches
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.nn.language_model import LanguageModel
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+from fastlstm.training.precision import PrecisionChoice, choose_precision
+from fastlstm.training.schedule import Ending
+
+_EVALUATION_SHARE = 0.05
+_FORWARD_COST = 1 / 3
+_MIN_STEPS_PER_EPOCH = 8
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration with nothing open, and the reasons.
+
+    Attributes:
+        config: every field that matters is set.
+        ending: when the run stops.
+        precision: the number format and the measurement behind it.
+        notes: sentences to say aloud.
+    """
+
+    config: TrainConfig
+    ending: Ending
+    precision: PrecisionChoice
+    notes: tuple[str, ...]
+
+
+def choose_device(asked: str) -> torch.device:
+    """Returns the device; `auto` takes the GPU when there is one.
+
+    Raises:
+        ConfigError: cuda was asked for and there is none.
+    """
+    if asked == "cpu":
+        return torch.device("cpu")
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise ConfigError("--device cuda: no usable NVIDIA GPU here; use --device cpu or auto")
+    return torch.device("cuda" if available else "cpu")
+
+
+def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Makes lanes fewer and windows shorter until a short text still gives a few steps an epoch."""
+    batch, length, accumulate = config.batch_size, config.seq_length, config.accumulate
+
+    def steps() -> int:
+        return (train_tokens - 1) // (batch * accumulate * length)
+
+    while steps() < _MIN_STEPS_PER_EPOCH and batch * accumulate > 1:
+        if accumulate > 1:
+            accumulate = max(1, accumulate // 2)
+        else:
+            batch = max(1, batch // 2)
+    while steps() < _MIN_STEPS_PER_EPOCH and length > 8:
+        length //= 2
+    if steps() < 1:
+        raise DataError(f"the training split has {train_tokens} tokens; give a text at least 50 times as long")
+    if (batch, length, accumulate) == (config.batch_size, config.seq_length, config.accumulate):
+        return config, ()
+    note = (
+        f"the text is short ({train_tokens:,} training tokens): batch {config.batch_size} -> {batch},"
+        f" sequence length {config.seq_length} -> {length}, accumulation {config.accumulate} -> {accumulate}"
+    )
+    return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
+
+
+def open_batches(config: TrainConfig, ids: object) -> LaneBatches | WindowBatches:
+    """Returns the batches of the training split in the configured order."""
+    lanes = config.batch_size * config.accumulate
+    if config.order == "windows":
+        return WindowBatches(ids, lanes, config.seq_length, config.seed)
+    return LaneBatches(ids, lanes, config.seq_length, config.seed, config.lane_reset)
+
+
+def resolve(
+    config: TrainConfig,
+    model: LanguageModel,
+    device: torch.device,
+    train_tokens: int,
+    valid_tokens: int,
+    steps_per_epoch: int,
+) -> Resolved:
+    """Decides precision, learning rate, dropout and the evaluation interval.
+
+    Args:
+        config: as given, with a batch that fits the text.
+        model: on its device, used to time one pass.
+        device: where it runs.
+        train_tokens: tokens of the training split.
+        valid_tokens: tokens of the validation split.
+        steps_per_epoch: optimizer steps of one pass over the training split.
+    """
+    ending = Ending.of(config, steps_per_epoch)
+    precision = choose_precision(config.precision, model, device, (config.seq_length, config.batch_size))
+    step_tokens = config.batch_size * config.accumulate * config.seq_length
+    total = _expected_tokens(ending, precision, step_tokens, config.accumulate)
+    epochs = total / train_tokens
+    notes = []
+    dropout = config.dropout
+    if dropout is None:
+        dropout = default_dropout(epochs)
+        notes.append(f"dropout {dropout:g}: the text will be seen about {epochs:.1f} times")
+    rate = config.learning_rate
+    if rate is None:
+        rate = DEFAULT_LEARNING_RATE[config.optimizer]
+    every = config.eval_every
+    if every is None:
+        cost = valid_tokens * _FORWARD_COST
+        every = max(1, math.ceil(cost / _EVALUATION_SHARE / step_tokens))
+        if ending.total_steps is not None:
+            every = max(every, math.ceil(ending.total_steps / 20))
+    chosen = replace(
+        config,
+        precision=precision.name,
+        learning_rate=rate,
+        dropout=dropout,
+        eval_every=every,
+        device="cuda" if device.type == "cuda" else "cpu",
+        threads=torch.get_num_threads(),
+    )
+    return Resolved(chosen, ending, precision, tuple(notes))
+
+
+def _expected_tokens(
+    ending: Ending, precision: PrecisionChoice, step_tokens: int, accumulate: int
+) -> float:
+    if ending.total_steps is not None:
+        return float(ending.total_steps * step_tokens)
+    assert ending.budget_s is not None
+    step_s = max(precision.step_s, 1e-4) * accumulate * 1.2
+    return ending.budget_s / step_s * step_tokens
+
+
+def default_dropout(epochs: float) -> float:
+    """Returns the dropout that a text seen `epochs` times wants (measured, docs/log.md)."""
+    for limit, dropout in ((2.5, 0.0), (5.0, 0.1), (10.0, 0.2), (20.0, 0.3)):
+        if epochs <= limit:
+            return dropout
+    return 0.4
+
+
+def with_dropout(model: LanguageModel, config: ModelConfig) -> None:
+    """Gives a built model its final configuration; dropout changes no parameter."""
+    model.config = config

@@ -1,0 +1,92 @@
+"""Which number format the steps run in: measured on this machine, and said aloud."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from fastlstm.config import Precision
+from fastlstm.errors import ConfigError
+from fastlstm.nn.language_model import LanguageModel
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_MIN_GAIN = 1.1
+_TIMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The number format of the steps.
+
+    Attributes:
+        name: fp32, bf16, fp16 or tf32.
+        why: one sentence with the measurement behind it.
+        step_s: seconds of one forward and backward pass in it, 0 when not measured.
+    """
+
+    name: Precision
+    why: str
+    step_s: float = 0.0
+
+
+def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """Returns the context in which forward passes of this precision run."""
+    dtype = _AUTOCAST.get(name)
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def check_precision(name: str, device: torch.device) -> None:
+    """Raises ConfigError where this device cannot train in the asked precision."""
+    if device.type == "cpu" and name in ("fp16", "tf32"):
+        raise ConfigError(f"--precision {name} needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto")
+
+
+def choose_precision(
+    asked: Precision, model: LanguageModel, device: torch.device, batch: tuple[int, int]
+) -> PrecisionChoice:
+    """Returns the precision to train in; `auto` times the candidates on the real model and batch.
+
+    Args:
+        asked: what the configuration says.
+        model: on its device; its gradients are cleared, its weights and the RNG left alone.
+        device: where the steps run.
+        batch: (T, B) of one forward pass.
+    """
+    check_precision(asked, device)
+    if device.type == "cuda":
+        if asked == "auto":
+            return PrecisionChoice("bf16", "GPU default; fp16 and tf32 on request (unmeasured)")
+        torch.backends.cuda.matmul.allow_tf32 = asked == "tf32"
+        torch.backends.cudnn.allow_tf32 = asked == "tf32"
+        return PrecisionChoice(asked, "as asked")
+    if asked != "auto":
+        return PrecisionChoice(asked, "as asked", _step_seconds(model, asked, device, batch))
+    full = _step_seconds(model, "fp32", device, batch)
+    half = _step_seconds(model, "bf16", device, batch)
+    times = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in fp32"
+    if full > _MIN_GAIN * half:
+        return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times}", half)
+    return PrecisionChoice("fp32", f"bf16 gains too little here: {times}", full)
+
+
+def _step_seconds(
+    model: LanguageModel, name: str, device: torch.device, batch: tuple[int, int]
+) -> float:
+    generator_state = torch.get_rng_state()
+    tokens = torch.zeros(batch, dtype=torch.long, device=device)
+    seconds = []
+    for _ in range(_TIMED_STEPS):
+        start = time.perf_counter()
+        with autocast(name, device):
+            loss, _ = model.loss(tokens, tokens, model.initial_state(batch[1], device=device))
+        loss.backward()
+        seconds.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+    torch.set_rng_state(generator_state)
+    return statistics.median(seconds[1:])

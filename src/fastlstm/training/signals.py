@@ -1,0 +1,48 @@
+"""SIGTERM and Ctrl-C as a flag that the run polls, so that it can save before it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from fastlstm.errors import EXIT_STOPPED
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopFlag:
+    """Context manager: the first signal sets the flag, the second ends the process at once.
+
+    Outside the main thread Python allows no handlers; there the flag can still be set by `set()`.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopFlag:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def __call__(self) -> bool:
+        return self.name is not None
+
+    def set(self, name: str = "a stop request") -> None:
+        self.name = name
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name is not None:
+            os._exit(EXIT_STOPPED)
+        self.name = signal.Signals(number).name

@@ -1,0 +1,127 @@
+"""Everything a run needs to go on exactly where it stopped, as tensors and plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from fastlstm.training.averaging import WeightAverage
+from fastlstm.training.guard import NonFiniteGuard
+from fastlstm.training.optimizer import OptimizerSet
+
+Tensors = dict[str, dict[str, torch.Tensor]]
+
+
+@dataclass
+class Progress:
+    """Counters of a run.
+
+    Attributes:
+        step: optimizer steps done.
+        tokens: training tokens seen.
+        elapsed_s: wall clock of the training loop over all resumed parts.
+        train_s: the part of it spent in steps.
+        best_step: step of the best evaluation, -1 before the first.
+        best_loss: its nats per token.
+        best_bits_per_char: the same in bits per character.
+        evaluated_step: step of the newest evaluation, -1 before the first.
+        evaluations: number of evaluations.
+        without_gain: evaluations since the best one.
+        lr_scale: lowered by roll-backs.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    elapsed_s: float = 0.0
+    train_s: float = 0.0
+    best_step: int = -1
+    best_loss: float = float("inf")
+    best_bits_per_char: float = float("inf")
+    evaluated_step: int = -1
+    evaluations: int = 0
+    without_gain: int = 0
+    lr_scale: float = 1.0
+
+    def to_meta(self) -> dict[str, Any]:
+        values = asdict(self)
+        if self.best_step < 0:
+            del values["best_loss"], values["best_bits_per_char"]
+        return values
+
+
+@dataclass
+class TrainingState:
+    """The mutable parts of a run.
+
+    Attributes:
+        model: the language model.
+        optimizers: its optimizers.
+        average: its averaged weights, or None.
+        carried: the LSTM state `(L, B, H)` twice, carried from batch to batch.
+        scaler: fp16 loss scaler, or None.
+    """
+
+    model: torch.nn.Module
+    optimizers: OptimizerSet
+    average: WeightAverage | None
+    carried: tuple[torch.Tensor, torch.Tensor]
+    scaler: torch.amp.GradScaler | None = None
+    progress: Progress = field(default_factory=Progress)
+    guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
+
+    def capture(self, loader: dict[str, int]) -> tuple[Tensors, dict[str, Any]]:
+        """Returns (tensors by file stem, plain values) for a checkpoint."""
+        rng = {"rng_cpu": torch.get_rng_state()}
+        device = self.carried[0].device
+        if device.type == "cuda":
+            rng["rng_cuda"] = torch.cuda.get_rng_state(device)
+        tensors: Tensors = {
+            "model": dict(self.model.named_parameters()),
+            "optimizer": self.optimizers.tensors(),
+            "state": {"h": self.carried[0], "c": self.carried[1], **rng},
+        }
+        meta: dict[str, Any] = {
+            "progress": self.progress.to_meta(),
+            "loader": loader,
+            "guard": asdict(self.guard),
+        }
+        if self.average is not None:
+            tensors["average"] = self.average.tensors()
+            meta["average_updates"] = self.average.updates
+        if self.scaler is not None:
+            meta["scaler"] = self.scaler.state_dict()
+        return tensors, meta
+
+    def restore(self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False) -> dict[str, int]:
+        """Puts a checkpoint back and returns the loader's position.
+
+        Args:
+            tensors: by file stem, as captured.
+            meta: plain values, as captured.
+            keep_guard: keep today's trouble counters (a roll-back must not forget them).
+        """
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors["model"][name])
+            for own, saved in zip(self.carried, (tensors["state"]["h"], tensors["state"]["c"]), strict=True):
+                own.copy_(saved)
+        self.optimizers.load(tensors["optimizer"])
+        torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
+        if "rng_cuda" in tensors["state"]:
+            torch.cuda.set_rng_state(tensors["state"]["rng_cuda"].clone(), self.carried[0].device)
+        if self.average is not None:
+            self.average.load(tensors["average"], meta["average_updates"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(meta["scaler"])
+        self.progress = Progress(**meta["progress"])
+        if not keep_guard:
+            self.guard = NonFiniteGuard(**meta["guard"])
+        loader: dict[str, int] = meta["loader"]
+        return loader
+
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Every float tensor that must be finite for the checkpoint to count as good."""
+        tensors, _ = self.capture({})
+        return [(f"{stem} {name}", t) for stem, group in tensors.items() for name, t in group.items()]

@@ -1,0 +1,434 @@
+"""The training loop: one class that steps, evaluates, saves and recovers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastlstm.config import TrainConfig
+from fastlstm.data.lanes import Batch, LaneBatches, WindowBatches
+from fastlstm.data.loader import Prefetcher
+from fastlstm.data.tokenizer import Tokenizer
+from fastlstm.errors import CorruptFileError, NonFiniteError, Stopped, StorageError
+from fastlstm.nn.evaluation import Evaluation, evaluate
+from fastlstm.nn.language_model import LanguageModel
+from fastlstm.run_directory import RunDirectory
+from fastlstm.training.averaging import WeightAverage
+from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, metrics_mark, save_checkpoint
+from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
+from fastlstm.training.metrics import Observer
+from fastlstm.training.optimizer import OptimizerSet
+from fastlstm.training.pace import Pace
+from fastlstm.training.precision import autocast
+from fastlstm.training.schedule import Ending, learning_rate_factor
+from fastlstm.training.signals import StopFlag
+from fastlstm.training.state import TrainingState
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What a run does, with every open choice already made.
+
+    Attributes:
+        config: the resolved configuration; no field that matters is None.
+        ending: when it stops.
+        device: where it runs.
+        flop_per_token: floating-point operations of a training step per token.
+        ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
+        evaluation_lanes: parallel streams of an evaluation.
+    """
+
+    config: TrainConfig
+    ending: Ending
+    device: torch.device
+    flop_per_token: float
+    ceiling_gflops: float
+    evaluation_lanes: int = 32
+
+
+class Trainer:
+    """Trains a language model with truncated backpropagation through time.
+
+    Args:
+        plan: what to do.
+        model: the model, on its device.
+        batches: lanes or windows of the training split.
+        valid_ids: the validation split, 1-d token ids.
+        tokenizer: for bits per character.
+        run: the locked run directory.
+        files: config.json, tokenizer.json and generation_config.json as bytes.
+        publish: writes the given fp32 weights as the run's model.
+        emit: receives every event.
+        stop: polled; when set, the state is saved and Stopped is raised.
+        sample: writes a short text with the model, or None.
+    """
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        model: LanguageModel,
+        batches: LaneBatches | WindowBatches,
+        valid_ids: np.ndarray[Any, Any],
+        tokenizer: Tokenizer,
+        run: RunDirectory,
+        files: dict[str, bytes],
+        publish: Callable[[LanguageModel], None],
+        emit: Observer,
+        stop: StopFlag,
+        sample: Callable[[LanguageModel], str] | None = None,
+    ) -> None:
+        self.plan, self.model, self.run, self.emit, self.stop = plan, model, run, emit, stop
+        self._batches, self._valid_ids, self._tokenizer = batches, valid_ids, tokenizer
+        self._files, self._publish, self._sample = files, publish, sample
+        config = plan.config
+        assert config.learning_rate is not None
+        lanes = config.batch_size * config.accumulate
+        self.state = TrainingState(
+            model=model,
+            optimizers=OptimizerSet(model, config, config.learning_rate),
+            average=WeightAverage(model, config.ema) if config.ema > 0 else None,
+            carried=model.initial_state(lanes, device=plan.device),
+            scaler=torch.amp.GradScaler("cuda") if config.precision == "fp16" else None,
+        )
+        self._splits = config.accumulate
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._loader: Prefetcher | None = None
+        self._saved_step = -1
+        self._last_save = time.perf_counter()
+        self._last: Evaluation | None = None
+        self._reason = plan.ending.text
+        self._clock_offset = time.perf_counter()
+        self._pace = Pace(plan)
+
+    def train(self, resume_from: Checkpoint | None = None) -> Evaluation:
+        """Runs to the end and returns the last evaluation.
+
+        Args:
+            resume_from: a verified checkpoint, or None to start.
+
+        Raises:
+            Stopped: a signal came; the state is saved.
+            NonFiniteError: NaN or Inf that roll-backs could not cure.
+            StorageError: the final checkpoint could not be written.
+        """
+        position = None
+        if resume_from is not None:
+            position = self.state.restore(resume_from.tensors, resume_from.meta)
+            self._saved_step = self.state.progress.step
+        self._open_loader(position)
+        self._clock_offset = time.perf_counter() - self.state.progress.elapsed_s
+        try:
+            if resume_from is None:
+                self._save_if_possible()
+            self._loop()
+            if self.state.progress.evaluated_step != self.state.progress.step or self._last is None:
+                self._evaluate()
+            self._save()
+        except Stopped:
+            self._save_and_stop()
+        finally:
+            if self._loader is not None:
+                self._loader.close()
+        assert self._last is not None
+        self._emit_end()
+        return self._last
+
+    def _loop(self) -> None:
+        progress = self.state.progress
+        while True:
+            progress = self.state.progress
+            if self.stop():
+                raise Stopped
+            if self._evaluation_due():
+                self._evaluate()
+                patience = self.plan.config.patience
+                if patience and progress.without_gain >= patience:
+                    self._reason = f"no gain in {patience} evaluations"
+                    return
+            if self._done() >= 1.0:
+                return
+            if self._checkpoint_due():
+                self._save_if_possible()
+            self._step()
+
+    def elapsed_s(self) -> float:
+        """Seconds of wall clock of this run, over all its resumed parts."""
+        return time.perf_counter() - self._clock_offset
+
+    def _done(self) -> float:
+        reserve = self._pace.reserve_s(len(self._valid_ids))
+        return self.plan.ending.progress(self.state.progress.step, self.elapsed_s(), reserve)
+
+    # one step ---------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        assert self._loader is not None
+        started = time.perf_counter()
+        done = self._done()
+        batch = self._loader.next()
+        loss = self._forward_backward(batch)
+        scaler = self.state.scaler
+        optimizers = self.state.optimizers
+        if scaler is not None:
+            for optimizer in optimizers.members:
+                scaler.unscale_(optimizer)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.plan.config.grad_clip))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._handle_bad_step(loss)
+            return
+        config = self.plan.config
+        factor = learning_rate_factor(done, config.warmup, config.cooldown)
+        optimizers.step(factor * self.state.progress.lr_scale, scaler)
+        optimizers.zero_grad()
+        if self.state.average is not None:
+            self.state.average.update()
+        self.state.guard.good_step()
+        progress = self.state.progress
+        progress.step += 1
+        progress.tokens += batch.y.numel()
+        progress.elapsed_s = self.elapsed_s()
+        progress.train_s += time.perf_counter() - started
+        self._pace.add_step(loss, norm, batch.y.numel(), time.perf_counter() - started)
+        if self._pace.log_due(config.log_every, progress.step):
+            rate = factor * progress.lr_scale * optimizers.learning_rate
+            self.emit(self._step_event(batch, rate))
+
+    def _forward_backward(self, batch: Batch) -> float:
+        """Accumulates gradients of the mean loss over the whole batch; returns that mean."""
+        while True:
+            try:
+                return self._accumulated_pass(batch)
+            except torch.cuda.OutOfMemoryError:
+                lanes = batch.x.shape[1]
+                if self._splits >= lanes:
+                    raise
+                self.state.optimizers.zero_grad()
+                torch.cuda.empty_cache()
+                self._splits = min(lanes, self._splits * 2)
+                self._say("warning", f"out of GPU memory: batch now runs in {self._splits} parts, same result")
+
+    def _accumulated_pass(self, batch: Batch) -> float:
+        device, config = self.plan.device, self.plan.config
+        x, y = batch.x.to(device, non_blocking=True), batch.y.to(device, non_blocking=True)
+        keep = (~batch.reset).to(device, torch.float32).view(1, -1, 1)
+        carried = tuple(s * keep for s in self.state.carried)
+        total = y.numel()
+        losses, states = [], []
+        for part in torch.arange(x.shape[1]).tensor_split(self._splits):
+            low, high = int(part[0]), int(part[-1]) + 1
+            state = (carried[0][:, low:high].contiguous(), carried[1][:, low:high].contiguous())
+            with autocast(config.precision, device):
+                loss, new_state = self.model.loss(x[:, low:high], y[:, low:high], state)
+            mean = loss / total
+            (self.state.scaler.scale(mean) if self.state.scaler is not None else mean).backward()
+            losses.append(mean.detach())
+            states.append(new_state)
+        hidden, cell = (torch.cat([s[k].detach().float() for s in states], dim=1) for k in (0, 1))
+        self.state.carried = (hidden, cell)
+        return float(torch.stack(losses).sum())
+
+    # trouble ----------------------------------------------------------------------------------
+
+    def _handle_bad_step(self, loss: float) -> None:
+        """Skips a step with NaN or Inf; rolls back when that does not help."""
+        progress, guard = self.state.progress, self.state.guard
+        step = progress.step
+        weight = bad_weight(self.model)
+        state = first_non_finite(zip(("carried h", "carried c"), self.state.carried, strict=True))
+        gradient = bad_gradient(self.model)
+        culprit = (
+            f"weight {weight}" if weight else state or (f"gradient of {gradient}" if gradient else f"loss {loss}")
+        )
+        self.state.optimizers.zero_grad()
+        self.state.carried = self.model.initial_state(self.state.carried[0].shape[1], device=self.plan.device)
+        if self.state.scaler is not None and weight is None:
+            self.state.scaler.update()
+        roll_back = guard.bad_step(step, culprit) or weight is not None
+        action = "rolled back to the last good checkpoint" if roll_back else "step skipped, state reset"
+        self.emit({"event": "skip", "step": step, "what": "non-finite", "tensor": culprit, "action": action})
+        if roll_back:
+            self._roll_back(culprit)
+
+    def _roll_back(self, culprit: str) -> None:
+        guard = self.state.guard
+        found, _ = find_checkpoint(self.run, finite=True)
+        if guard.roll_back() or found is None:
+            raise NonFiniteError(
+                f"step {self.state.progress.step}: {culprit} is NaN or Inf and came back after"
+                f" {guard.rollbacks - 1} roll-backs; lower --learning-rate or --grad-clip, or try"
+                " --precision fp32"
+            )
+        lr_scale = self.state.progress.lr_scale
+        elapsed = self.elapsed_s()
+        position = self.state.restore(found.tensors, found.meta, keep_guard=True)
+        self.state.progress.lr_scale = lr_scale * 0.5
+        self.state.progress.elapsed_s = elapsed
+        self._open_loader(position)
+        self._say("warning", f"went on from {found.path.name} with half the learning rate")
+
+    # evaluation and checkpoints -----------------------------------------------------------------
+
+    def _evaluation_due(self) -> bool:
+        progress, every = self.state.progress, self.plan.config.eval_every
+        assert every is not None
+        return progress.step > 0 and progress.step % every == 0 and progress.evaluated_step != progress.step
+
+    def _evaluate(self) -> None:
+        progress, average = self.state.progress, self.state.average
+        with average.applied() if average is not None else nullcontext():
+            result = evaluate(
+                self.model,
+                self._valid_ids,
+                self._tokenizer,
+                lanes=self.plan.evaluation_lanes,
+                should_stop=self.stop,
+            )
+            is_best = result.nats_per_token < progress.best_loss
+            progress.evaluations += 1
+            progress.evaluated_step = progress.step
+            progress.without_gain = 0 if is_best else progress.without_gain + 1
+            if is_best:
+                progress.best_step, progress.best_loss = progress.step, result.nats_per_token
+                progress.best_bits_per_char = result.bits_per_char
+                self._publish_best()
+            self._last = result
+            self._pace.evaluation_s = result.seconds
+            self.emit(self._eval_event(result, is_best))
+            every = self.plan.config.sample_every
+            if self._sample is not None and every and progress.evaluations % every == 0:
+                self.emit({"event": "sample", "step": progress.step, "text": self._sample(self.model)})
+
+    def _publish_best(self) -> None:
+        try:
+            self._publish(self.model)
+        except StorageError as error:
+            self._say("warning", f"the best model could not be stored: {error}")
+
+    def _checkpoint_due(self) -> bool:
+        every, step = self.plan.config.checkpoint_every, self.state.progress.step
+        if step == self._saved_step:
+            return False
+        if every is not None:
+            return step % every == 0
+        return time.perf_counter() - self._last_save > 60.0
+
+    def _save(self) -> Path:
+        assert self._loader is not None
+        started = time.perf_counter()
+        self.state.progress.elapsed_s = self.elapsed_s()
+        tensors, meta = self.state.capture(self._loader.state_dict())
+        meta["metrics"] = metrics_mark(self.run.metrics_path)
+        path = save_checkpoint(
+            self.run,
+            self.state.progress.step,
+            tensors,
+            meta,
+            self._files,
+            finite=first_non_finite(self.state.named_tensors()) is None,
+            keep=self.plan.config.keep_checkpoints,
+        )
+        self._saved_step, self._last_save = self.state.progress.step, time.perf_counter()
+        size = sum(file.stat().st_size for file in path.iterdir())
+        seconds = time.perf_counter() - started
+        self._pace.save_s = seconds
+        self.emit(
+            {"event": "checkpoint", "step": self._saved_step, "path": path.name, "seconds": seconds, "bytes": size}
+        )
+        return path
+
+    def _save_if_possible(self) -> None:
+        try:
+            self._save()
+        except (StorageError, CorruptFileError) as error:
+            self._last_save = time.perf_counter()
+            self._say("warning", f"checkpoint not written, the run goes on: {error}")
+
+    def _save_and_stop(self) -> None:
+        step = self.state.progress.step
+        if self._saved_step != step:
+            self._save()
+        self.emit({"event": "end", "reason": f"stopped by {self.stop.name}", **self._totals()})
+        raise Stopped(
+            f"stopped by {self.stop.name}; checkpoint-{step} is saved, the same command with --resume goes on"
+        )
+
+    def _open_loader(self, position: dict[str, int] | None) -> None:
+        if self._loader is not None:
+            self._loader.close()
+        if position is not None:
+            self._batches.load_state_dict(position)
+        self._loader = Prefetcher(self._batches, should_stop=self.stop)
+
+    # events -------------------------------------------------------------------------------------
+
+    def _say(self, level: str, text: str) -> None:
+        self.emit({"event": "message", "level": level, "text": text})
+
+    def _totals(self) -> dict[str, Any]:
+        progress = self.state.progress
+        return {
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "elapsed_s": self.elapsed_s(),
+            "train_s": progress.train_s,
+            "best_step": progress.best_step,
+            "best_bits_per_char": progress.best_bits_per_char,
+            "run": str(self.run.path),
+        }
+
+    def _emit_end(self) -> None:
+        assert self._last is not None
+        self.emit(
+            {"event": "end", "reason": self._reason, **self._totals(), "final": self._eval_event(self._last, False)}
+        )
+
+    def _step_event(self, batch: Batch, rate: float) -> dict[str, Any]:
+        assert self._loader is not None
+        progress = self.state.progress
+        done, elapsed = self._done(), self.elapsed_s()
+        ending = self.plan.ending
+        if ending.budget_s is not None:
+            eta = max(ending.budget_s - elapsed, 0.0)
+        else:
+            eta = self._pace.remaining_s((ending.total_steps or 0) - progress.step, batch.y.numel())
+        chars = float(self._tokens_per_char)
+        return {
+            "event": "step",
+            "step": progress.step,
+            "epoch": progress.step / self._batches.steps_per_epoch,
+            "tokens": progress.tokens,
+            "progress": done,
+            "lr": rate,
+            "elapsed_s": elapsed,
+            "eta_s": eta,
+            **self._pace.take(self._loader.wait_s, chars),
+        }
+
+    @property
+    def _tokens_per_char(self) -> float:
+        counts = np.bincount(np.asarray(self._valid_ids[:65536]), minlength=self._tokenizer.vocab_size)
+        chars = float(counts @ self._tokenizer.token_chars)
+        return float(counts.sum()) / max(chars, 1.0)
+
+    def _eval_event(self, result: Evaluation, is_best: bool) -> dict[str, Any]:
+        return {
+            "event": "eval",
+            "step": self.state.progress.step,
+            "split": "valid",
+            "loss": result.nats_per_token,
+            "bits_per_char": result.bits_per_char,
+            "bits_per_byte": result.bits_per_byte,
+            "perplexity": result.perplexity,
+            "num_tokens": result.num_tokens,
+            "seconds": result.seconds,
+            "is_best": is_best,
+            "elapsed_s": self.elapsed_s(),
+        }

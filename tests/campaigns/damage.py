@@ -1,0 +1,81 @@
+"""Random bit flips and truncations over every file of a run: each must be detected before use.
+
+usage: python tests/campaigns/damage.py [--count 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+from process import finish, make_text, train_command
+
+from fastlstm.errors import CorruptFileError, FormatError
+from fastlstm.nn.io import load_language_model
+from fastlstm.run_directory import RunDirectory
+from fastlstm.training.checkpoint import find_checkpoint, load_checkpoint, verify_metrics_mark
+
+READ_BY_NOTHING = ("report.html", ".lock")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    results: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        text = make_text(base / "text.txt", 200_000)
+        run = base / "run"
+        finish(train_command(text, run, "--steps", "40", "--checkpoint-every", "20"))
+        files = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in READ_BY_NOTHING]
+        print(f"{len(files)} files: {', '.join(str(p.relative_to(run)) for p in files)}", flush=True)
+        for _ in range(options.count):
+            victim = rng.choice(files)
+            whole = victim.read_bytes()
+            victim.write_bytes(damaged(whole, rng))
+            results[judge(run, victim)] += 1
+            victim.write_bytes(whole)
+        shutil.rmtree(run)
+    for text_, number in results.most_common():
+        print(f"{number:5d} {text_}")
+    raise SystemExit(0 if all(key.startswith("detected") for key in results) else 1)
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.3 and data:
+        return data[: rng.randrange(len(data))]
+    position = rng.randrange(max(len(data), 1))
+    return data[:position] + bytes([data[position] ^ (1 << rng.randrange(8))]) + data[position + 1 :]
+
+
+def judge(run: Path, victim: Path) -> str:
+    """Uses the damaged file the way the commands would; returns what happened."""
+    checkpoints = sorted(run.glob("checkpoint-*[0-9]"))
+    other = [c.name for c in checkpoints if c != victim.parent]
+    try:
+        if victim.parent == run and victim.name == "metrics.jsonl":
+            found, _ = find_checkpoint(RunDirectory(run))
+            assert found is not None
+            verify_metrics_mark(victim, found.meta["metrics"])
+        elif victim.parent == run:
+            load_language_model(run)
+        else:
+            load_checkpoint(victim.parent)
+    except (CorruptFileError, FormatError) as error:
+        named = victim.name in str(error)
+        offered = any(name in str(error) for name in other) or victim.parent == run
+        if not named:
+            return f"NOT NAMED: {victim.name}: {error}"
+        return "detected, file named, intact checkpoint offered" if offered else f"NOT OFFERED: {error}"
+    return f"MISSED: {victim.name}"
+
+
+if __name__ == "__main__":
+    main()

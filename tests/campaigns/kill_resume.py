@@ -1,0 +1,62 @@
+"""SIGKILL at random moments, also during saves; the resumed run must end bit-equal.
+
+usage: python tests/campaigns/kill_resume.py [--kills 50] [--steps 1500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from process import differences, finish, make_text, newest_checkpoint, start, temporaries, train_command
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        text = make_text(base / "text.txt", 120_000)
+        flags = ["--steps", str(options.steps), "--checkpoint-every", "3", "--eval-every", "50"]
+        whole = base / "whole"
+        began = time.monotonic()
+        finish(train_command(text, whole, *flags))
+        print(f"uninterrupted run: {options.steps} steps in {time.monotonic() - began:.0f} s", flush=True)
+        kills = in_save = runs = wrong = 0
+        while kills < options.kills:
+            runs += 1
+            run = base / f"run-{runs}"
+            while kills < options.kills:
+                process = start(train_command(text, run, *flags, "--resume"))
+                time.sleep(rng.uniform(0.2, 9.0))
+                if process.poll() is not None:
+                    assert process.stdout is not None
+                    if process.returncode != 0:
+                        raise SystemExit(f"a resume failed:\n{process.stdout.read()}")
+                    break
+                process.kill()
+                process.wait()
+                kills += 1
+                in_save += bool(temporaries(run))
+                print(f"kill {kills}: {newest(run)}{' in a save' if temporaries(run) else ''}", flush=True)
+            finish(train_command(text, run, *flags, "--resume"))
+            differing = differences(newest_checkpoint(whole), newest_checkpoint(run))
+            wrong += bool(differing) + bool(temporaries(run))
+            print(f"run {runs}: {len(differing)} tensors differ, left over: {temporaries(run)}", flush=True)
+        print(f"{kills} kills ({in_save} during a save) in {runs} runs, {wrong} runs wrong")
+        raise SystemExit(1 if wrong else 0)
+
+
+def newest(run: Path) -> str:
+    return newest_checkpoint(run).name if list(run.glob("checkpoint-*[0-9]")) else "no checkpoint yet"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What every test stands on: its own cache directory, one thread, and memory that is never empty."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before torch is imported anywhere: tiny shapes are slower, and sums less repeatable, on more threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+for _name in ("FASTLSTM_ISA", "FASTLSTM_DEBUG"):
+    os.environ.pop(_name, None)
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the suite out of the user's cache; subprocesses inherit it."""
+    before = os.environ.get("FASTLSTM_CACHE")
+    os.environ["FASTLSTM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["FASTLSTM_CACHE"]
+    else:
+        os.environ["FASTLSTM_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes torch.empty and its kin return NaN (integers: the lowest value, bool: True).
+
+    Code that reads memory it never wrote then gives NaN in a test, and not now and then a right
+    result. Tests that never load torch do not pay for loading it.
+    """
+    if "torch" not in sys.modules:
+        return
+    import torch
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+def _poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        tensor = make(*args, **kwargs)
+        if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
+            return tensor
+        with torch.no_grad():
+            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                tensor.fill_(float("nan"))
+            elif tensor.dtype is torch.bool:
+                tensor.fill_(True)
+            elif not tensor.is_quantized:
+                tensor.fill_(torch.iinfo(tensor.dtype).min)
+        return tensor
+
+    return empty

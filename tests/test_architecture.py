@@ -1,0 +1,269 @@
+"""The structure of the source, held by a table: who may import whom, how long things may be.
+
+docs/architecture.md draws the same picture; change both together.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src" / "fastlstm"
+
+LAYERS = {
+    # L0: stands on nothing but the standard library (and torch, where it is used)
+    **dict.fromkeys(("__version__", "_native", "errors", "config", "environment"), 0),
+    **dict.fromkeys(("cgroup", "hardware", "storage", "manifest", "run_directory"), 0),
+    "ops": 1,
+    "data": 2,
+    "nn": 2,
+    "training": 3,
+    "infer": 3,
+    "report": 3,
+    "run": 4,
+    "cli": 5,
+    "__main__": 5,
+}
+SAME_LAYER = {("nn", "data")}
+"""Beside L0, whose modules may use one another: a stored model carries its tokenizer."""
+
+SOFT_LINES, HARD_LINES, FUNCTION_LINES = 400, 600, 50
+SHARE_ABOVE_SOFT = 0.1
+VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "tools"}
+
+
+def python_files() -> list[Path]:
+    return sorted(SRC.rglob("*.py"))
+
+
+def native_files() -> list[Path]:
+    return sorted(path for path in (SRC / "csrc").rglob("*") if path.suffix in (".h", ".cpp"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST, importer: str, is_package: bool) -> set[str]:
+    """Returns the dotted fastlstm names a file imports, wherever in it the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = importer.split(".")
+                top = parts[: len(parts) - node.level + (1 if is_package else 0)]
+                base = ".".join([*top, *([node.module] if node.module else [])])
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] == "fastlstm" and "." in name}
+
+
+def part(name: str) -> str:
+    return name.split(".")[1]
+
+
+def import_faults(source: str, importer: str, is_package: bool = False) -> list[str]:
+    """Returns one sentence per import that does not go down."""
+    own = part(importer)
+    faults = []
+    for name in sorted(imported(ast.parse(source), importer, is_package)):
+        other = part(name)
+        if other == own:
+            continue
+        if other not in LAYERS:
+            faults.append(f"{importer} imports {name}, which has no layer in the table")
+        elif LAYERS[other] == LAYERS[own] == 0 or (own, other) in SAME_LAYER:
+            continue
+        elif LAYERS[other] >= LAYERS[own]:
+            faults.append(
+                f"{importer} (L{LAYERS[own]}) imports {name} (L{LAYERS[other]}): imports go down"
+            )
+    return faults
+
+
+def long_functions(source: str) -> list[str]:
+    """Returns the functions of more than FUNCTION_LINES lines, their docstring not counted."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        first = node.body[0]
+        if ast.get_docstring(node) is not None:
+            lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+        if lines > FUNCTION_LINES:
+            found.append(f"{node.name} ({lines} lines)")
+    return found
+
+
+def environment_uses(source: str) -> list[str]:
+    """Returns the places that touch environment variables."""
+    names = {"os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"}
+    tree = ast.parse(source)
+    found = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in names
+    ]
+    found += [
+        f"line {node.lineno}: from os import {alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "os"
+        for alias in node.names
+        if f"os.{alias.name}" in names
+    ]
+    return found
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Returns one cycle of the graph, or nothing."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph.get(name, ())):
+            found = visit(other, [*trail, name])
+            if found:
+                return found
+        done.add(name)
+        return []
+
+    for name in sorted(graph):
+        found = visit(name, [])
+        if found:
+            return found
+    return []
+
+
+def load_time_graph() -> dict[str, set[str]]:
+    """Returns module -> fastlstm modules that are loaded when it is."""
+    sources = {module_name(path): path for path in python_files()}
+    graph: dict[str, set[str]] = {}
+    for name, path in sources.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        graph[name] = set()
+        for target in imported(tree, name, path.name == "__init__.py"):
+            module = target if target in sources else target.rpartition(".")[0]
+            if module in sources and module not in (name, "fastlstm"):
+                graph[name].add(module)
+    return graph
+
+
+@pytest.mark.parametrize("path", python_files(), ids=module_name)
+def test_imports_go_down_only(path: Path) -> None:
+    name = module_name(path)
+    if name == "fastlstm":
+        return  # re-exports lazily; test_light_import holds what it loads
+    assert part(name) in LAYERS, f"{name} has no layer: add it to the table and to the document"
+    source = path.read_text(encoding="utf-8")
+    assert import_faults(source, name, path.name == "__init__.py") == []
+
+
+def test_no_import_cycle() -> None:
+    assert cycle(load_time_graph()) == []
+
+
+def test_one_module_reads_the_environment() -> None:
+    faults = {
+        module_name(path): uses
+        for path in python_files()
+        if path.name != "environment.py"
+        and (uses := environment_uses(path.read_text(encoding="utf-8")))
+    }
+    assert faults == {}
+
+
+def test_files_are_of_readable_size() -> None:
+    sizes = {
+        str(path.relative_to(SRC)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in [*python_files(), *native_files()]
+    }
+    assert {name: size for name, size in sizes.items() if size > HARD_LINES} == {}
+    above = {name: size for name, size in sizes.items() if size > SOFT_LINES}
+    assert len(above) <= max(1, SHARE_ABOVE_SOFT * len(sizes)), above
+
+
+@pytest.mark.parametrize("path", python_files(), ids=module_name)
+def test_functions_fit_on_a_screen(path: Path) -> None:
+    assert long_functions(path.read_text(encoding="utf-8")) == []
+
+
+def test_files_are_named_for_what_they_hold() -> None:
+    paths = [*python_files(), *native_files(), *(Path(__file__).parent.rglob("*.py"))]
+    assert [str(path) for path in paths if path.stem in VAGUE_NAMES] == []
+
+
+def test_every_directory_of_python_is_a_package() -> None:
+    directories = {path.parent for path in python_files()}
+    assert [str(d) for d in sorted(directories) if not (d / "__init__.py").exists()] == []
+
+
+def test_native_code_knows_neither_torch_nor_python() -> None:
+    for path in native_files():
+        includes = [
+            line for line in path.read_text(encoding="utf-8").splitlines() if "#include" in line
+        ]
+        assert not [line for line in includes if "torch" in line or "ATen" in line], path
+        if path.name != "bindings.cpp":
+            assert not [line for line in includes if "nanobind" in line or "Python.h" in line], path
+
+
+def test_no_instruction_set_of_the_build_machine(repository: Path) -> None:
+    build = (repository / "CMakeLists.txt").read_text(encoding="utf-8")
+    code = "\n".join(line.partition("#")[0] for line in build.splitlines())
+    assert "-march" not in code
+    assert "-mtune" not in code
+
+
+# The checks themselves must be able to fail.
+
+
+@pytest.mark.parametrize(
+    ("source", "importer"),
+    [
+        ("import fastlstm.nn.lstm", "fastlstm.ops.dispatch"),
+        ("from fastlstm.training import trainer", "fastlstm.infer.decode"),
+        ("from fastlstm import report", "fastlstm.training.trainer"),
+        ("from fastlstm.nn import io", "fastlstm.data.text"),
+        ("def f():\n    from fastlstm.cli import main", "fastlstm.run"),
+        ("from ..infer import decode", "fastlstm.training.trainer"),
+        ("from fastlstm.unheard import of", "fastlstm.run"),
+    ],
+)
+def test_an_import_upwards_is_seen(source: str, importer: str) -> None:
+    assert len(import_faults(source, importer)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "importer"),
+    [
+        ("from fastlstm.data.tokenizer import Tokenizer", "fastlstm.nn.io"),
+        ("from fastlstm import storage, __version__", "fastlstm.hardware"),
+        ("from . import schedule\nimport torch", "fastlstm.training.trainer"),
+        ("from fastlstm.run import train", "fastlstm.cli.train"),
+    ],
+)
+def test_an_import_downwards_passes(source: str, importer: str) -> None:
+    assert import_faults(source, importer) == []
+
+
+def test_long_functions_and_environment_uses_are_seen() -> None:
+    body = "\n".join("    x = 1" for _ in range(FUNCTION_LINES))
+    assert long_functions(f"def f():\n{body}") == ["f (51 lines)"]
+    assert long_functions(f'def f():\n    """One.\n    Two."""\n{body[10:]}') == []
+    assert len(environment_uses("import os\nx = os.environ['A'], os.getenv('B')")) == 2
+    assert len(environment_uses("from os import environ")) == 1
+
+
+def test_cycles_are_seen() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

@@ -1,0 +1,92 @@
+"""Where there is no GPU, nothing may touch CUDA: every way in is mined, then the main job runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+MINES = """
+import sys
+import torch
+
+def mine(name):
+    def touch(*args, **kwargs):
+        raise AssertionError(f"CUDA was touched: {name}")
+    return touch
+
+for name in ("_lazy_init", "init", "synchronize", "empty_cache", "current_device", "set_device",
+             "get_device_properties", "get_device_name", "get_device_capability", "memory_allocated",
+             "current_stream", "mem_get_info", "get_rng_state", "get_rng_state_all",
+             "set_rng_state", "set_rng_state_all", "set_per_process_memory_fraction"):
+    setattr(torch.cuda, name, mine(name))
+torch._C._cuda_init = mine("_cuda_init")
+"""
+
+CHECK = """
+assert not torch.cuda.is_initialized()
+print("untouched")
+"""
+
+
+def run(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", MINES + code + CHECK],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        timeout=300,
+    )
+
+
+def test_the_mines_go_off(tmp_path: Path) -> None:
+    done = run("torch.zeros(2, device='cuda')", tmp_path)
+    assert done.returncode != 0
+    assert "CUDA was touched: _lazy_init" in done.stderr
+
+
+def test_every_module_can_be_imported(tmp_path: Path) -> None:
+    code = """
+import importlib, pkgutil
+import fastlstm
+names = [m.name for m in pkgutil.walk_packages(fastlstm.__path__, "fastlstm.")]
+assert len(names) > 20, names
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+"""
+    done = run(code, tmp_path)
+    assert done.stdout.endswith("untouched\n"), done.stderr
+
+
+def test_hardware_is_described(tmp_path: Path) -> None:
+    code = """
+from fastlstm import hardware
+assert hardware.gpu() is None
+hardware.cpu()
+hardware.ceilings("fp32", 1, shape=(8, 8, 8))
+"""
+    done = run(code, tmp_path)
+    assert done.stdout.endswith("untouched\n"), done.stderr
+
+
+def test_the_main_job_runs(tmp_path: Path) -> None:
+    """Train with --device auto, go on, evaluate and generate."""
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so it did.\n" * 400)
+    code = """
+import fastlstm
+fields = dict(preset="tiny", rnn_size=16, embed_size=8, batch_size=4, seq_length=16, device="auto")
+run = fastlstm.train("book.txt", out="run", steps=3, **fields)
+fastlstm.train("book.txt", out="run", resume=True, steps=5, **fields)
+lm = fastlstm.LM.load("run")
+assert lm.generate("the ", max_tokens=10, seed=1)
+assert lm.evaluate("the cat sat on the mat, and so it did.\\n" * 20).bits_per_char > 0
+"""
+    done = run(code, tmp_path)
+    assert done.stdout.endswith("untouched\n"), done.stderr

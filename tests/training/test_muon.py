@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from fastlstm.training.muon import Muon, orthogonalise
+
+
+@pytest.mark.parametrize("shape", [(4, 64, 64), (4, 64, 32), (4, 32, 64), (1, 7, 5)])
+def test_singular_values_come_near_one(shape):
+    torch.manual_seed(0)
+    singular = torch.linalg.svdvals(orthogonalise(torch.randn(shape)).float())
+    assert singular.median() > 0.65
+    assert singular.max() < 1.3
+
+
+def test_zero_gradient_stays_zero():
+    assert torch.count_nonzero(orthogonalise(torch.zeros(4, 8, 8))) == 0
+
+
+def test_scale_of_the_gradient_does_not_matter():
+    torch.manual_seed(0)
+    gradient = torch.randn(4, 16, 16)
+    torch.testing.assert_close(orthogonalise(gradient), orthogonalise(gradient * 1024), atol=1e-3, rtol=0)
+
+
+def test_gates_are_updated_independently():
+    torch.manual_seed(0)
+    results = []
+    for scale in (1.0, 100.0):
+        weight = torch.nn.Parameter(torch.zeros(32, 8))
+        torch.manual_seed(1)
+        weight.grad = torch.randn(32, 8)
+        weight.grad[:8] *= scale
+        Muon([weight], lr=0.1).step()
+        results.append(weight.detach()[8:].clone())
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_it_learns_a_linear_map():
+    torch.manual_seed(0)
+    target, weight = torch.randn(32, 8), torch.nn.Parameter(torch.zeros(32, 8))
+    optimizer = Muon([weight], lr=0.3)
+    first = last = 0.0
+    for step in range(200):
+        optimizer.param_groups[0]["lr"] = 0.3 * (1 - step / 200)
+        loss = (weight - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        first, last = first or loss.item(), loss.item()
+    assert last < 0.02 * first

@@ -1,0 +1,27 @@
+import os
+import signal
+import subprocess
+import sys
+
+from fastlstm.errors import EXIT_STOPPED
+from fastlstm.training.signals import StopFlag
+
+
+def test_first_signal_sets_the_flag_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopFlag() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+        assert stop.name == "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_second_signal_ends_the_process_with_the_documented_code():
+    code = (
+        "import os, signal, time\n"
+        "from fastlstm.training.signals import StopFlag\n"
+        "with StopFlag():\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(10)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == EXIT_STOPPED
