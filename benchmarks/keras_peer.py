@@ -27,11 +27,25 @@ from fastlstm.nn.language_model import LanguageModel
 
 
 def keras_weights(path: Path) -> list[np.ndarray]:
-    """Returns embedding (V, E), kernel (E, 4H), recurrent (H, 4H), bias (4H,), dense (H, V), bias (V,)."""
+    """Returns embedding, kernel (E, 4H), recurrent kernel (H, 4H), bias, dense (H, V), bias."""
     found: dict[str, np.ndarray] = {}
-    with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
-        file.visititems(lambda name, node: found.update({name: node[()]}) if isinstance(node, h5py.Dataset) else None)
-    layers = ("embedding/vars/0", "cell/vars/0", "cell/vars/1", "cell/vars/2", "dense/vars/0", "dense/vars/1")
+    with (
+        zipfile.ZipFile(path) as archive,
+        h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file,
+    ):
+        file.visititems(
+            lambda name, node: (
+                found.update({name: node[()]}) if isinstance(node, h5py.Dataset) else None
+            )
+        )
+    layers = (
+        "embedding/vars/0",
+        "cell/vars/0",
+        "cell/vars/1",
+        "cell/vars/2",
+        "dense/vars/0",
+        "dense/vars/1",
+    )
     return [next(v for k, v in found.items() if k.endswith(layer)) for layer in layers]
 
 
@@ -49,12 +63,16 @@ def build(path: Path) -> LanguageModel:
         "output.weight": dense.T,
         "output.bias": dense_bias,
     }
-    model.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in values.items()})
+    model.load_state_dict(
+        {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in values.items()}
+    )
     return model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("text")
     parser.add_argument("--epoch-log", type=Path)

@@ -28,13 +28,18 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "war-and-peace-20m": {**WAR_AND_PEACE, "budget": "20m"},
     "shakespeare-3m": {**SHAKESPEARE, "budget": "3m"},
     "shakespeare-10m": {**SHAKESPEARE, "budget": "10m"},
-    **{f"war-and-peace-{s}s": {**WAR_AND_PEACE, "budget": f"{s}s"} for s in (20, 25, 30, 40, 50, 60)},
+    **{
+        f"war-and-peace-{s}s": {**WAR_AND_PEACE, "budget": f"{s}s"}
+        for s in (20, 25, 30, 40, 50, 60)
+    },
 }
-"""Default recipe everywhere: an experiment sets the split of its source and when to end, no more."""
+"""The default recipe everywhere: an experiment sets split and end, no more."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("experiment", choices=[*EXPERIMENTS, "list"])
     parser.add_argument("text", nargs="?")
     parser.add_argument("--out")

@@ -1,4 +1,4 @@
-"""What every test stands on: its own cache directory, one thread, and memory that is never empty."""
+"""What every test stands on: a cache of its own, one thread, and memory that is never empty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# Before torch is imported anywhere: tiny shapes are slower, and sums less repeatable, on more threads.
+# Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in ("FASTLSTM_ISA", "FASTLSTM_DEBUG"):
     os.environ.pop(_name, None)

@@ -15,7 +15,8 @@ SRC = Path(__file__).resolve().parent.parent / "src" / "fastlstm"
 LAYERS = {
     # L0: stands on nothing but the standard library (and torch, where it is used)
     **dict.fromkeys(("__version__", "_native", "errors", "config", "environment"), 0),
-    **dict.fromkeys(("cgroup", "hardware", "storage", "manifest", "run_directory"), 0),
+    **dict.fromkeys(("cgroup", "hardware", "storage", "manifest"), 0),
+    **dict.fromkeys(("publication", "run_directory"), 0),
     "ops": 1,
     "data": 2,
     "nn": 2,
@@ -24,7 +25,7 @@ LAYERS = {
     "report": 3,
     "run": 4,
     "cli": 5,
-    "__main__": 5,
+    "__main__": 6,
 }
 SAME_LAYER = {("nn", "data")}
 """Beside L0, whose modules may use one another: a stored model carries its tokenizer."""

@@ -7,7 +7,8 @@ from fastlstm.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("5m", 300), ("1h30m", 5400), ("2.5m", 150), ("45", 45), (" 1H ", 3600)]
+    ("text", "seconds"),
+    [("90s", 90), ("5m", 300), ("1h30m", 5400), ("2.5m", 150), ("45", 45), (" 1H ", 3600)],
 )
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds
@@ -46,7 +47,9 @@ def test_bad_values_name_the_flag(fields, text):
 
 
 def test_unknown_key_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"f.yaml: unknown key 'rnn_siz' \(did you mean 'rnn_size'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"f.yaml: unknown key 'rnn_siz' \(did you mean 'rnn_size'\?\)"
+    ):
         from_dict({"rnn_siz": 5}, "f.yaml")
 
 
@@ -58,7 +61,11 @@ def test_every_field_is_documented():
 
 def test_preset_and_overrides():
     model = TrainConfig(preset="medium", num_layers=3).model_config(100, 0.1)
-    assert (model.rnn_size, model.num_layers, model.dropout) == (PRESETS["medium"]["rnn_size"], 3, 0.1)
+    assert (model.rnn_size, model.num_layers, model.dropout) == (
+        PRESETS["medium"]["rnn_size"],
+        3,
+        0.1,
+    )
     tied = TrainConfig(tie_weights=True).model_config(100, 0.0)
     assert tied.embed_size == tied.rnn_size
     with pytest.raises(ConfigError, match="--tie-weights needs"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fastlstm import environment
 from fastlstm.errors import ConfigError
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fastlstm import environment, hardware
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.hardware import Ceilings
@@ -108,7 +109,8 @@ def test_forced_isa_lowers_but_never_raises(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("quota", "allowed", "expected"), [(None, 4, 4), (2.0, 4, 2), (1.9, 4, 1), (0.5, 4, 1), (8, 2, 2)]
+    ("quota", "allowed", "expected"),
+    [(None, 4, 4), (2.0, 4, 2), (1.9, 4, 1), (0.5, 4, 1), (8, 2, 2)],
 )
 def test_cores_are_affinity_and_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, allowed: int, expected: int
@@ -237,9 +239,7 @@ def test_fresh_measurement_keeps_the_better_one(
     results = [Ceilings(100.0, "oneDNN", 9.0), Ceilings(60.0, "oneDNN", 9.0)]
     results.append(Ceilings(120.0, "torch.mm", 9.0))
     monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
-    seen = [
-        hardware.ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)
-    ]
+    seen = [hardware.ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
     assert seen == [100.0, 100.0, 120.0]
     assert hardware.ceilings("fp32", 1).gemm_gflops == 120.0
 

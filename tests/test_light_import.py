@@ -7,8 +7,9 @@ import json
 import subprocess
 import sys
 
-import fastlstm
 import pytest
+
+import fastlstm
 
 HEAVY = {
     "matplotlib",

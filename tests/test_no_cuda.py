@@ -12,7 +12,6 @@ import torch
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 MINES = """
-import sys
 import torch
 
 def mine(name):
@@ -20,10 +19,13 @@ def mine(name):
         raise AssertionError(f"CUDA was touched: {name}")
     return touch
 
-for name in ("_lazy_init", "init", "synchronize", "empty_cache", "current_device", "set_device",
-             "get_device_properties", "get_device_name", "get_device_capability", "memory_allocated",
-             "current_stream", "mem_get_info", "get_rng_state", "get_rng_state_all",
-             "set_rng_state", "set_rng_state_all", "set_per_process_memory_fraction"):
+NAMES = (
+    "_lazy_init init synchronize empty_cache current_device set_device get_device_properties"
+    " get_device_name get_device_capability memory_allocated max_memory_allocated mem_get_info"
+    " current_stream get_rng_state get_rng_state_all set_rng_state set_rng_state_all"
+    " set_per_process_memory_fraction"
+)
+for name in NAMES.split():
     setattr(torch.cuda, name, mine(name))
 torch._C._cuda_init = mine("_cuda_init")
 """

@@ -160,12 +160,20 @@ class TrainConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise ConfigError(f"{_flag(name)} is {value!r}, expected a number from {low} to {high}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not low <= value <= high
+            ):
+                raise ConfigError(
+                    f"{_flag(name)} is {value!r}, expected a number from {low} to {high}"
+                )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ConfigError(f"{_flag(name)} is {value!r}, expected one of {', '.join(choices)}")
+                raise ConfigError(
+                    f"{_flag(name)} is {value!r}, expected one of {', '.join(choices)}"
+                )
         ends = [name for name in ("steps", "epochs", "budget") if getattr(self, name) is not None]
         if len(ends) > 1:
             flags = " and ".join(_flag(name) for name in ends)
@@ -175,8 +183,8 @@ class TrainConfig:
         parse_split(self.split)
         if self.warmup + self.cooldown > 1:
             raise ConfigError(
-                f"--warmup {self.warmup} plus --cooldown {self.cooldown} is more than the whole run;"
-                " their sum must be at most 1"
+                f"--warmup {self.warmup} plus --cooldown {self.cooldown} is more than the whole"
+                " run; their sum must be at most 1"
             )
         if self.order == "windows" and self.lane_reset not in (0.0, 0.01):
             raise ConfigError("--lane-reset works on lanes; with --order windows leave it out")
@@ -191,8 +199,8 @@ class TrainConfig:
             size["embed_size"] = size["rnn_size"] if self.embed_size is None else self.embed_size
             if size["embed_size"] != size["rnn_size"]:
                 raise ConfigError(
-                    f"--tie-weights needs --embed-size equal to --rnn-size, got {size['embed_size']}"
-                    f" and {size['rnn_size']}"
+                    "--tie-weights needs --embed-size equal to --rnn-size,"
+                    f" got {size['embed_size']} and {size['rnn_size']}"
                 )
         return ModelConfig(
             vocab_size=vocab_size,
@@ -259,7 +267,9 @@ def parse_duration(text: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", clean):
         seconds = float(clean)
     else:
-        match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", clean)
+        match = re.fullmatch(
+            r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", clean
+        )
         if not clean or match is None:
             raise ConfigError(f"--budget is {text!r}, expected a duration such as 90s, 5m or 1h30m")
         hours, minutes, rest = (float(part or 0) for part in match.groups())

@@ -182,8 +182,7 @@ def gpu() -> GpuInfo | None:
     """Returns the first CUDA device, or None; on a CUDA machine this starts CUDA."""
     import torch
 
-    is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    if not is_built or not torch.cuda.is_available():
+    if not torch.backends.cuda.is_built() or not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
     return GpuInfo(
@@ -192,7 +191,7 @@ def gpu() -> GpuInfo | None:
         total_bytes=properties.total_memory,
         num_multiprocessors=properties.multi_processor_count,
         cuda_version=torch.version.cuda or "",
-        cudnn_version=torch.backends.cudnn.version() or 0,  # type: ignore[no-untyped-call]
+        cudnn_version=torch.backends.cudnn.version() or 0,
     )
 
 
@@ -313,7 +312,7 @@ def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[
     import torch
 
     products: dict[str, Callable[[], object]] = {"torch.mm": lambda: torch.mm(x, weight.t())}
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if torch.backends.mkldnn.is_available():
         linear = torch.ops.mkldnn._linear_pointwise
         products["oneDNN"] = lambda: linear(x, weight, None, "none", [], "")
     return products

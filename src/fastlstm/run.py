@@ -1,4 +1,4 @@
-"""`train()`: from a text to a trained run directory. The main path of the package, top to bottom."""
+"""`train()`: from a text to a trained run directory. The main path of the package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastlstm.nn.evaluation import Evaluation
 from fastlstm.nn.initialization import initialize
 from fastlstm.nn.io import model_files, weights_file
 from fastlstm.nn.language_model import LanguageModel
-from fastlstm.ops.cost import lm_flop_per_token
+from fastlstm.ops.cost import training_flop_per_token
 from fastlstm.ops.dispatch import LayerReport, explain
 from fastlstm.report.page import write_report
 from fastlstm.run_directory import RunDirectory
@@ -37,9 +37,12 @@ from fastlstm.training.trainer import Trainer, TrainPlan
 Source = str | Path | Sequence[str | Path]
 
 _SAMPLE_LENGTH = 200
+_ANNOUNCED = ("batch_size", "seq_length", "accumulate", "optimizer", "learning_rate", "dropout")
+_ANNOUNCED += ("seed", "vocab", "precision", "threads")
 _MAY_CHANGE = frozenset(
-    "steps epochs budget eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard"
-    " threads device strict_kernels patience cache_dir memory_limit_gb".split()
+    {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every", "keep_checkpoints"}
+    | {"sample_every", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
+    | {"strict_kernels", "cache_dir"}
 )
 """Fields that a resumed run may be given anew; the others belong to what was begun."""
 
@@ -105,7 +108,12 @@ class _Session:
     """One start of a run: prepares the text, builds the model, trains, reports."""
 
     def __init__(
-        self, source: Source, config: TrainConfig, run: RunDirectory, observers: list[Observer], stop: StopFlag
+        self,
+        source: Source,
+        config: TrainConfig,
+        run: RunDirectory,
+        observers: list[Observer],
+        stop: StopFlag,
     ) -> None:
         self._source, self._config, self._run, self._stop = source, config, run, stop
         self._observers = observers
@@ -120,15 +128,19 @@ class _Session:
         if found is None:
             config, notes = fit_batch(config, len(splits.train))
         batches = open_batches(config, splits.train)
-        model = LanguageModel(config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)).to(device)
+        model = LanguageModel(
+            config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
+        ).to(device)
         model.strict_kernels = config.strict_kernels
         initialize(model, text.train_counts(config.split), config.seed)
         torch.manual_seed(config.seed)
-        resolved = resolve(config, model, device, len(splits.train), len(splits.valid), batches.steps_per_epoch)
+        resolved = resolve(
+            config, model, device, len(splits.train), len(splits.valid), batches.steps_per_epoch
+        )
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = hardware.ceilings(config.precision, torch.get_num_threads()).gemm_gflops
-        plan = TrainPlan(config, resolved.ending, device, lm_flop_per_token(model.config), ceiling)
+        plan = TrainPlan(config, resolved.ending, device, training_flop_per_token(model.config), ceiling)
         with self._outputs(found):
             self._announce(text, splits, plan, model, resolved, found)
             for note in (*notes, *resolved.notes):
@@ -141,8 +153,8 @@ class _Session:
         found, damage = find_checkpoint(self._run) if self._run.checkpoints() else (None, [])
         if found is not None and not resume:
             raise RunDirectoryError(
-                f"'{self._run.path}' holds a run already (step {found.step}); --resume goes on with it,"
-                " another --out starts a new one"
+                f"'{self._run.path}' holds a run already (step {found.step}); --resume goes on"
+                " with it, another --out starts a new one"
             )
         for error in damage:
             if found is None:
@@ -170,8 +182,8 @@ class _Session:
             begun = json.loads(found.files["config.json"])["data"]["key"]
             if begun != text.key:
                 raise FormatError(
-                    f"the text differs from the one '{self._run.path}' was started with; resume with the"
-                    " same text, or start a new run with another --out"
+                    f"the text differs from the one '{self._run.path}' was started with; resume"
+                    " with the same text, or start a new run with another --out"
                 )
         return text
 
@@ -221,7 +233,6 @@ class _Session:
         found: Checkpoint | None,
     ) -> None:
         config = plan.config
-        names = "batch_size seq_length accumulate optimizer learning_rate dropout seed vocab precision threads"
         self._emit(
             {
                 "event": "start",
@@ -240,7 +251,7 @@ class _Session:
                 "kernels": [str(line) for line in explain_training(model, plan)],
                 "end": resolved.ending.text,
                 "resumed_from": None if found is None else found.step,
-                **{name: getattr(config, name) for name in names.split()},
+                **{name: getattr(config, name) for name in _ANNOUNCED},
             }
         )
 
@@ -276,8 +287,8 @@ def resumed_config(given: TrainConfig, files: dict[str, bytes]) -> TrainConfig:
         if name not in _MAY_CHANGE:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
-                f"{flag} {new}: this run was begun with {getattr(begun, name)}; leave the flag out to"
-                " resume, or start a new run with another --out"
+                f"{flag} {new}: this run was begun with {getattr(begun, name)}; leave the flag out"
+                " to resume, or start a new run with another --out"
             )
         changes[name] = new
     if changes.keys() & {"steps", "epochs", "budget"}:
@@ -290,7 +301,9 @@ def _set_up_device(config: TrainConfig) -> torch.device:
     device = choose_device(config.device)
     if device.type == "cuda" and config.memory_limit_gb is not None:
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, config.memory_limit_gb * 2**30 / total), device)
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, config.memory_limit_gb * 2**30 / total), device
+        )
     return device
 
 

@@ -19,6 +19,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ class RunDirectory:
         """Decides between a checkpoint set aside and the one that was to replace it."""
         successor = self.path / aside.name.split(".")[0]
         if successor.exists():
-            if not _damage(lambda: verify_manifest(successor, strict=True)):
+            if not _damage(partial(verify_manifest, successor, strict=True)):
                 storage.discard(aside)
                 return
             storage.discard(successor)
@@ -247,22 +248,35 @@ class RunDirectory:
         return publication.read_published(self.path, names)
 
     def verify(self) -> list[CorruptFileError]:
-        """Checks every published file, every checkpoint, the metrics; returns all damage."""
+        """Checks every published file, every checkpoint, the metrics; returns all damage.
+
+        metrics.jsonl is held against the marks (`manifest.metrics_mark`) that the published
+        manifest keeps in `extra["metrics"]` and the newest checkpoint in `meta["metrics"]`.
+        """
         damage = []
         if self.has_published() or self.model_path.exists():
             damage += _damage(self.read_published)
         for path in self.checkpoints():
-            damage += _damage(lambda path=path: verify_manifest(path, strict=True))
+            damage += _damage(partial(verify_manifest, path, strict=True))
         return damage + _damage(self._verify_metrics)
 
     def _verify_metrics(self) -> None:
+        for mark in self._metrics_marks():
+            if not isinstance(mark, dict):
+                raise CorruptFileError(f"{self.metrics_path}: the mark kept of it makes no sense")
+            verify_metrics_mark(self.metrics_path, mark)
+
+    def _metrics_marks(self) -> list[Any]:
+        marks = []
+        with contextlib.suppress(CorruptFileError):  # damage to a manifest is reported on its own
+            marks.append(self.read_published(())[0].extra.get(METRICS_KEY))
         newest = self.intact_checkpoint()
         record = read_manifest(newest).files.get(TRAINER_FILE) if newest else None
         if newest is not None and record is not None:
             path = newest / TRAINER_FILE
-            mark = storage.parse_json(read_file(path, record), path)["meta"].get(METRICS_KEY)
-            if mark is not None:
-                verify_metrics_mark(self.metrics_path, mark)
+            trainer = storage.parse_json(read_file(path, record), path)
+            marks.append(trainer["meta"].get(METRICS_KEY))
+        return [mark for mark in marks if mark is not None]
 
 
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:

@@ -35,7 +35,9 @@ def main() -> None:
         run = base / "run"
         finish(train_command(text, run, "--steps", "40", "--checkpoint-every", "20"))
         files = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in READ_BY_NOTHING]
-        print(f"{len(files)} files: {', '.join(str(p.relative_to(run)) for p in files)}", flush=True)
+        print(
+            f"{len(files)} files: {', '.join(str(p.relative_to(run)) for p in files)}", flush=True
+        )
         for _ in range(options.count):
             victim = rng.choice(files)
             whole = victim.read_bytes()
@@ -52,7 +54,9 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.3 and data:
         return data[: rng.randrange(len(data))]
     position = rng.randrange(max(len(data), 1))
-    return data[:position] + bytes([data[position] ^ (1 << rng.randrange(8))]) + data[position + 1 :]
+    return (
+        data[:position] + bytes([data[position] ^ (1 << rng.randrange(8))]) + data[position + 1 :]
+    )
 
 
 def judge(run: Path, victim: Path) -> str:
@@ -73,7 +77,11 @@ def judge(run: Path, victim: Path) -> str:
         offered = any(name in str(error) for name in other) or victim.parent == run
         if not named:
             return f"NOT NAMED: {victim.name}: {error}"
-        return "detected, file named, intact checkpoint offered" if offered else f"NOT OFFERED: {error}"
+        return (
+            "detected, file named, intact checkpoint offered"
+            if offered
+            else f"NOT OFFERED: {error}"
+        )
     return f"MISSED: {victim.name}"
 
 

@@ -11,7 +11,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from process import differences, finish, make_text, newest_checkpoint, start, temporaries, train_command
+from process import (
+    differences,
+    finish,
+    make_text,
+    newest_checkpoint,
+    start,
+    temporaries,
+    train_command,
+)
 
 
 def main() -> None:
@@ -28,7 +36,10 @@ def main() -> None:
         whole = base / "whole"
         began = time.monotonic()
         finish(train_command(text, whole, *flags))
-        print(f"uninterrupted run: {options.steps} steps in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"uninterrupted run: {options.steps} steps in {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
         kills = in_save = runs = wrong = 0
         while kills < options.kills:
             runs += 1
@@ -45,17 +56,25 @@ def main() -> None:
                 process.wait()
                 kills += 1
                 in_save += bool(temporaries(run))
-                print(f"kill {kills}: {newest(run)}{' in a save' if temporaries(run) else ''}", flush=True)
+                print(
+                    f"kill {kills}: {newest(run)}{' in a save' if temporaries(run) else ''}",
+                    flush=True,
+                )
             finish(train_command(text, run, *flags, "--resume"))
             differing = differences(newest_checkpoint(whole), newest_checkpoint(run))
             wrong += bool(differing) + bool(temporaries(run))
-            print(f"run {runs}: {len(differing)} tensors differ, left over: {temporaries(run)}", flush=True)
+            print(
+                f"run {runs}: {len(differing)} tensors differ, left over: {temporaries(run)}",
+                flush=True,
+            )
         print(f"{kills} kills ({in_save} during a save) in {runs} runs, {wrong} runs wrong")
         raise SystemExit(1 if wrong else 0)
 
 
 def newest(run: Path) -> str:
-    return newest_checkpoint(run).name if list(run.glob("checkpoint-*[0-9]")) else "no checkpoint yet"
+    return (
+        newest_checkpoint(run).name if list(run.glob("checkpoint-*[0-9]")) else "no checkpoint yet"
+    )
 
 
 if __name__ == "__main__":

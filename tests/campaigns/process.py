@@ -9,10 +9,11 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-SMALL = (
-    "--preset tiny --rnn-size 64 --embed-size 32 --batch-size 8 --seq-length 32 --dropout 0.2 --ema 0.99"
-    " --precision fp32 --threads 1 --tensorboard false --sample-every 0 --device cpu"
-).split()
+SMALL = [
+    *("--preset", "tiny", "--rnn-size", "64", "--embed-size", "32", "--dropout", "0.2"),
+    *("--batch-size", "8", "--seq-length", "32", "--ema", "0.99", "--precision", "fp32"),
+    *("--threads", "1", "--device", "cpu", "--tensorboard", "false", "--sample-every", "0"),
+]
 
 
 def make_text(path: Path, characters: int) -> Path:
@@ -36,7 +37,9 @@ def finish(command: list[str], timeout_s: float = 600) -> str:
     """Runs to the end; raises with the output when the exit code is not 0."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"exit {done.returncode}: {' '.join(command)}\n{done.stdout}\n{done.stderr}")
+        raise SystemExit(
+            f"exit {done.returncode}: {' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        )
     return done.stdout + done.stderr
 
 

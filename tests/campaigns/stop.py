@@ -55,7 +55,8 @@ def main() -> None:
             if temporaries(run):
                 raise SystemExit(f"stop {number}: left over {temporaries(run)}")
             last = output.strip().splitlines()[-1:] or ["(no output yet)"]
-            print(f"stop {number}: exit {process.returncode} running {running} saved {len(saved)} | {last[0][:90]}")
+            saved_text = f"exit {process.returncode} running {running} saved {len(saved)}"
+            print(f"stop {number}: {saved_text} | {last[0][:90]}", flush=True)
     print(f"{options.stops} stops, exit codes {dict(codes)}, slowest {slowest:.1f} s")
 
 

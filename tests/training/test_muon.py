@@ -19,7 +19,9 @@ def test_zero_gradient_stays_zero():
 def test_scale_of_the_gradient_does_not_matter():
     torch.manual_seed(0)
     gradient = torch.randn(4, 16, 16)
-    torch.testing.assert_close(orthogonalise(gradient), orthogonalise(gradient * 1024), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        orthogonalise(gradient), orthogonalise(gradient * 1024), atol=1e-3, rtol=0
+    )
 
 
 def test_gates_are_updated_independently():

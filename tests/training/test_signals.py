@@ -22,6 +22,11 @@ def test_second_signal_ends_the_process_with_the_documented_code():
         "import os, signal, time\n"
         "from fastlstm.training.signals import StopFlag\n"
         "with StopFlag():\n"
-        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(10)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(10)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == EXIT_STOPPED
+    assert (
+        subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
+        == EXIT_STOPPED
+    )

@@ -69,13 +69,15 @@ def _yaml(text: str, path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)  # noqa: S506  (a SafeLoader)
+        return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"--config {path}:{where}: {error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"--config {path}: not YAML; write lines such as 'rnn_size: 512'") from None
+        raise ConfigError(
+            f"--config {path}: not YAML; write lines such as 'rnn_size: 512'"
+        ) from None
 
 
 def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:

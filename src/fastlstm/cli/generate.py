@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
+from fastlstm.cli.table import print_json
 from fastlstm.cli.terminal import clean, is_terminal, short_count, style_for
 from fastlstm.errors import EXIT_OK, PromptError
 
@@ -51,8 +52,8 @@ COMMAND = Command(
         Option("seed", int, None, "makes the text repeatable", _SAMPLING),
     ),
     examples=(
-        "fastlstm generate runs/book --prompt 'Well, Prince' --length 500 --temperature 0.8",
-        "fastlstm generate runs/book --temperature 0 --stop '.' --prompt - < opening.txt",
+        "fastlstm generate runs/book --prompt 'Well, Prince' --temperature 0.8",
+        "fastlstm generate runs/book --temperature 0 --prompt - < opening.txt",
     ),
 )
 
@@ -65,12 +66,12 @@ def run(argv: list[str]) -> int:
     given = {name: parsed.values[name] for name in _SAMPLING_NAMES if name in parsed.values}
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
+    length = parsed.get(COMMAND, "length")
+    if length < 0:
+        raise PromptError(f"--length is {length}, expected 0 or more")
     prompt = _prompt_text(parsed.get(COMMAND, "prompt"))
 
-    from fastlstm.infer.language_model import LM
-
-    lm = LM.load(parsed.positionals[0])
-    length = parsed.get(COMMAND, "length")
+    lm = open_model(parsed.positionals[0])
     pieces = lm.stream(prompt, max_tokens=length, **given)
     start_s = time.perf_counter()
     if parsed.values.get("json"):
@@ -115,13 +116,8 @@ def _print_json(pieces: Iterable[str]) -> str:
     whole = []
     for piece in _batched(pieces):
         whole.append(piece)
-        _print_line({"event": "text", "text": piece})
+        print_json({"event": "text", "text": piece})
     return "".join(whole)
-
-
-def _print_line(values: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(values, allow_nan=False) + "\n")
-    sys.stdout.flush()
 
 
 def _batched(pieces: Iterable[str]) -> Iterator[str]:
@@ -143,7 +139,7 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
     tokens = _count_tokens(lm.tokenizer, text)
     rate = tokens / seconds if seconds > 0 else None
     if use_json:
-        _print_line(
+        print_json(
             {
                 "event": "end",
                 "prompt": prompt,

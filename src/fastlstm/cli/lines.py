@@ -89,9 +89,10 @@ def _model_text(event: Event) -> str:
     if not isinstance(model, dict):
         return ""
     layers = model.get("num_layers", 1)
+    plural = "s" if layers != 1 else ""
     return joined(
         [
-            f"{layers} LSTM layer{'s' if layers != 1 else ''} of {model.get('rnn_size', '?')} units",
+            f"{layers} LSTM layer{plural} of {model.get('rnn_size', '?')} units",
             f"embedding {model['embed_size']}" if "embed_size" in model else "",
         ]
     )
@@ -229,7 +230,9 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
                 joined(
                     [
                         f"{short_count(rate)} tokens/s" if rate is not None else "",
-                        f"{percent(mean_ceiling)} of the ceiling" if mean_ceiling is not None else "",
+                        f"{percent(mean_ceiling)} of the ceiling"
+                        if mean_ceiling is not None
+                        else "",
                     ]
                 ),
             ),

@@ -58,9 +58,7 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
     return Parsed(positionals, typed_values([option for option, _ in given], given))
 
 
-def typed_values(
-    options: Sequence[Option], given: Sequence[tuple[Option, str]]
-) -> dict[str, Any]:
+def typed_values(options: Sequence[Option], given: Sequence[tuple[Option, str]]) -> dict[str, Any]:
     """Converts text by annotation; a value that does not fit is a UsageError naming the flag."""
     tokens = [f"{option.flag}={text}" for option, text in given]
     try:
@@ -116,9 +114,7 @@ def _type_message(error: argparse.ArgumentError, given: Sequence[tuple[Option, s
     return one_line(str(error))
 
 
-def _split(
-    command: Command, argv: Sequence[str]
-) -> tuple[list[str], list[tuple[Option, str]]]:
+def _split(command: Command, argv: Sequence[str]) -> tuple[list[str], list[tuple[Option, str]]]:
     by_flag = _flags(command)
     positionals: list[str] = []
     given: list[tuple[Option, str]] = []

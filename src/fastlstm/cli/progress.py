@@ -96,7 +96,7 @@ class Output:
 
 
 def observer_for(stream: TextIO, *, use_json: bool) -> Output:
-    """Returns the output that fits: JSON lines, a live line on a terminal, plain lines elsewhere."""
+    """Returns JSON lines, a live line on a terminal, or plain lines elsewhere."""
     if use_json:
         return JsonOutput(stream)
     return LiveOutput(stream) if is_terminal(stream) else PlainOutput(stream)
@@ -106,16 +106,17 @@ class JsonOutput(Output):
     """One JSON object per line and nothing else; NaN and infinity become null."""
 
     def __call__(self, event: Event) -> None:
-        self.write(json.dumps(_finite(event), allow_nan=False, default=str) + "\n")
+        self.write(json.dumps(finite(event), allow_nan=False, default=str) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Returns the value with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return value
 
 

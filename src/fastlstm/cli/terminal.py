@@ -152,9 +152,7 @@ def one_line(text: str) -> str:
 
 def is_number(value: object) -> bool:
     """True for a finite int or float that is no bool."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def short_count(value: float) -> str:

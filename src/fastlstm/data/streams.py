@@ -161,6 +161,7 @@ def _open_zstd(raw: IO[bytes], name: str) -> _Readable:
     try:
         import zstandard
     except ImportError as error:
+        raw.close()
         raise MissingExtraError(
             f"{name} is zstd-compressed, which needs: pip install 'fastlstm[zst]'"
             " (or decompress it with `zstd -d`)"

@@ -282,7 +282,7 @@ def _spool(work: Pass, directory: Path) -> Source:
         if not document.is_stream:
             continue
         path = directory / f"spool-{index}"
-        descriptor = sys.stdin.fileno() if document.path is None else _open_pipe(document)
+        descriptor = _open_pipe(document)
         try:
             with storage_errors(path, "write"), open(path, "xb") as file:
                 while chunk := _read_pipe(descriptor, work, file.tell()):
@@ -297,6 +297,10 @@ def _spool(work: Pass, directory: Path) -> Source:
 
 def _open_pipe(document: Document) -> int:
     try:
+        if document.path is None:
+            if sys.stdin is None or sys.stdin.closed:
+                raise DataError("stdin is closed; pipe a text into it or name a file")
+            return sys.stdin.fileno()
         return os.open(str(document.path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise DataError(f"cannot read {document.name}: {error.strerror}") from error

@@ -235,7 +235,7 @@ def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
             f"{origin} has format version {version}, this fastlstm reads up to {FORMAT_VERSION};"
             " update fastlstm"
         )
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise CorruptFileError(
             f"{origin}: format_version is {version!r}, expected {FORMAT_VERSION}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,14 +38,24 @@ class LM:
         model: the network, in evaluation mode.
         tokenizer: its vocabulary.
         config: the run's config.json: `model`, `train`, ….
+        generation: the run's sampling defaults, generation_config.json.
+        note: what to tell the user about the choice of weights, or None.
     """
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any] | None = None
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        config: dict[str, Any] | None = None,
+        generation: dict[str, Any] | None = None,
+        note: str | None = None,
     ) -> None:
+        known = {field.name for field in fields(Sampling)} - {"stop", "seed"}
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = {} if config is None else config
+        self.generation = {k: v for k, v in (generation or {}).items() if k in known}
+        self.note = note
         self._decoder: Decoder | None = None
 
     @classmethod
@@ -57,20 +68,22 @@ class LM:
             FormatError: written by a newer format, or with another tokenizer.
         """
         loaded = load_language_model(Path(path))
-        return cls(loaded.model, loaded.tokenizer, loaded.config)
+        return cls(loaded.model, loaded.tokenizer, loaded.config, loaded.generation, loaded.note)
 
     def generate(
         self,
         prompt: str = "",
         max_tokens: int = 500,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
         stop: str | tuple[str, ...] = (),
         seed: int | None = None,
     ) -> str:
         """Returns text that goes on from `prompt` (which is not repeated).
+
+        A setting left out is the run's (generation_config.json), else 1.0 and everything.
 
         Args:
             prompt: text to continue; empty starts a new line.
@@ -96,10 +109,10 @@ class LM:
         self,
         prompt: str = "",
         max_tokens: int = 500,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
         stop: str | tuple[str, ...] = (),
         seed: int | None = None,
     ) -> Iterator[str]:
@@ -107,8 +120,14 @@ class LM:
 
         The arguments are checked now, not at the first piece.
         """
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        settings = Sampling(temperature, top_k, top_p, repetition_penalty, stops, seed)
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        settings = Sampling(**{**self.generation, **chosen}, stop=stop, seed=seed)
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
             raise PromptError(f"max_tokens is {max_tokens!r}, expected a whole number, 0 or more")
         ids = _prompt_ids(self.tokenizer, prompt)
@@ -180,7 +199,7 @@ def _write(
     sampler = Sampler(settings, tokenizer.vocab_size)
     for token in ids[-64:]:
         sampler.saw(int(token))
-    text, gate = tokenizer.stream_decoder(), StopText(settings.stop)
+    text, gate = tokenizer.stream_decoder(), StopText(settings.stops)
     stream = decoder.begin(ids)
     for count in range(1, max_tokens + 1):
         token = sampler.pick(stream.logits)

@@ -28,7 +28,7 @@ class Sampling:
         top_p: choose among the likeliest whose joint probability just reaches this; 1 among all.
         repetition_penalty: multiplies the (negative) log probabilities of the last 64 tokens, so
             that above 1 makes them less likely; 1 is off.
-        stop: end before any of these texts would be written.
+        stop: end before this text, or any of these, would be written.
         seed: makes the choice repeatable; None draws a fresh one.
 
     Raises:
@@ -39,12 +39,10 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
+    stop: str | tuple[str, ...] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         _require_number("temperature", self.temperature, 0.0, 1e6, "0 (greedy) or more")
         _require_number("top_p", self.top_p, 0.0, 1.0, "above 0 and at most 1", is_open=True)
         _require_number(
@@ -53,9 +51,14 @@ class Sampling:
         _require_whole("top_k", self.top_k, "0 (all) or more")
         if self.seed is not None:
             _require_whole("seed", self.seed, "0 or more")
-        for text in self.stop:
+        for text in self.stops:
             if not isinstance(text, str) or not text:
                 raise PromptError(f"stop is {text!r}, expected a text of at least one character")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 def _require_number(

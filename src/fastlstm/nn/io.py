@@ -215,7 +215,7 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Loa
     config, model_config = parse_config(files[CONFIG_FILE], directory / CONFIG_FILE)
     tokenizer_path = directory / TOKENIZER_FILE
     try:
-        tokenizer = load_tokenizer(files[TOKENIZER_FILE])
+        tokenizer = load_tokenizer(files[TOKENIZER_FILE], str(tokenizer_path))
     except DataError as error:
         raise CorruptFileError(f"{tokenizer_path}: {error}") from None
     if tokenizer.fingerprint != config["tokenizer_sha256"]:

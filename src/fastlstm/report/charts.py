@@ -54,7 +54,7 @@ def draw_charts(history: History) -> list[Chart]:
         raise MissingExtraError(
             "charts need matplotlib; install it with: pip install matplotlib"
         ) from error
-    settings = {
+    settings: Any = {
         "svg.fonttype": "none",
         "font.family": "sans-serif",
         "font.size": 10,
@@ -69,15 +69,14 @@ def draw_charts(history: History) -> list[Chart]:
             _speed(history),
             _ceiling(history),
             _learning_rate(history),
+            _gradient(history),
         ]
     return [chart for chart in charts if chart is not None]
 
 
 def _quality(history: History, x_key: str, title: str) -> Chart | None:
     steps_x, steps_y = series(history.steps, x_key, "bits_per_char")
-    evals = [
-        {**event, "tokens": history.tokens_at(event["step"])} for event in history.validations
-    ]
+    evals = [{**event, "tokens": history.tokens_at(event["step"])} for event in history.validations]
     evals_x, evals_y = series(evals, x_key, "bits_per_char")
     if len(steps_x) < 2 and not evals_x:
         return None
@@ -142,6 +141,16 @@ def _learning_rate(history: History) -> Chart | None:
     return Chart("Learning rate", "Warm-up, plateau, cooldown.", svg)
 
 
+def _gradient(history: History) -> Chart | None:
+    x, y = series(history.steps, "tokens", "grad_norm")
+    if len(x) < 2:
+        return None
+    top = _top(x, y, [])
+    curves = [_Curve(x, y, "gradient norm", "a")]
+    svg = _draw(curves, "Gradient norm", "tokens", "norm", bottom=0.0, top=top, name="gradient")
+    return Chart("Gradient norm", "Global norm before clipping.", svg)
+
+
 def _draw(
     curves: Sequence[_Curve],
     title: str,
@@ -172,7 +181,16 @@ def _draw(
     if top is not None:
         axes.set_ylim(top=top)
     if len(curves) > 1:
-        axes.legend(frameon=False, labelcolor=_COLOURS["ink"], loc="upper right", fontsize=10)
+        # Above the plot: no curve can run through it.
+        axes.legend(
+            frameon=False,
+            labelcolor=_COLOURS["ink"],
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=len(curves),
+            borderaxespad=0,
+            fontsize=9,
+        )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _embed(buffer.getvalue().decode("utf-8"), name, title)
@@ -196,7 +214,7 @@ def _style_axes(axes: Any, x_label: str, y_label: str, divisor: float) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_COLOURS["grid"])
     axes.spines["left"].set_visible(False)
-    steps = [1, 2, 3, 5, 6, 10] if divisor == 60.0 else [1, 2, 2.5, 5, 10]
+    steps: list[float] = [1, 2, 3, 5, 6, 10] if divisor == 60.0 else [1, 2, 2.5, 5, 10]
     axes.xaxis.set_major_locator(_scaled_locator(MaxNLocator, divisor, steps))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x / divisor)))

@@ -122,7 +122,7 @@ def _numbers(history: History) -> str:
     if (share := history.mean("ceiling_share")) is not None:
         peak = number(history.start, "ceiling_gflops")
         note = f"of {peak:,.0f} GFLOP/s measured" if peak is not None else ""
-        cells.append(_number("Share of the ceiling", f"{100 * share:.0f}", "%", note))
+        cells.append(_number("Share of the ceiling", f"{100 * share:.0f}%", "", note))
     return f'<div class="numbers">{"".join(cells)}</div>' if cells else ""
 
 
@@ -233,14 +233,23 @@ def _config(run_dir: Path) -> dict[str, Any]:
 def _settings(config: dict[str, Any], history: History) -> str:
     start = history.start
     if not config:
-        names = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")
+        names = (
+            "vocab",
+            "batch_size",
+            "seq_length",
+            "optimizer",
+            "learning_rate",
+            "dropout",
+            "seed",
+        )
         config = {name: start[name] for name in names if start.get(name) is not None}
+    resolved = {name: start.get(name) for name, value in config.items() if value is None}
     facts = {
         name: start[name]
-        for name in ("vocab_size", "train_tokens", "valid_tokens", "test_tokens", "threads", "end")
+        for name in ("vocab_size", "train_tokens", "valid_tokens", "test_tokens", "end")
         if start.get(name) is not None
     }
-    merged = {**config, **{name: value for name, value in facts.items() if name not in config}}
+    merged = {**config, **resolved, **facts}
     rows = "".join(
         f"<div><dt>{_text(name)}</dt><dd>{_text(_setting(value))}</dd></div>"
         for name, value in merged.items()

@@ -21,7 +21,8 @@ body {
   -webkit-text-size-adjust: 100%;
 }
 main { max-width: 1080px; margin: 0 auto; padding: 48px 24px 72px; }
-h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; margin: 0; overflow-wrap: anywhere; }
+h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; margin: 0;
+  overflow-wrap: anywhere; }
 h2 { font-size: 19px; letter-spacing: -.01em; margin: 56px 0 16px; }
 h3 { font-size: 15px; margin: 0; }
 p { margin: 0; }
@@ -65,7 +66,8 @@ dl div {
   display: flex; justify-content: space-between; gap: 16px; padding: 6px 0;
   border-bottom: 1px solid var(--grid); min-width: 0;
 }
-dt { color: var(--muted); white-space: nowrap; } dd { margin: 0; text-align: right; overflow-wrap: anywhere; }
+dt { color: var(--muted); white-space: nowrap; }
+dd { margin: 0; text-align: right; overflow-wrap: anywhere; }
 ul { margin: 0; padding: 0; list-style: none; }
 li { padding: 6px 0; border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
 li.warn::before { content: "warning  "; color: var(--warn); font-weight: 600; }

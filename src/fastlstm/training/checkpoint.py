@@ -1,8 +1,9 @@
 """Checkpoints: a whole training state in one directory, written so that no crash can tear it.
 
-`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last; one rename gives
-it its name, the parent is fsynced, everything is read back from the disk and compared, and only then
-are old checkpoints removed. Tensors are safetensors, the rest is JSON: loading executes nothing.
+`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last. One rename gives
+it its name, the parent is fsynced, everything is read back from the disk and compared, and only
+then are old checkpoints removed. Tensors are safetensors, the rest is JSON: loading executes
+nothing.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ def _write(path: Path, contents: Mapping[str, bytes], manifest: Manifest) -> Non
     try:
         write_directory(staged, contents, manifest)
         if path.exists():
+            if aside.exists():
+                storage.discard(aside)
             storage.rename(path, aside)
         storage.rename(staged, path)
         verify_manifest(path, strict=True, from_disk=True)
@@ -155,11 +158,8 @@ def _undo(path: Path, staged: Path, aside: Path, *, bad: bool) -> None:
         storage.remove_tree(staged)
     if bad and path.exists():
         storage.discard(path)
-    if aside.exists():
-        if path.exists():
-            storage.discard(aside)
-        else:
-            storage.rename(aside, path)
+    if aside.exists() and not path.exists():  # where both exist, the next sweep looks at both
+        storage.rename(aside, path)
 
 
 def _rotate(run: RunDirectory, newest: Path, finite: bool, keep: int) -> None:

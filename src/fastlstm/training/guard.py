@@ -21,11 +21,15 @@ def first_non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
 
 def bad_weight(model: nn.Module) -> str | None:
+    """Returns the name of the first weight that holds NaN or Inf, or None."""
     return first_non_finite((name, p.detach()) for name, p in model.named_parameters())
 
 
 def bad_gradient(model: nn.Module) -> str | None:
-    return first_non_finite((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    """Returns the name of the first gradient that holds NaN or Inf, or None."""
+    return first_non_finite(
+        (name, p.grad) for name, p in model.named_parameters() if p.grad is not None
+    )
 
 
 @dataclass

@@ -13,7 +13,15 @@ Observer = Callable[[Event], None]
 
 NOT_STORED = frozenset({"prepare"})
 _SCALARS = {
-    "step": ("loss", "bits_per_char", "lr", "grad_norm", "tokens_per_s", "ceiling_share", "input_wait_share"),
+    "step": (
+        "loss",
+        "bits_per_char",
+        "lr",
+        "grad_norm",
+        "tokens_per_s",
+        "ceiling_share",
+        "input_wait_share",
+    ),
     "eval": ("loss", "bits_per_char", "bits_per_byte", "perplexity"),
 }
 

@@ -35,7 +35,8 @@ def orthogonalise(update: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     for _ in range(iterations):
         gram = x @ x.mT
         x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
-    return x.mT if tall else x
+    result: torch.Tensor = x.mT if tall else x
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -77,12 +78,14 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         running, momentum = state["momentum"], group["momentum"]
-        running.lerp_(parameter.grad, 1 - momentum)
-        update = torch.lerp(parameter.grad, running, momentum)
+        running.lerp_(gradient, 1 - momentum)
+        update = torch.lerp(gradient, running, momentum)
         gates = update.view(4, parameter.shape[0] // 4, parameter.shape[1])
         direction = orthogonalise(gates).to(parameter.dtype).view_as(parameter)
         if group["weight_decay"]:

@@ -86,18 +86,28 @@ def _build(
         others = [p for name, p in named if not is_recurrent_matrix(name)]
         return [
             Muon(recurrent, lr=learning_rate, weight_decay=decay),
-            torch.optim.AdamW(others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused),
+            torch.optim.AdamW(
+                others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused
+            ),
         ]
     if config.optimizer == "adam":
-        return [torch.optim.Adam(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused)]
+        return [
+            torch.optim.Adam(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused)
+        ]
     if config.optimizer == "adamw":
-        return [torch.optim.AdamW(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused)]
+        return [
+            torch.optim.AdamW(
+                params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused
+            )
+        ]
     if config.optimizer == "nadam":
         nadam = torch.optim.NAdam(
             params, lr=learning_rate, betas=BETAS, weight_decay=decay, decoupled_weight_decay=True
         )
         return [nadam]
-    return [torch.optim.SGD(params, lr=learning_rate, momentum=0.9, weight_decay=decay, nesterov=True)]
+    return [
+        torch.optim.SGD(params, lr=learning_rate, momentum=0.9, weight_decay=decay, nesterov=True)
+    ]
 
 
 def is_recurrent_matrix(name: str) -> bool:

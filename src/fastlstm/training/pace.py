@@ -17,6 +17,10 @@ class _Plan(Protocol):
 class Pace:
     """Collects steps between two progress lines.
 
+    Args:
+        plan: for the operations per token and the ceiling.
+        tokens_per_char: tokens per character of the text.
+
     Attributes:
         evaluation_s: seconds of the newest evaluation, 0 before the first.
         save_s: seconds of the newest checkpoint.
@@ -24,8 +28,9 @@ class Pace:
 
     _LOG_INTERVAL_S = 1.0
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _Plan, tokens_per_char: float) -> None:
         self._plan = plan
+        self._tokens_per_char = tokens_per_char
         self.evaluation_s = 0.0
         self.save_s = 0.5
         self._wait_s = 0.0
@@ -45,7 +50,9 @@ class Pace:
         self._steps += 1
         self._seconds += seconds
         rate = seconds / tokens
-        self._seconds_per_token = rate if not self._seconds_per_token else 0.9 * self._seconds_per_token + 0.1 * rate
+        self._seconds_per_token = (
+            rate if not self._seconds_per_token else 0.9 * self._seconds_per_token + 0.1 * rate
+        )
 
     def log_due(self, every: int | None, step: int) -> bool:
         """True when a progress line is due: every so many steps, or about once a second."""
@@ -61,12 +68,11 @@ class Pace:
     def remaining_s(self, steps: int, tokens_per_step: int) -> float:
         return max(steps, 0) * tokens_per_step * self._seconds_per_token
 
-    def take(self, wait_s: float, tokens_per_char: float) -> dict[str, Any]:
+    def take(self, wait_s: float) -> dict[str, Any]:
         """Returns the rates since the last call and starts anew.
 
         Args:
             wait_s: seconds the loader has kept the loop waiting since it was opened.
-            tokens_per_char: tokens per character of the text.
         """
         tokens, seconds = max(self._tokens, 1), max(self._seconds, 1e-9)
         waited = max(wait_s - self._wait_s, 0.0)
@@ -75,7 +81,7 @@ class Pace:
         ceiling = self._plan.ceiling_gflops
         values = {
             "loss": loss,
-            "bits_per_char": loss / math.log(2) * tokens_per_char,
+            "bits_per_char": loss / math.log(2) * self._tokens_per_char,
             "grad_norm": self._norm / max(self._steps, 1),
             "tokens_per_s": tokens / seconds,
             "gflops": gflops,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fastlstm.config import ModelConfig, TrainConfig
+from fastlstm.config import TrainConfig
 from fastlstm.data.lanes import LaneBatches, WindowBatches
+from fastlstm.data.tokenizer import Ids
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -66,17 +67,20 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
     while steps() < _MIN_STEPS_PER_EPOCH and length > 8:
         length //= 2
     if steps() < 1:
-        raise DataError(f"the training split has {train_tokens} tokens; give a text at least 50 times as long")
+        raise DataError(
+            f"the training split has {train_tokens} tokens; give a text at least 50 times as long"
+        )
     if (batch, length, accumulate) == (config.batch_size, config.seq_length, config.accumulate):
         return config, ()
     note = (
-        f"the text is short ({train_tokens:,} training tokens): batch {config.batch_size} -> {batch},"
-        f" sequence length {config.seq_length} -> {length}, accumulation {config.accumulate} -> {accumulate}"
+        f"the text is short ({train_tokens:,} training tokens):"
+        f" batch {config.batch_size} -> {batch}, sequence length {config.seq_length} -> {length},"
+        f" accumulation {config.accumulate} -> {accumulate}"
     )
     return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
 
 
-def open_batches(config: TrainConfig, ids: object) -> LaneBatches | WindowBatches:
+def open_batches(config: TrainConfig, ids: Ids) -> LaneBatches | WindowBatches:
     """Returns the batches of the training split in the configured order."""
     lanes = config.batch_size * config.accumulate
     if config.order == "windows":
@@ -103,7 +107,9 @@ def resolve(
         steps_per_epoch: optimizer steps of one pass over the training split.
     """
     ending = Ending.of(config, steps_per_epoch)
-    precision = choose_precision(config.precision, model, device, (config.seq_length, config.batch_size))
+    precision = choose_precision(
+        config.precision, model, device, (config.seq_length, config.batch_size)
+    )
     step_tokens = config.batch_size * config.accumulate * config.seq_length
     total = _expected_tokens(ending, precision, step_tokens, config.accumulate)
     epochs = total / train_tokens
@@ -149,8 +155,3 @@ def default_dropout(epochs: float) -> float:
         if epochs <= limit:
             return dropout
     return 0.4
-
-
-def with_dropout(model: LanguageModel, config: ModelConfig) -> None:
-    """Gives a built model its final configuration; dropout changes no parameter."""
-    model.config = config

@@ -44,7 +44,9 @@ def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
 def check_precision(name: str, device: torch.device) -> None:
     """Raises ConfigError where this device cannot train in the asked precision."""
     if device.type == "cpu" and name in ("fp16", "tf32"):
-        raise ConfigError(f"--precision {name} needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto")
+        raise ConfigError(
+            f"--precision {name} needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
+        )
 
 
 def choose_precision(

@@ -94,7 +94,9 @@ class TrainingState:
             meta["scaler"] = self.scaler.state_dict()
         return tensors, meta
 
-    def restore(self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False) -> dict[str, int]:
+    def restore(
+        self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
+    ) -> dict[str, int]:
         """Puts a checkpoint back and returns the loader's position.
 
         Args:
@@ -105,7 +107,9 @@ class TrainingState:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors["model"][name])
-            for own, saved in zip(self.carried, (tensors["state"]["h"], tensors["state"]["c"]), strict=True):
+            for own, saved in zip(
+                self.carried, (tensors["state"]["h"], tensors["state"]["c"]), strict=True
+            ):
                 own.copy_(saved)
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
@@ -124,4 +128,6 @@ class TrainingState:
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Every float tensor that must be finite for the checkpoint to count as good."""
         tensors, _ = self.capture({})
-        return [(f"{stem} {name}", t) for stem, group in tensors.items() for name, t in group.items()]
+        return [
+            (f"{stem} {name}", t) for stem, group in tensors.items() for name, t in group.items()
+        ]

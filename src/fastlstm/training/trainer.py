@@ -23,14 +23,15 @@ from fastlstm.nn.language_model import LanguageModel
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, metrics_mark, save_checkpoint
+from fastlstm.training.events import eval_event, tokens_per_char
 from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
 from fastlstm.training.metrics import Observer
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.pace import Pace
-from fastlstm.training.precision import autocast
 from fastlstm.training.schedule import Ending, learning_rate_factor
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.state import TrainingState
+from fastlstm.training.stepper import Stepper
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,14 @@ class Trainer:
             carried=model.initial_state(lanes, device=plan.device),
             scaler=torch.amp.GradScaler("cuda") if config.precision == "fp16" else None,
         )
-        self._splits = config.accumulate
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._stepper = Stepper(config, model, plan.device, self.state, emit)
         self._loader: Prefetcher | None = None
         self._saved_step = -1
         self._last_save = time.perf_counter()
         self._last: Evaluation | None = None
         self._reason = plan.ending.text
         self._clock_offset = time.perf_counter()
-        self._pace = Pace(plan)
+        self._pace = Pace(plan, tokens_per_char(valid_ids, tokenizer))
 
     def train(self, resume_from: Checkpoint | None = None) -> Evaluation:
         """Runs to the end and returns the last evaluation.
@@ -174,22 +174,12 @@ class Trainer:
         started = time.perf_counter()
         done = self._done()
         batch = self._loader.next()
-        loss = self._forward_backward(batch)
-        scaler = self.state.scaler
-        optimizers = self.state.optimizers
-        if scaler is not None:
-            for optimizer in optimizers.members:
-                scaler.unscale_(optimizer)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.plan.config.grad_clip))
+        config = self.plan.config
+        factor = learning_rate_factor(done, config.warmup, config.cooldown)
+        loss, norm = self._stepper.step(batch, factor * self.state.progress.lr_scale)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._handle_bad_step(loss)
             return
-        config = self.plan.config
-        factor = learning_rate_factor(done, config.warmup, config.cooldown)
-        optimizers.step(factor * self.state.progress.lr_scale, scaler)
-        optimizers.zero_grad()
-        if self.state.average is not None:
-            self.state.average.update()
         self.state.guard.good_step()
         progress = self.state.progress
         progress.step += 1
@@ -198,42 +188,8 @@ class Trainer:
         progress.train_s += time.perf_counter() - started
         self._pace.add_step(loss, norm, batch.y.numel(), time.perf_counter() - started)
         if self._pace.log_due(config.log_every, progress.step):
-            rate = factor * progress.lr_scale * optimizers.learning_rate
+            rate = factor * progress.lr_scale * self.state.optimizers.learning_rate
             self.emit(self._step_event(batch, rate))
-
-    def _forward_backward(self, batch: Batch) -> float:
-        """Accumulates gradients of the mean loss over the whole batch; returns that mean."""
-        while True:
-            try:
-                return self._accumulated_pass(batch)
-            except torch.cuda.OutOfMemoryError:
-                lanes = batch.x.shape[1]
-                if self._splits >= lanes:
-                    raise
-                self.state.optimizers.zero_grad()
-                torch.cuda.empty_cache()
-                self._splits = min(lanes, self._splits * 2)
-                self._say("warning", f"out of GPU memory: batch now runs in {self._splits} parts, same result")
-
-    def _accumulated_pass(self, batch: Batch) -> float:
-        device, config = self.plan.device, self.plan.config
-        x, y = batch.x.to(device, non_blocking=True), batch.y.to(device, non_blocking=True)
-        keep = (~batch.reset).to(device, torch.float32).view(1, -1, 1)
-        carried = tuple(s * keep for s in self.state.carried)
-        total = y.numel()
-        losses, states = [], []
-        for part in torch.arange(x.shape[1]).tensor_split(self._splits):
-            low, high = int(part[0]), int(part[-1]) + 1
-            state = (carried[0][:, low:high].contiguous(), carried[1][:, low:high].contiguous())
-            with autocast(config.precision, device):
-                loss, new_state = self.model.loss(x[:, low:high], y[:, low:high], state)
-            mean = loss / total
-            (self.state.scaler.scale(mean) if self.state.scaler is not None else mean).backward()
-            losses.append(mean.detach())
-            states.append(new_state)
-        hidden, cell = (torch.cat([s[k].detach().float() for s in states], dim=1) for k in (0, 1))
-        self.state.carried = (hidden, cell)
-        return float(torch.stack(losses).sum())
 
     # trouble ----------------------------------------------------------------------------------
 
@@ -245,15 +201,29 @@ class Trainer:
         state = first_non_finite(zip(("carried h", "carried c"), self.state.carried, strict=True))
         gradient = bad_gradient(self.model)
         culprit = (
-            f"weight {weight}" if weight else state or (f"gradient of {gradient}" if gradient else f"loss {loss}")
+            f"weight {weight}"
+            if weight
+            else state or (f"gradient of {gradient}" if gradient else f"loss {loss}")
         )
         self.state.optimizers.zero_grad()
-        self.state.carried = self.model.initial_state(self.state.carried[0].shape[1], device=self.plan.device)
+        self.state.carried = self.model.initial_state(
+            self.state.carried[0].shape[1], device=self.plan.device
+        )
         if self.state.scaler is not None and weight is None:
             self.state.scaler.update()
         roll_back = guard.bad_step(step, culprit) or weight is not None
-        action = "rolled back to the last good checkpoint" if roll_back else "step skipped, state reset"
-        self.emit({"event": "skip", "step": step, "what": "non-finite", "tensor": culprit, "action": action})
+        action = (
+            "rolled back to the last good checkpoint" if roll_back else "step skipped, state reset"
+        )
+        self.emit(
+            {
+                "event": "skip",
+                "step": step,
+                "what": "non-finite",
+                "tensor": culprit,
+                "action": action,
+            }
+        )
         if roll_back:
             self._roll_back(culprit)
 
@@ -279,7 +249,11 @@ class Trainer:
     def _evaluation_due(self) -> bool:
         progress, every = self.state.progress, self.plan.config.eval_every
         assert every is not None
-        return progress.step > 0 and progress.step % every == 0 and progress.evaluated_step != progress.step
+        return (
+            progress.step > 0
+            and progress.step % every == 0
+            and progress.evaluated_step != progress.step
+        )
 
     def _evaluate(self) -> None:
         progress, average = self.state.progress, self.state.average
@@ -301,10 +275,12 @@ class Trainer:
                 self._publish_best()
             self._last = result
             self._pace.evaluation_s = result.seconds
-            self.emit(self._eval_event(result, is_best))
+            self.emit(eval_event(result, progress.step, is_best, self.elapsed_s()))
             every = self.plan.config.sample_every
             if self._sample is not None and every and progress.evaluations % every == 0:
-                self.emit({"event": "sample", "step": progress.step, "text": self._sample(self.model)})
+                self.emit(
+                    {"event": "sample", "step": progress.step, "text": self._sample(self.model)}
+                )
 
     def _publish_best(self) -> None:
         try:
@@ -340,7 +316,13 @@ class Trainer:
         seconds = time.perf_counter() - started
         self._pace.save_s = seconds
         self.emit(
-            {"event": "checkpoint", "step": self._saved_step, "path": path.name, "seconds": seconds, "bytes": size}
+            {
+                "event": "checkpoint",
+                "step": self._saved_step,
+                "path": path.name,
+                "seconds": seconds,
+                "bytes": size,
+            }
         )
         return path
 
@@ -357,7 +339,8 @@ class Trainer:
             self._save()
         self.emit({"event": "end", "reason": f"stopped by {self.stop.name}", **self._totals()})
         raise Stopped(
-            f"stopped by {self.stop.name}; checkpoint-{step} is saved, the same command with --resume goes on"
+            f"stopped by {self.stop.name}; checkpoint-{step} is saved,"
+            " the same command with --resume goes on"
         )
 
     def _open_loader(self, position: dict[str, int] | None) -> None:
@@ -387,7 +370,12 @@ class Trainer:
     def _emit_end(self) -> None:
         assert self._last is not None
         self.emit(
-            {"event": "end", "reason": self._reason, **self._totals(), "final": self._eval_event(self._last, False)}
+            {
+                "event": "end",
+                "reason": self._reason,
+                **self._totals(),
+                "final": eval_event(self._last, self.state.progress.step, False, self.elapsed_s()),
+            }
         )
 
     def _step_event(self, batch: Batch, rate: float) -> dict[str, Any]:
@@ -399,7 +387,6 @@ class Trainer:
             eta = max(ending.budget_s - elapsed, 0.0)
         else:
             eta = self._pace.remaining_s((ending.total_steps or 0) - progress.step, batch.y.numel())
-        chars = float(self._tokens_per_char)
         return {
             "event": "step",
             "step": progress.step,
@@ -409,26 +396,5 @@ class Trainer:
             "lr": rate,
             "elapsed_s": elapsed,
             "eta_s": eta,
-            **self._pace.take(self._loader.wait_s, chars),
-        }
-
-    @property
-    def _tokens_per_char(self) -> float:
-        counts = np.bincount(np.asarray(self._valid_ids[:65536]), minlength=self._tokenizer.vocab_size)
-        chars = float(counts @ self._tokenizer.token_chars)
-        return float(counts.sum()) / max(chars, 1.0)
-
-    def _eval_event(self, result: Evaluation, is_best: bool) -> dict[str, Any]:
-        return {
-            "event": "eval",
-            "step": self.state.progress.step,
-            "split": "valid",
-            "loss": result.nats_per_token,
-            "bits_per_char": result.bits_per_char,
-            "bits_per_byte": result.bits_per_byte,
-            "perplexity": result.perplexity,
-            "num_tokens": result.num_tokens,
-            "seconds": result.seconds,
-            "is_best": is_best,
-            "elapsed_s": self.elapsed_s(),
+            **self._pace.take(self._loader.wait_s),
         }

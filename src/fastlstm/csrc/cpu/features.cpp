@@ -16,9 +16,9 @@ namespace fastlstm {
 namespace {
 
 // Register state the operating system must save, as bits of XCR0.
-constexpr uint64_t kStateAvx = 0x6;                 // XMM, YMM
+constexpr uint64_t kStateAvx = 0x6;                  // XMM, YMM
 constexpr uint64_t kStateAvx512 = kStateAvx | 0xe0;  // opmask, upper ZMM0-15, ZMM16-31
-constexpr uint64_t kStateAmx = 0x60000;             // XTILECFG, XTILEDATA
+constexpr uint64_t kStateAmx = 0x60000;              // XTILECFG, XTILEDATA
 
 constexpr bool bit(uint32_t value, int index) { return (value >> index) & 1u; }
 constexpr bool has_all(uint64_t value, uint64_t mask) { return (value & mask) == mask; }
@@ -101,10 +101,9 @@ CpuidRecord record_cpuid() {
 std::vector<std::string> usable_features(const CpuidRecord& r) {
   const bool is_xsave_on = bit(r.leaf1_ecx, 27);
   const bool is_avx_on = is_xsave_on && has_all(r.xcr0, kStateAvx);
-  const bool is_avx512_on =
-      is_xsave_on && has_all(r.xcr0, kStateAvx512) && bit(r.leaf7_ebx, 16);
-  const bool is_amx_on = is_xsave_on && has_all(r.xcr0, kStateAmx) && r.is_amx_permitted &&
-                         bit(r.leaf7_edx, 24);
+  const bool is_avx512_on = is_xsave_on && has_all(r.xcr0, kStateAvx512) && bit(r.leaf7_ebx, 16);
+  const bool is_amx_on =
+      is_xsave_on && has_all(r.xcr0, kStateAmx) && r.is_amx_permitted && bit(r.leaf7_edx, 24);
   const std::array<std::pair<const char*, bool>, 15> table{{
       {"avx", is_avx_on && bit(r.leaf1_ecx, 28)},
       {"fma", is_avx_on && bit(r.leaf1_ecx, 12)},

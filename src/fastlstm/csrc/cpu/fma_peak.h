@@ -8,8 +8,8 @@
 
 namespace fastlstm {
 
-// Runs `iterations` rounds of independent multiply-adds on registers and returns a value that depends on all of
-// them, so that the compiler can drop none.
+// Runs `iterations` rounds of independent multiply-adds on registers and returns a value that
+// depends on all of them, so that the compiler can drop none.
 using PeakLoop = float (*)(int64_t iterations);
 
 struct PeakKernel {
@@ -25,14 +25,17 @@ PeakKernel fma_peak_f32__avx512();
 PeakKernel fma_peak_bf16__avx512_bf16();
 PeakKernel fma_peak_bf16__amx_bf16();
 
-// The loops this build contains and `isa` (or wider) may run, narrow to wide. Calling a loop of a wider
-// instruction set than choose_isa() allows ends the process; this list never holds one when `isa` comes from it.
+// The loops this build contains and `isa` (or wider) may run, narrow to wide. Calling a loop of a
+// wider instruction set than choose_isa() allows ends the process; this list never holds one when
+// `isa` comes from it.
 std::vector<PeakKernel> peak_kernels(const std::string& isa);
 
-// GFLOP/s of `kernel` on `threads` threads at once, best of rounds that take about `seconds` in all.
+// GFLOP/s of `kernel` on `threads` threads at once, best of rounds that take about `seconds` in
+// all.
 double measure_peak_gflops(const PeakKernel& kernel, int threads, double seconds);
 
-// Runs body(thread) on `threads` threads that start together; returns seconds from start to the last one's end.
+// Runs body(thread) on `threads` threads that start together; returns seconds from start to the
+// last one's end.
 double run_together(int threads, const std::function<void(int)>& body);
 
 }  // namespace fastlstm

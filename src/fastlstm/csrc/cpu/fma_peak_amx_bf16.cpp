@@ -17,14 +17,16 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// Four sums (16x16 f32), two left and two right operands (16x32 bf16): the tile shape a GEMM would use.
+// Four sums (16x16 f32), two left and two right operands (16x32 bf16): the tile shape a GEMM would
+// use.
 float loop(int64_t iterations) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
     config.column_bytes[tile] = 64;
     config.rows[tile] = 16;
   }
-  // GCC's intrinsic names only the first bytes as its input; without this the others may never be stored.
+  // GCC's intrinsic names only the first bytes as its input; without this the others may never be
+  // stored.
   __asm__ volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
   _tile_zero(0);

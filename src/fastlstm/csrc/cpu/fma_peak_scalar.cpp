@@ -3,7 +3,8 @@
 namespace fastlstm {
 namespace {
 
-// What a portable build reaches: the compiler may use the baseline vector unit (SSE2, NEON), nothing wider.
+// What a portable build reaches: the compiler may use the baseline vector unit (SSE2, NEON),
+// nothing wider.
 float loop(int64_t iterations) {
   constexpr int kTile = 32;
   float sum[kTile];

@@ -1,0 +1,122 @@
+"""`fastlstm evaluate RUN TEXT`: bits per character of a text, from a carried state by default."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.loading import open_model
+from fastlstm.cli.parser import parse
+from fastlstm.cli.progress import finite
+from fastlstm.cli.table import print_json, print_rows
+from fastlstm.cli.terminal import short_count
+from fastlstm.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from fastlstm.infer.language_model import LM
+    from fastlstm.nn.evaluation import Evaluation
+
+Split = Literal["train", "valid", "test"]
+
+COMMAND = Command(
+    verb="evaluate",
+    summary="Measure bits per character and byte, and perplexity, on a text.",
+    positionals=(
+        Positional("RUN", "a run directory or one of its checkpoints"),
+        Positional("TEXT", "a text in any form that train takes as SOURCE"),
+    ),
+    options=(
+        Option("split", Split | None, None, "only this part of TEXT, cut as RUN cut its own"),
+        Option(
+            "zero_state_window",
+            int | None,
+            None,
+            "windows of N tokens, each from a zero state, as stateless models are judged",
+        ),
+        Option("lanes", int, 16, "parts of the text scored side by side; 1 is exact and slower"),
+        Option("max_tokens", int | None, None, "score at most N tokens"),
+        Option("json", bool, False, "print one JSON object", is_switch=True),
+    ),
+    examples=(
+        "fastlstm evaluate runs/book other.txt",
+        "fastlstm evaluate runs/book book.txt --split valid --zero-state-window 128",
+    ),
+)
+
+
+def run(argv: list[str]) -> int:
+    """Prints the figures on standard output; returns the exit code."""
+    parsed = parse(COMMAND, argv)
+    path, text = parsed.positionals
+    split = parsed.values.get("split")
+    window = parsed.values.get("zero_state_window")
+    lanes = parsed.get(COMMAND, "lanes")
+
+    lm = open_model(path)
+    result = evaluate_text(
+        lm,
+        text,
+        split=split,
+        lanes=lanes,
+        zero_state_window=window,
+        max_tokens=parsed.values.get("max_tokens"),
+    )
+    mode = "carried state" if window is None else "zero state per window"
+    facts = {"run": path, "text": text, "split": split, "mode": mode}
+    if parsed.values.get("json"):
+        sizes = {"lanes": lanes} if window is None else {"zero_state_window": window}
+        print_json(finite({**facts, **sizes, **dataclasses.asdict(result)}))
+        return EXIT_OK
+    where = f"up to {lanes} lanes" if window is None else f"windows of {window:,} tokens"
+    print_rows(
+        [
+            ("model", path),
+            ("text", text + (f", {split} split" if split else "")),
+            ("mode", f"{mode}, {where}"),
+            *result_rows(result),
+        ]
+    )
+    return EXIT_OK
+
+
+def evaluate_text(lm: LM, text: str, *, split: str | None, **settings: Any) -> Evaluation:
+    """Scores a text, or the part of it that the run's own split calls `split`.
+
+    Raises:
+        DataError: the text cannot be read, holds unseen characters or is too short.
+    """
+    from fastlstm.config import TrainConfig
+    from fastlstm.data.text import prepare_text
+    from fastlstm.nn.evaluation import evaluate
+
+    train = {**dataclasses.asdict(TrainConfig()), **lm.config.get("train", {})}
+    kind: Any = lm.tokenizer.kind
+    data = prepare_text(
+        text,
+        vocab=kind,
+        tokenizer=lm.tokenizer,
+        text_field=train["text_field"],
+        keep_crlf=train["keep_crlf"],
+        invalid_utf8=train["invalid_utf8"],
+        cache_dir=train["cache_dir"],
+    )
+    ids = data.ids if split is None else getattr(data.split(train["split"]), split)
+    return evaluate(lm.model, ids, lm.tokenizer, **settings)
+
+
+def result_rows(result: Evaluation) -> list[tuple[str, str]]:
+    """Returns the figures as (label, text) rows."""
+    rate = result.num_tokens / result.seconds if result.seconds > 0 else 0.0
+    return [
+        ("bits/char", f"{result.bits_per_char:.4f}"),
+        ("bits/byte", f"{result.bits_per_byte:.4f}"),
+        ("perplexity", f"{result.perplexity:.4f}"),
+        ("nats/token", f"{result.nats_per_token:.4f}"),
+        (
+            "scored",
+            f"{result.num_tokens:,} tokens, {result.num_chars:,} characters,"
+            f" {result.num_bytes:,} bytes",
+        ),
+        ("time", f"{result.seconds:.2f} s, {short_count(rate)} tokens/s"),
+    ]

@@ -1,0 +1,187 @@
+"""`fastlstm info [RUN]`: a run and the state of its files, or this machine and its kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.lines import si
+from fastlstm.cli.parser import parse
+from fastlstm.cli.progress import finite
+from fastlstm.cli.table import print_json, print_rows
+from fastlstm.cli.terminal import clock, short_bytes, short_count
+from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError
+
+if TYPE_CHECKING:
+    from fastlstm.nn.io import LoadedModel
+    from fastlstm.report.history import History
+
+COMMAND = Command(
+    verb="info",
+    summary="Show a run and check its files; without RUN, show this machine and its kernels.",
+    positionals=(Positional("RUN", "a run directory or a checkpoint", is_optional=True),),
+    options=(Option("json", bool, False, "print one JSON object", is_switch=True),),
+    examples=("fastlstm info", "fastlstm info runs/book"),
+)
+
+Row = tuple[str, str]
+
+
+def run(argv: list[str]) -> int:
+    """Prints what there is to know; returns 1 when a file of the run is damaged."""
+    parsed = parse(COMMAND, argv)
+    if parsed.positionals:
+        facts, rows, code = _run_facts(Path(parsed.positionals[0]))
+    else:
+        facts, rows, code = *_machine_facts(), EXIT_OK
+    if parsed.values.get("json"):
+        print_json(finite(facts))
+    else:
+        print_rows(rows)
+    return code
+
+
+def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
+    """Facts of a run; every published file and checkpoint is checked against its hash."""
+    from fastlstm.nn.io import load_language_model
+    from fastlstm.report.history import read_history
+    from fastlstm.run_directory import RunDirectory
+
+    directory = RunDirectory(path)
+    loaded: LoadedModel | None = None
+    damage: list[str] = []
+    try:
+        loaded = load_language_model(path)
+    except CorruptFileError as error:
+        damage.append(str(error))
+    damage += [str(error) for error in directory.verify() if str(error) not in damage]
+    history = read_history(directory.metrics_path)
+    checkpoints = [item.name for item in directory.checkpoints()]
+    facts: dict[str, Any] = {
+        "run": str(path),
+        **(_model_facts(loaded) if loaded is not None else {}),
+        **_history_facts(history),
+        "checkpoints": checkpoints,
+        "damage": damage,
+    }
+    rows = [
+        ("run", str(path)),
+        *(_model_rows(loaded) if loaded is not None else []),
+        *_history_rows(history),
+        ("checkpoints", ", ".join(checkpoints) or "none"),
+        *[("damage", text) for text in damage],
+        *([] if damage else [("files", "all match their recorded SHA-256")]),
+    ]
+    return facts, rows, EXIT_FAILED if damage else EXIT_OK
+
+
+def _model_facts(loaded: LoadedModel) -> dict[str, Any]:
+    return {
+        "files": str(loaded.path),
+        "model": loaded.config.get("model"),
+        "train": loaded.config.get("train"),
+        "data": loaded.config.get("data"),
+        "num_parameters": loaded.model.num_parameters,
+        "vocab": loaded.tokenizer.kind,
+        "vocab_size": loaded.tokenizer.vocab_size,
+        "note": loaded.note,
+    }
+
+
+def _model_rows(loaded: LoadedModel) -> list[Row]:
+    config = loaded.model.config
+    layers = f"{config.num_layers} LSTM layer{'s' if config.num_layers != 1 else ''}"
+    source = (loaded.config.get("data") or {}).get("source")
+    weights = 4 * loaded.model.num_parameters
+    rows = [
+        ("model", f"{layers} of {config.rnn_size} units, embedding {config.embed_size}"),
+        ("size", f"{loaded.model.num_parameters:,} parameters, {short_bytes(weights)} in fp32"),
+        ("vocabulary", f"{loaded.tokenizer.kind}, {loaded.tokenizer.vocab_size:,} tokens"),
+    ]
+    rows += [("trained on", str(source))] if source else []
+    return rows + ([("note", loaded.note)] if loaded.note else [])
+
+
+def _history_facts(history: History) -> dict[str, Any]:
+    best, end = history.best or {}, history.end or {}
+    last = history.steps[-1] if history.steps else {}
+    return {
+        "best_bits_per_char": best.get("bits_per_char"),
+        "best_step": best.get("step"),
+        "step": end.get("step", last.get("step")),
+        "tokens": end.get("tokens", last.get("tokens")),
+        "tokens_per_s": history.tokens_per_s,
+        "ceiling_share": history.mean("ceiling_share"),
+        "elapsed_s": history.elapsed_s,
+        "end": end.get("reason"),
+        "kernels": history.start.get("kernels"),
+    }
+
+
+def _history_rows(history: History) -> list[Row]:
+    facts = _history_facts(history)
+    rows: list[Row] = []
+    if facts["best_bits_per_char"] is not None:
+        text = f"{facts['best_bits_per_char']:.4f} validation bits/char"
+        rows.append(("best", f"{text} at step {facts['best_step']:,}"))
+    if facts["tokens"] is not None and facts["elapsed_s"] is not None:
+        rate = facts["tokens_per_s"]
+        speed = f", {short_count(rate)} tokens/s" if rate is not None else ""
+        amount = f"{facts['step']:,} steps, {facts['tokens']:,} tokens"
+        rows.append(("trained", f"{amount} in {clock(facts['elapsed_s'])}{speed}"))
+    if facts["step"] is not None:
+        rows.append(("ended", facts["end"] or "no end recorded: still running, or killed"))
+    kernels = facts["kernels"] if isinstance(facts["kernels"], list) else []
+    rows += [("kernels" if index == 0 else "", str(line)) for index, line in enumerate(kernels)]
+    return rows
+
+
+def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm import hardware
+
+    cpu, gpu = hardware.cpu(), hardware.gpu()
+    threads = hardware.default_threads()
+    ceilings = {dtype: hardware.ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
+    peaks = hardware.peak_gflops(threads)
+    kernels = _kernel_lines()
+    facts: dict[str, Any] = {
+        "cpu": {**dataclasses.asdict(cpu), "features": sorted(cpu.features)},
+        "gpu": dataclasses.asdict(gpu) if gpu is not None else None,
+        "threads": threads,
+        "ceilings": {dtype: dataclasses.asdict(value) for dtype, value in ceilings.items()},
+        "peak_gflops": peaks,
+        "kernels": kernels,
+    }
+    caches = [
+        f"{name} {short_bytes(size)}"
+        for name, size in (("L1d", cpu.l1d_bytes), ("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes))
+        if size
+    ]
+    rows = [
+        ("cpu", cpu.model),
+        ("kernels up to", cpu.isa),
+        ("cores", f"{cpu.cores} for this process, {threads} threads by default"),
+        ("caches", ", ".join(caches) or "unknown"),
+        ("gpu", gpu.name if gpu is not None else "none that torch can use"),
+    ]
+    for dtype, value in ceilings.items():
+        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({value.gemm_by})"
+        rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
+    rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
+    return facts, rows + [("lstm", line) for line in kernels]
+
+
+def _kernel_lines() -> list[str]:
+    """What a layer of the default size would run here, in fp32 and bf16."""
+    import torch
+    from torch import nn
+
+    from fastlstm.ops.dispatch import explain
+
+    layer = nn.LSTM(128, 512)
+    lines = [f"fp32, H=512, {explain(layer)[0]}"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lines.append(f"bf16, H=512, {explain(layer)[0]}")
+    return [line.replace("layer 0: ", "") for line in lines]

@@ -1,0 +1,26 @@
+"""Opening a trained model for a verb: what the loader has to say goes to standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from fastlstm.cli.terminal import one_line
+
+if TYPE_CHECKING:
+    from fastlstm.infer.language_model import LM
+
+
+def open_model(path: str) -> LM:
+    """Loads the model of a run or checkpoint; a note about the choice of files is printed.
+
+    Raises:
+        FastLSTMError: as `fastlstm.nn.io.load_language_model`.
+    """
+    from fastlstm.infer.language_model import LM
+    from fastlstm.nn.io import load_language_model
+
+    loaded = load_language_model(path)
+    if loaded.note:
+        print(f"fastlstm: note: {one_line(loaded.note)}", file=sys.stderr, flush=True)
+    return LM(loaded.model, loaded.tokenizer, loaded.config)

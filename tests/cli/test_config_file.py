@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.config_file import read_config_file
+from fastlstm.cli.train import CONFIG_OPTIONS
+from fastlstm.config import TrainConfig
+from fastlstm.errors import ConfigError
+
+
+def read(tmp_path: Path, text: str | bytes) -> dict[str, object]:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_config_file(path, CONFIG_OPTIONS)
+
+
+def test_values_come_typed(tmp_path: Path) -> None:
+    text = "rnn-size: 512\nlearning_rate: 1e-3\nbudget: 300\nlayer_norm: yes\ndropout: null\n"
+    assert read(tmp_path, text) == {
+        "rnn_size": 512,
+        "learning_rate": 0.001,
+        "budget": "300",
+        "layer_norm": True,
+        "dropout": None,
+    }
+
+
+def test_empty_file_says_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, "# nothing\n") == {}
+
+
+def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
+    config = TrainConfig(rnn_size=64, budget="90s", dropout=0.25)
+    saved = {"format": "fastlstm-run", "train": dataclasses.asdict(config), "model": {}}
+    assert TrainConfig(**read(tmp_path, json.dumps(saved))) == config  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rnn_siz: 5", "unknown key 'rnn_siz' (did you mean 'rnn_size'?)"),
+        ("rnn_size: many", "'rnn_size' is 'many', expected a whole number"),
+        ("rnn_size: 5.0", "'rnn_size' is 5.0, expected a whole number"),
+        ("rnn_size: true", "'rnn_size' is True, expected a whole number"),
+        ("vocab: words", "'vocab' is 'words', expected one of char, byte, bpe"),
+        ("layer_norm: 3", "'layer_norm' is 3, expected true or false"),
+        ("steps: [1]", "'steps' is [1], expected a whole number"),
+        ("steps: 1\nsteps: 2", "key 'steps' is given twice"),
+        ("lane_reset: 1\nlane-reset: 0", "key 'lane-reset' is given twice"),
+        ("- a\n- b", "holds a list, expected keys and values"),
+        ("just text", "holds a str, expected keys and values"),
+        ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        (b"a: \xff\xfe", "not UTF-8 text (byte 3)"),
+        (b"a: \x00", "not YAML"),
+        ("[" * 100_000, "not YAML"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert message in str(caught.value)
+    assert "config.yaml" in str(caught.value)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file or directory; give a YAML file"):
+        read_config_file(tmp_path / "none.yaml", CONFIG_OPTIONS)
+
+
+def test_not_a_huge_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read(tmp_path, b"#" * (1 << 20) + b"\n")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastlstm.cli import generate
+from fastlstm.cli.main import main
+
+
+class Model:
+    """Stands for an LM: notes what it is asked and writes fixed pieces."""
+
+    tokenizer = SimpleNamespace(kind="char")
+    pieces = ("Pri", "\x1b[31mn", "ce\n", "é\x07\tend")
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+        self.asked = {"prompt": prompt, **settings}
+        return iter(self.pieces)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    made = Model()
+    monkeypatch.setattr(generate, "open_model", lambda path: made)
+    return made
+
+
+def test_only_given_settings_reach_the_model(model: Model) -> None:
+    assert main(["generate", "run"]) == 0
+    assert model.asked == {"prompt": "", "max_tokens": 500}
+    arguments = ["--length", "9", "--temperature", "0", "--top-k=5", "--top-p", "0.9", "--seed=7"]
+    assert main(["generate", "run", *arguments, "--stop", "a", "--stop", "b"]) == 0
+    assert model.asked == {
+        "prompt": "",
+        "max_tokens": 9,
+        "temperature": 0.0,
+        "top_k": 5,
+        "top_p": 0.9,
+        "seed": 7,
+        "stop": ("a", "b"),
+    }
+
+
+def test_text_in_a_pipe_is_printed_as_it_is(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "run", "--prompt", "Well, "]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Well, " + "".join(Model.pieces) + "\n"
+    assert err.startswith("16 tokens in 0.0")
+    assert err.endswith(" tokens/s\n")
+
+
+def test_text_on_a_terminal_cannot_drive_it(
+    model: Model, terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["generate", "run", "--prompt", "W\x1b]0;title\x07"]) == 0
+    assert terminal.getvalue() == "W]0;titlePri[31mnce\né\tend\n"
+
+
+def test_json_lines(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "run", "--json", "--prompt", "W"]) == 0
+    out, err = capsys.readouterr()
+    events = [json.loads(line) for line in out.splitlines()]
+    assert "".join(event["text"] for event in events[:-1]) == "".join(Model.pieces)
+    assert {event["event"] for event in events[:-1]} == {"text"}
+    end = events[-1]
+    assert (end["event"], end["prompt"], end["tokens"]) == ("end", "W", 16)
+    assert end["text"] == "".join(Model.pieces)
+    assert err == ""
+
+
+def test_prompt_from_stdin(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO("Prínce\n".encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["generate", "run", "--prompt", "-"]) == 0
+    assert model.asked["prompt"] == "Prínce\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--length", "many"], "--length is 'many', expected a whole number"),
+        (["--length", "-1"], "--length is -1, expected 0 or more"),
+        (["--temperature", "hot"], "--temperature is 'hot', expected a number"),
+        (["--temperatur", "1"], "unknown flag '--temperatur' (did you mean '--temperature'?)"),
+    ],
+)
+def test_bad_settings(
+    model: Model, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["generate", "run", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"fastlstm: error: {message}")
+
+
+def test_prompt_that_is_not_utf8(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
+    assert main(["generate", "run", "--prompt", "-"]) == 2
+    assert "the prompt on stdin is not UTF-8 (byte 2)" in capsys.readouterr().err
+
+
+def test_fast_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 10.01, 10.02, 10.07, 10.08])
+    monkeypatch.setattr(generate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    assert list(generate._batched("abcde")) == ["a", "bcd", "e"]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("char", 2), ("byte", 3), ("bpe", 7)])
+def test_tokens_are_counted_in_the_vocabulary(kind: str, count: int) -> None:
+    tokenizer = SimpleNamespace(kind=kind, encode=lambda text: [0] * 7)
+    assert generate._count_tokens(tokenizer, "né") == count

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastlstm import errors
+from fastlstm.cli import main as main_module
+from fastlstm.cli.main import VERBS, main
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
+    def run(argv: list[str]) -> int:
+        if error is not None:
+            raise error
+        return 0
+
+    modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
+    monkeypatch.setattr(main_module, "importlib", modules)
+    return main(["train"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.FastLSTMError("broke"), 1),
+        (errors.DataError("no file"), 2),
+        (errors.ConfigError("bad"), 2),
+        (errors.MissingExtraError("install it"), 2),
+        (errors.CorruptFileError("x: differs"), 1),
+        (errors.StorageError("disk full"), 1),
+    ],
+)
+def test_every_error_is_one_line_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: errors.FastLSTMError,
+    code: int,
+) -> None:
+    assert run_with(monkeypatch, error) == code
+    assert capsys.readouterr() == ("", f"fastlstm: error: {error}\n")
+
+
+def test_control_characters_in_an_error_are_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_with(monkeypatch, errors.DataError("no file 'a\nb\x1b[31m\udcff'"))
+    assert capsys.readouterr().err == "fastlstm: error: no file 'a\\nb\\x1b[31m\\udcff'\n"
+
+
+def test_stopped_is_not_called_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_with(monkeypatch, errors.Stopped("stopped by SIGTERM; saved")) == 75
+    assert capsys.readouterr().err == "fastlstm: stopped by SIGTERM; saved\n"
+
+
+def test_interrupt_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_with(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_internal_error_is_one_line_and_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
+    monkeypatch.delenv("FASTLSTM_DEBUG", raising=False)
+    assert run_with(monkeypatch, ZeroDivisionError("a\nbug")) == 1
+    (log,) = (tmp_path / "errors").iterdir()
+    expected = f"fastlstm: internal error: ZeroDivisionError: a\\nbug (traceback in {log})\n"
+    assert capsys.readouterr() == ("", expected)
+    assert "Traceback" in log.read_text()
+    assert "['train']" in log.read_text()
+
+
+def test_internal_error_without_a_place_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
+    assert run_with(monkeypatch, ZeroDivisionError()) == 1
+    text = "fastlstm: internal error: ZeroDivisionError (FASTLSTM_DEBUG=1 shows the traceback)\n"
+    assert capsys.readouterr().err == text
+
+
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FASTLSTM_DEBUG", "1")
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
+    assert run_with(monkeypatch, ZeroDivisionError("bug")) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian", "x"]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
+        " generate, evaluate, info\n"
+    )
+
+
+def test_unknown_top_level_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--verison"]) == 2
+    assert "unknown flag '--verison' (did you mean '--version'?)" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("fastlstm ")
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], *[[verb, "--help"] for verb in VERBS]])
+def test_help_fits_80_columns(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("usage: fastlstm")
+    assert max(map(len, out.splitlines())) < 80
+
+
+def python(*code: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, *code], capture_output=True, text=True, env=environment, **more
+    )
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
+def test_help_imports_nothing_heavy(verb: list[str]) -> None:
+    code = (
+        f"import sys; from fastlstm.cli.main import main; main({[*verb, '--help']!r});"
+        "print([m for m in ('torch', 'numpy', 'matplotlib', 'jsonargparse', 'yaml', 'rich')"
+        " if m in sys.modules], file=sys.stderr)"
+    )
+    assert python("-c", code).stderr.strip() == "[]"
+
+
+def test_module_runs_as_the_command() -> None:
+    done = python("-m", "fastlstm", "generate")
+    assert done.returncode == 2
+    assert done.stderr.startswith("fastlstm: error: RUN is missing")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_left_is_quiet() -> None:
+    code = (
+        "import os, sys; from fastlstm.cli.main import main;"
+        "read, write = os.pipe(); os.close(read); os.dup2(write, 1); sys.exit(main(['--help']))"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+
+from fastlstm.cli.progress import JsonOutput, LiveOutput, PlainOutput, live_line, observer_for
+from fastlstm.cli.terminal import Style, cell_width
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+def step_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(event for event in events if event["event"] == "step")
+
+
+def shown_rows(text: str) -> list[str]:
+    """What a terminal shows: every line as left by its last redraw."""
+    return [line.split("\r\x1b[2K")[-1] for line in COLOUR.sub("", text).split("\n")]
+
+
+def plain(event: dict[str, Any]) -> str:
+    stream = io.StringIO()
+    PlainOutput(stream)(event)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 60, 120, 200])
+def test_nothing_is_wider_than_the_terminal(
+    events: list[Any], terminal: Any, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = LiveOutput(terminal)
+    for event in events:
+        output(event)
+    drawn = re.split(r"\r\x1b\[2K|\n", COLOUR.sub("", terminal.getvalue()))
+    too_wide = [line for line in drawn if cell_width(line) > columns - 1]
+    assert too_wide == []
+    assert any("LSTM layers of 512 units" in line for line in drawn)
+
+
+def test_live_line_at_80_columns_has_all_seven_numbers(events: list[Any]) -> None:
+    line = live_line(step_of(events), 79, Style(False), lambda share, width: "#" * width)
+    for part in ("47%", "loss 1.234", "1.781 bpc", " 182k tok/s", "61% ceil", "wait 0.1%"):
+        assert part in line
+    assert line.endswith("ETA 4:12")
+    assert cell_width(line) <= 79
+    assert line.count("#") >= 4
+
+
+def test_live_line_spells_out_units_where_there_is_room(events: list[Any]) -> None:
+    line = live_line(step_of(events), 140, Style(False), lambda share, width: "#" * width)
+    assert "1.781 bits/char" in line
+    assert "182k tokens/s" in line
+    assert "61% of ceiling" in line
+    assert "input wait" in line
+
+
+def test_narrow_live_line_keeps_the_most_wanted(events: list[Any]) -> None:
+    line = live_line(step_of(events), 39, Style(False), lambda share, width: "#" * width)
+    assert cell_width(line) <= 39
+    assert "1.781 bpc" in line
+    assert "wait" not in line
+
+
+def test_live_line_does_not_jump_when_numbers_change(events: list[Any]) -> None:
+    def width(**changes: Any) -> int:
+        event = {**step_of(events), **changes}
+        return live_line(event, 79, Style(False), lambda share, room: "#" * room).count("#")
+
+    assert width() == width(input_wait_share=0.12, tokens_per_s=1_230_000.0, progress=0.05)
+
+
+def test_live_line_without_a_known_ceiling(events: list[Any]) -> None:
+    event = {**step_of(events), "ceiling_share": None, "loss": float("nan")}
+    line = live_line(event, 79, Style(False), lambda share, width: "#" * width)
+    assert "ceil" not in line
+    assert "loss" not in line
+
+
+def test_permanent_lines_scroll_above_the_live_line(events: list[Any], terminal: Any) -> None:
+    output = LiveOutput(terminal)
+    output(step_of(events))
+    output(next(event for event in events if event["event"] == "eval"))
+    rows = shown_rows(terminal.getvalue())
+    assert rows[0].startswith("  ★ step 123,456,789  validation  1.7123 bits/char  1.1869 nats")
+    assert rows[1].endswith("ETA 4:12")
+    output.close()
+    assert shown_rows(terminal.getvalue())[1] == ""
+
+
+def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
+    output = LiveOutput(terminal)
+    for event in events:
+        output(event)
+    text = COLOUR.sub("", terminal.getvalue())
+    assert "done: budget 2m" in text
+    assert "1.7123 validation bits/char at step 123,456,789" in text
+    assert "8.65M tokens/s, 61% of the ceiling" in text
+    assert "fastlstm generate 'runs/a book' --length 500" in text
+
+
+def test_a_stopped_run_says_how_to_go_on(events: list[Any]) -> None:
+    text = plain({**events[-1], "reason": "stopped by SIGTERM"})
+    assert text.startswith("stopped: stopped by SIGTERM\n")
+    assert "next: the same command with --resume" in text
+
+
+def test_samples_reach_the_terminal_without_their_control_characters(
+    events: list[Any], terminal: Any
+) -> None:
+    LiveOutput(terminal)(next(event for event in events if event["event"] == "sample"))
+    text = COLOUR.sub("", terminal.getvalue())
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "│" in text
+    assert "    the end" in text
+
+
+@pytest.mark.parametrize("setting", ["NO_COLOR", "pipe"])
+def test_colours_only_on_a_terminal_that_wants_them(
+    events: list[Any], terminal: Any, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    if setting == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+    stream = terminal if setting == "NO_COLOR" else io.StringIO()
+    output = observer_for(stream, use_json=False)
+    for event in events:
+        output(event)
+    assert COLOUR.search(stream.getvalue()) is None
+
+
+def test_colours_are_there_otherwise(events: list[Any], terminal: Any) -> None:
+    LiveOutput(terminal)(step_of(events))
+    assert COLOUR.search(terminal.getvalue()) is not None
+
+
+def test_plain_lines_have_no_control_characters(events: list[Any]) -> None:
+    for event in events:
+        text = plain(event)
+        assert CONTROL.search(text) is None, text
+        assert text.endswith("\n")
+
+
+def test_plain_step_line(events: list[Any]) -> None:
+    assert plain(step_of(events)) == (
+        "step 123,456,789  47%  loss 1.234  1.781 bits/char  182k tokens/s  61% of ceiling"
+        "  input wait 0.1%  ETA 4:12  elapsed 1:01\n"
+    )
+
+
+def test_plain_header_repeats_the_label_of_every_line(events: list[Any]) -> None:
+    lines = plain(events[1]).splitlines()
+    assert "tokens: 912,351,200 train, 160,750,123 validation, 160,750,123 test" in lines
+    assert "model: variational dropout 0.1, layer norm" in lines
+    assert "precision: bf16: measured 9.8 ms a step, fp32 21.4 ms" in lines
+    assert sum(line.startswith("kernels: layer ") for line in lines) == 2
+    assert "training: muon, learning rate 0.02, 32 lanes x 128 tokens x 4 per step, seed 0" in lines
+    assert "ends: after 2m" in lines
+    assert "resumed: from step 1,200" in lines
+
+
+def test_plain_lines_are_flushed_one_by_one(events: list[Any]) -> None:
+    class Counting(io.StringIO):
+        flushed = 0
+
+        def flush(self) -> None:
+            Counting.flushed += 1
+
+    stream = Counting()
+    output = PlainOutput(stream)
+    for event in events:
+        output(event)
+    assert Counting.flushed == stream.getvalue().count("\n")
+
+
+def test_json_gives_one_strict_object_per_event(events: list[Any]) -> None:
+    stream = io.StringIO()
+    output = JsonOutput(stream)
+    for event in events:
+        output({**event, "loss": float("nan"), "path": [float("inf"), "\x1b\n"]})
+    lines = stream.getvalue().split("\n")
+    assert lines.pop() == ""
+    loaded = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in lines]
+    assert [event["event"] for event in loaded] == [event["event"] for event in events]
+    assert loaded[0]["loss"] is None
+    assert loaded[0]["path"] == [None, "\x1b\n"]
+    assert stream.getvalue().isascii()
+
+
+def test_a_reader_that_left_does_not_stop_the_run(events: list[Any]) -> None:
+    class Closed(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            Closed.writes += 1
+            raise BrokenPipeError
+
+    output = JsonOutput(Closed())
+    for event in events:
+        output(event)
+    assert Closed.writes == 1
+
+
+def test_ascii_terminal_gets_ascii(events: list[Any], terminal: Any) -> None:
+    terminal.encoding = "ascii"
+    output = LiveOutput(terminal)
+    output(step_of(events))
+    output(next(event for event in events if event["event"] == "eval"))
+    assert terminal.getvalue().isascii()
+
+
+def test_unknown_and_bare_events_are_harmless(events: list[Any], terminal: Any) -> None:
+    for output in (LiveOutput(terminal), PlainOutput(io.StringIO())):
+        output({"event": "something new"})
+        for event in events:
+            output({"event": event["event"]})
+
+
+@pytest.mark.parametrize(
+    ("stream_is_terminal", "use_json", "kind"),
+    [(True, False, LiveOutput), (False, False, PlainOutput), (True, True, JsonOutput)],
+)
+def test_the_output_that_fits(
+    terminal: Any, stream_is_terminal: bool, use_json: bool, kind: type
+) -> None:
+    stream = terminal if stream_is_terminal else io.StringIO()
+    assert type(observer_for(stream, use_json=use_json)) is kind
+
+
+def test_a_dumb_terminal_gets_plain_lines(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(observer_for(terminal, use_json=False)) is PlainOutput

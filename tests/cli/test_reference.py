@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastlstm.cli.reference import reference
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def test_the_reference_has_not_drifted() -> None:
+    told = "run: python -m fastlstm.cli.reference > docs/cli.md"
+    assert DOCS.read_text(encoding="utf-8") == reference(), told
+
+
+def test_the_reference_names_every_flag_once_per_command() -> None:
+    text = reference()
+    train = text[text.index("## fastlstm train") : text.index("## fastlstm generate")]
+    assert train.count("`--rnn-size N`") == 1
+    assert "| `--[no-]tensorboard` | write TensorBoard event files [on] |" in train
+    assert "| `--vocab {char,byte,bpe}` |" in train

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from fastlstm.cli.terminal import (
+    cell_width,
+    clean,
+    clip,
+    clock,
+    one_line,
+    percent,
+    short_bytes,
+    short_count,
+    wrap,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (999.4, "999"),
+        (999.9, "1.0k"),
+        (12_345, "12.3k"),
+        (182_345, "182k"),
+        (999_499, "999k"),
+        (999_900, "1.00M"),
+        (1_234_567, "1.23M"),
+        (45_600_000_000, "45.6G"),
+    ],
+)
+def test_short_count_takes_at_most_five_characters(value: float, text: str) -> None:
+    assert short_count(value) == text
+    assert len(text) <= 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3723, "1:02:03"), (360_000, "4d04h")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0, "0%"), (0.0012, "0.1%"), (0.0996, "10%"), (0.613, "61%"), (1, "100%")]
+)
+def test_percent(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_short_bytes() -> None:
+    assert [short_bytes(size) for size in (950, 12_345, 1.23e9)] == ["950 B", "12.3 kB", "1.23 GB"]
+
+
+def test_width_of_wide_and_combining_characters() -> None:
+    assert cell_width("abc") == 3
+    assert cell_width("戦争") == 4
+    assert cell_width("é") == 1
+
+
+@pytest.mark.parametrize("text", ["plain words here", "戦争と平和" * 9, "x" * 50, "    indented text"])
+def test_wrap_keeps_the_width_and_the_text(text: str) -> None:
+    lines = wrap(text, 11)
+    assert max(map(cell_width, lines)) <= 11
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_wrap_keeps_the_indentation() -> None:
+    assert wrap("    def f(x):", 20) == ["    def f(x):"]
+    assert wrap("", 20) == [""]
+
+
+def test_clip_counts_columns() -> None:
+    assert clip("short", 10) == "short"
+    assert clip("戦争と平和", 8) == "戦争..."
+
+
+def test_clean_drops_what_could_drive_a_terminal() -> None:
+    assert clean("a\x1b[2Jb\x07\x9b\x7f\r\n\tc\ud800") == "a[2Jb\n\tc"
+
+
+def test_one_line_escapes_what_is_not_printable() -> None:
+    assert one_line("no file 'a\nb\x1b[2J\udcff' é") == r"no file 'a\nb\x1b[2J\udcff' é"

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.config import TrainConfig
+from fastlstm.errors import NonFiniteError
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replaces `fastlstm.run.train` by one that notes its arguments and sends made-up events."""
+    calls: list[dict[str, Any]] = []
+
+    def train(source: Any, **arguments: Any) -> None:
+        calls.append({"source": source, **arguments})
+        for event in events:
+            for observer in arguments["observers"]:
+                observer(event)
+
+    module = ModuleType("fastlstm.run")
+    module.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    return calls
+
+
+def test_flags_become_a_configuration(
+    trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "a.txt", "--out", "r", "--rnn_size=64", "--budget", "90"]) == 0
+    (call,) = trained
+    assert call["source"] == "a.txt"
+    assert call["out"] == "r"
+    assert call["resume"] is False
+    assert call["config"] == TrainConfig(rnn_size=64, budget="90")
+    assert "evaluation: step 123,456,789, validation, 1.7123" in capsys.readouterr().out
+
+
+def test_many_sources_and_resume(trained: list[dict[str, Any]]) -> None:
+    assert main(["train", "a.txt", "b.txt", "--out", "r", "--resume"]) == 0
+    assert trained[0]["source"] == ["a.txt", "b.txt"]
+    assert trained[0]["resume"] is True
+
+
+def test_json_is_all_there_is(
+    trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], events: list[Any]
+) -> None:
+    assert main(["train", "a.txt", "--out", "r", "--json"]) == 0
+    out, err = capsys.readouterr()
+    kinds = [json.loads(line)["event"] for line in out.splitlines()]
+    assert kinds == [event["event"] for event in events]
+    assert err == ""
+
+
+def test_flags_win_over_the_file(trained: list[dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("rnn_size: 64\nseed: 3\nsteps: 10\n")
+    arguments = ["train", "--config", str(path), "a.txt", "--out", "r"]
+    assert main([*arguments, "--seed", "4", "--budget", "5m"]) == 0
+    assert trained[0]["config"] == TrainConfig(rnn_size=64, seed=4, budget="5m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "5", "--budget", "1m"], "--steps and --budget contradict each other"),
+        (["--rnn-size", "0"], "--rnn-size is 0, expected a number from 1 to 65536"),
+        (["--budget", "soon"], "--budget is 'soon', expected a duration such as 90s, 5m or 1h30m"),
+        (["--split", "50/20"], "--split is '50/20', expected train/validation/test in percent"),
+        (["--config", "missing.yaml"], "--config missing.yaml: no such file or directory"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_code_2(
+    trained: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert main(["train", "a.txt", "--out", "r", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"fastlstm: error: {message}")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert trained == []
+
+
+def test_the_live_line_is_gone_before_an_error_is_printed(
+    monkeypatch: pytest.MonkeyPatch, terminal: Any, events: list[Any]
+) -> None:
+    def train(source: Any, **arguments: Any) -> None:
+        arguments["observers"][0](next(event for event in events if event["event"] == "step"))
+        raise NonFiniteError("NaN in step 5")
+
+    module = ModuleType("fastlstm.run")
+    module.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["train", "a.txt", "--out", "r"]) == 1
+    assert terminal.getvalue().endswith("\r\x1b[2K")

@@ -1,0 +1,114 @@
+"""Byte-level BPE: nothing is unknown, blocks do not show, hostile JSON is refused."""
+
+import functools
+import json
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlstm.data import bpe
+from fastlstm.data.bpe import BYTE_SYMBOLS, BpeTokenizer, train_bpe
+from fastlstm.data.sources import Document
+from fastlstm.data.streams import BlockReader, TextRules
+from fastlstm.data.tokenizer import load_tokenizer
+from fastlstm.errors import CorruptFileError, MissingExtraError
+
+pytest.importorskip("tokenizers")
+
+TEXT = "the cat's hat is in the house; don't   they   know?\n\n12 über 東京 là\u00a0bas\n" * 30
+WORDS = st.lists(
+    st.sampled_from(
+        ["the", " ", "\n", "  ", "\t", "'s", "don't", "123", "é", "東京", "\u00a0", "\u3000", "!?"]
+    ),
+    max_size=40,
+)
+
+
+@functools.cache
+def trained() -> BpeTokenizer:
+    return train_bpe([TEXT], 290)
+
+
+@pytest.fixture
+def tokenizer() -> BpeTokenizer:
+    return trained()
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_comes_back(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    tokenizer = trained()
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_chars[ids].sum() == len(text)
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+
+
+def test_it_learns_merges_up_to_the_size_and_the_same_ones_again(tokenizer: BpeTokenizer) -> None:
+    assert tokenizer.vocab_size == 290
+    assert set(BYTE_SYMBOLS) <= set(tokenizer.symbols)
+    assert b" the" in tokenizer.pieces
+    assert len(tokenizer.encode(TEXT)) < len(TEXT) / 1.5
+    assert train_bpe([TEXT], 290).to_json() == tokenizer.to_json()
+
+
+@settings(max_examples=200, deadline=None)
+@given(words=WORDS)
+def test_blocks_and_pieces_give_the_ids_of_the_whole_text(words: list[str]) -> None:
+    tokenizer = trained()
+    text = "".join(words)
+    whole = tokenizer._engine.encode(text).ids
+    reader = BlockReader((Document("d", data=text.encode()),), TextRules(cut="space"), 16)
+    blocks = [tokenizer.encode_utf8(block).tolist() for block in reader]
+    assert sum(blocks, []) == whole
+    before, bpe._PIECE_BYTES = bpe._PIECE_BYTES, 4
+    try:
+        assert tokenizer.encode(text).tolist() == whole
+    finally:
+        bpe._PIECE_BYTES = before
+
+
+def test_stream_never_splits_a_character(tokenizer: BpeTokenizer) -> None:
+    text = "über 東京 🎉"
+    stream = tokenizer.stream_decoder()
+    parts = [stream.push(int(token)) for token in tokenizer.encode(text)]
+    assert "".join(parts) == text
+    assert "\ufffd" not in "".join(parts)
+
+
+def test_json_and_back(tokenizer: BpeTokenizer) -> None:
+    again = load_tokenizer(tokenizer.to_json())
+    assert again.to_json() == tokenizer.to_json()
+    assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "message"),
+    [
+        ("vocab", lambda v: {"a": 1}, "vocab must be a list"),
+        ("vocab", lambda v: [*v, 3], "vocab must be a list of tokens"),
+        ("vocab", lambda v: [*v, v[0]], "a token occurs twice"),
+        ("vocab", lambda v: [s for s in v if s != "a"], "lacks some of the 256 bytes"),
+        ("vocab", lambda v: [*v, "東"], "stands for no byte"),
+        ("merges", lambda m: None, "merges must be a list"),
+        ("merges", lambda m: [*m, ["q", "q"]], "does not join two known tokens"),
+        ("merges", lambda m: [*m, "t h"], "does not join"),
+        ("merges", lambda m: [*m, [1, 2]], "does not join"),
+    ],
+)
+def test_hostile_json_is_refused(
+    tokenizer: BpeTokenizer, field: str, change: object, message: str
+) -> None:
+    record = json.loads(tokenizer.to_json())
+    record[field] = change(record[field])  # type: ignore[operator]
+    with pytest.raises(CorruptFileError, match=message):
+        load_tokenizer(json.dumps(record).encode())
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[bpe\]'.*--vocab char"):
+        train_bpe(["text"], 300)

@@ -1,0 +1,108 @@
+"""torch's rules for cuDNN's persistent kernel, and padding to meet them, without a GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastlstm.ops.backends import cudnn
+from fastlstm.ops.call import LSTMCall, LSTMWeights
+
+CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.float16, device="cuda", requires_grad=True)
+
+
+@pytest.fixture
+def _with_cudnn(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"H": 1024, "B": 128}, None),
+        ({"dtype": torch.bfloat16}, "needs fp16, this is bfloat16"),
+        ({"dtype": torch.float32}, "needs fp16, this is float32"),
+        ({"H": 1152}, "H=1152 is not a multiple of 128 up to 1024"),
+        ({"H": 500}, "H=500 is not a multiple of 128 up to 1024"),
+        ({"I": 100}, "I=100 is not a multiple of 128"),
+        ({"B": 136}, "B=136 is not a multiple of 8 up to 128"),
+        ({"B": 12}, "B=12 is not a multiple of 8 up to 128"),
+    ],
+)
+def test_rules_of_the_persistent_kernel(changes, reason):
+    assert cudnn.persistent_refusal(replace(CALL, **changes)) == reason
+
+
+def test_padding_where_it_admits_the_persistent_kernel_and_is_cheap():
+    odd = replace(CALL, B=30, I=100, H=500)
+    assert cudnn.padded_call(odd) == replace(CALL, B=32, I=128, H=512)
+    assert cudnn.padded_call(CALL) == CALL
+    assert cudnn.padded_call(replace(odd, dtype=torch.bfloat16)).H == 500
+    assert cudnn.padded_call(replace(CALL, H=1030)).H == 1030
+    assert cudnn.padded_call(replace(CALL, B=1)).B == 1, "eight times the work is not worth it"
+
+
+@pytest.mark.usefixtures("_with_cudnn")
+def test_kernel_lines_say_unmeasured():
+    assert cudnn.cudnn_kernel(CALL).name == (
+        "cuDNN persistent LSTM float16 (by torch's rules, unmeasured)"
+    )
+    padded = cudnn.cudnn_kernel(replace(CALL, H=500))
+    assert "padded to B=32 I=128 H=512" in padded.name
+    standard = cudnn.cudnn_kernel(replace(CALL, dtype=torch.bfloat16))
+    assert standard.name == "cuDNN standard LSTM bfloat16 (by torch's rules, unmeasured)"
+    assert standard.why == "not persistent: needs fp16, this is bfloat16"
+    assert standard.is_fast
+
+
+def test_without_cudnn_it_is_the_loop(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    kernel = cudnn.cudnn_kernel(CALL)
+    assert (kernel.name, kernel.is_fast) == ("ATen per-step loop", False)
+    assert kernel.why == "because cuDNN is missing or switched off"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_padding_is_exact(ops, monkeypatch, bias):
+    """Run on the CPU in float64 by lifting the rule on the dtype."""
+    monkeypatch.setattr(cudnn, "MAX_PADDING_COST", 1e9)
+    rule = cudnn.persistent_refusal
+    half = torch.float16
+    monkeypatch.setattr(cudnn, "persistent_refusal", lambda call: rule(replace(call, dtype=half)))
+    args = ops.make(4, 3, 5, 7, bias=bias)
+    grads = ops.names if bias else ops.names[:5]
+    given = args.copy(torch.float64, grads)
+    x, h0, c0, *weights = given.list()
+    call = LSTMCall(4, 3, 5, 7, torch.float64, "cpu", requires_grad=True, has_bias=bias)
+    assert cudnn.padded_call(call) == replace(call, B=8, I=128, H=128)
+    out = cudnn.cudnn_lstm(call, x, h0, c0, LSTMWeights(*weights))
+    ops.backpropagate(given, out)
+    want = ops.reference(args, torch.float64, grads)
+    for name, value in zip(("y", "hT", "cT"), out, strict=True):
+        ops.assert_close(name, value, want[name], torch.float64)
+    for name in grads:
+        ops.assert_close(f"d{name}", given.tensors[name].grad, want[f"d{name}"], torch.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(6, 3, 5, 7), (50, 32, 128, 256), (50, 30, 100, 250)], ids=str)
+def test_on_a_gpu(ops, dtype, sizes):
+    from fastlstm.ops.lstm import lstm
+
+    args = ops.make(*sizes)
+    given = args.copy(dtype)
+    for name, value in given.tensors.items():
+        given.tensors[name] = value.detach().cuda().requires_grad_()
+    weights = (args.dy, args.dh, args.dc)
+    args.dy, args.dh, args.dc = given.dy, given.dh, given.dc = (w.cuda() for w in weights)
+    out = lstm(*given.list())
+    ops.backpropagate(given, out)
+    args.dy, args.dh, args.dc = weights
+    want = ops.reference(args, dtype, ops.names)
+    for name, value in zip(("y", "hT", "cT"), out, strict=True):
+        ops.assert_close(name, value.cpu(), want[name], dtype)
+    for name in ops.names:
+        ops.assert_close(f"d{name}", given.tensors[name].grad.cpu(), want[f"d{name}"], dtype)

@@ -1,0 +1,116 @@
+"""oneDNN's conditions as stated here are torch's, and the kernel really runs."""
+
+import pytest
+import torch
+
+from fastlstm.ops.backends import onednn
+from fastlstm.ops.call import LSTMWeights, describe_call
+from fastlstm.ops.dispatch import select
+from fastlstm.ops.lstm import lstm
+
+FUSED, FUSED_BACKWARD = "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def run(ops, args, grads):
+    out = lstm(*args.list())
+    if grads:
+        ops.backpropagate(args, out)
+
+
+@pytest.mark.parametrize("sizes", [(6, 3, 8, 16), (1, 1, 1, 1), (1, 4, 7, 63)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("train", [True, False])
+def test_the_kernel_that_is_announced_is_the_one_that_runs(ops, sizes, dtype, train):
+    grads = ops.names if train else ()
+    args = ops.make(*sizes).copy(dtype, grads)
+    x, h0, c0, *weights = args.list()
+    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights))).kernel
+    events = ops.events(lambda: run(ops, args, grads))
+    is_fused = kernel.name.startswith("oneDNN fused LSTM")
+    assert (FUSED in events) == is_fused, f"announced {kernel.name}"
+    assert (FUSED_BACKWARD in events) == (is_fused and train)
+    assert ("aten::lstm" in events) == (not is_fused)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("train", [True, False])
+def test_refusal_agrees_with_torchs_own_choice(ops, dtype, train):
+    grads = ops.names if train else ()
+    x, h0, c0, *weights = ops.make(4, 3, 8, 16).copy(dtype, grads).list()
+    call = describe_call(x, h0, c0, LSTMWeights(*weights))
+
+    def run_torch():
+        with torch.set_grad_enabled(train):
+            state = (h0.unsqueeze(0), c0.unsqueeze(0))
+            torch.lstm(x, state, weights, True, 1, 0.0, train, False, False)
+
+    assert (FUSED in ops.events(run_torch)) == (onednn.refusal(call) is None)
+
+
+@pytest.mark.usefixtures("without_onednn")
+def test_switched_off_runs_the_loop_and_says_so(ops):
+    args = ops.make(4, 3, 8, 16).copy(torch.float32)
+    x, h0, c0, *weights = args.list()
+    events = ops.events(lambda: run(ops, args, ops.names))
+    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights))).kernel
+    assert FUSED not in events
+    assert kernel.why == "because torch.backends.mkldnn is switched off"
+    assert not kernel.is_fast
+
+
+def test_autocast_runs_the_bf16_kernel_where_the_cpu_has_one(ops):
+    args = ops.make(4, 3, 8, 16).copy(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        x, h0, c0, *weights = args.list()
+        call = describe_call(x, h0, c0, LSTMWeights(*weights))
+        assert call.dtype == torch.bfloat16
+        is_fused = onednn.refusal(call) is None
+        events = ops.events(lambda: run(ops, args, ops.names))
+    assert (FUSED in events) == is_fused
+    if not is_fused:
+        assert "AVX-512" in onednn.refusal(call)
+
+
+def test_bf16_keeps_the_cell_and_weight_gradients_finer_than_torchs_own_path(ops):
+    """What calling the kernel directly is for; nn.LSTM rounds both to bf16."""
+    args = ops.make(40, 4, 16, 64)
+    x, h0, c0, *weights = args.copy(torch.bfloat16).list()
+    if onednn.refusal(describe_call(x, h0, c0, LSTMWeights(*weights))) is not None:
+        pytest.skip("this CPU has no oneDNN bf16 LSTM")
+    errors = {}
+    want = ops.reference(args, torch.bfloat16, ops.names)
+    for kind in ("direct", "torch"):
+        given = args.copy(torch.bfloat16, ()).copy(torch.float32)
+        x, h0, c0, *weights = given.list()
+        with torch.autocast("cpu", torch.bfloat16):
+            if kind == "direct":
+                out = lstm(*given.list())
+            else:
+                state = (h0.unsqueeze(0), c0.unsqueeze(0))
+                y, h, c = torch.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+                out = (y, h[0], c[0])
+        ops.backpropagate(given, out)
+        c_error = (out[2].detach().double() - want["cT"]).norm() / want["cT"].norm()
+        dw = given.tensors["w_hh"].grad
+        w_error = (dw.double() - want["dw_hh"]).norm() / want["dw_hh"].norm()
+        errors[kind] = float(c_error), float(w_error)
+    assert errors["direct"][0] < 0.5 * errors["torch"][0]
+    assert errors["direct"][1] < 0.9 * errors["torch"][1]
+
+
+@pytest.mark.parametrize("unit", ["AMX", "AVX512-BF16", None])
+def test_kernel_names_the_instructions(monkeypatch, unit):
+    from fastlstm.ops.call import LSTMCall
+
+    monkeypatch.setattr(onednn, "bf16_instructions", lambda: unit)
+    call = LSTMCall(T=2, B=2, I=2, H=2, dtype=torch.bfloat16, device="cpu", requires_grad=True)
+    kernel = onednn.kernel(call)
+    if unit is None:
+        assert not kernel.is_fast
+        assert kernel.why == (
+            "this CPU has no bf16 instructions, they are emulated; fp32 is faster here"
+        )
+    else:
+        assert kernel.name == f"oneDNN fused LSTM bf16 ({unit})"
+        assert kernel.is_fast

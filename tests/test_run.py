@@ -1,0 +1,240 @@
+"""`fastlstm.train` end to end on a tiny text: resume, accumulation, trouble, stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fastlstm
+from fastlstm.config import TrainConfig
+from fastlstm.errors import (
+    ConfigError,
+    FormatError,
+    NonFiniteError,
+    RunDirectoryError,
+    Stopped,
+    StorageError,
+)
+from fastlstm.nn.language_model import LanguageModel
+from fastlstm.run import resumed_config
+from fastlstm.training import trainer as trainer_module
+
+TINY = {
+    "rnn_size": 24,
+    "embed_size": 12,
+    "batch_size": 4,
+    "seq_length": 16,
+    "precision": "fp32",
+    "threads": 1,
+    "tensorboard": False,
+    "sample_every": 0,
+    "device": "cpu",
+    "dropout": 0.2,
+    "ema": 0.9,
+    "eval_every": 7,
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(
+        "the quick brown fox jumps over the lazy dog; \nwhy does it always do that?\n" * 60
+    )
+    return path
+
+
+def newest(run: Path) -> Path:
+    return max(run.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+
+
+def events_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def logged(run: Path) -> list[tuple]:
+    kinds = ("step", "eval")
+    return [(e["event"], e["step"], e["loss"]) for e in events_of(run) if e["event"] in kinds]
+
+
+def assert_same_state(left: Path, right: Path) -> None:
+    for file in sorted(left.glob("*.safetensors")):
+        a, b = load_file(file), load_file(right / file.name)
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.equal(a[name], b[name]), f"{file.name}:{name}"
+
+
+class StopAt:
+    """Observer that sends this process a signal when an event of a kind comes at a step."""
+
+    def __init__(self, kind: str, step: int) -> None:
+        self.kind, self.step = kind, step
+
+    def __call__(self, event: dict) -> None:
+        if event["event"] == self.kind and event["step"] == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(text: Path, out: Path, **fields):
+    return fastlstm.train(text, out=out, **{**TINY, "steps": 20, "log_every": 1, **fields})
+
+
+@pytest.mark.parametrize("step", [1, 6, 7, 13, 19])
+def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
+    train(text, tmp_path / "whole")
+    with pytest.raises(Stopped, match="SIGTERM; checkpoint-"):
+        fastlstm.train(
+            text,
+            out=tmp_path / "parts",
+            observers=[StopAt("step", step)],
+            **{**TINY, "steps": 20, "log_every": 1},
+        )
+    train(text, tmp_path / "parts", resume=True)
+    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
+    assert logged(tmp_path / "whole") == logged(tmp_path / "parts"), "no gap and no line twice"
+
+
+def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
+    train(text, tmp_path / "whole")
+    evaluate = trainer_module.evaluate
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "evaluate", interrupted)
+    with pytest.raises(Stopped):
+        train(text, tmp_path / "parts")
+    assert newest(tmp_path / "parts").name == "checkpoint-7"
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    train(text, tmp_path / "parts", resume=True)
+    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
+
+
+def test_accumulation_equals_the_big_batch(text, tmp_path):
+    losses = []
+    for name, fields in {
+        "parts": {"batch_size": 2, "accumulate": 4},
+        "whole": {"batch_size": 8},
+    }.items():
+        events: list[dict] = []
+        fastlstm.train(
+            text, out=tmp_path / name, observers=[events.append],
+            **{**TINY, "dropout": 0.0, "steps": 12, "log_every": 1, **fields},
+        )  # fmt: skip
+        losses.append([e["loss"] for e in events if e["event"] == "step"])
+    assert len(losses[0]) == 12
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def plant(monkeypatch, when, plant_in):
+    """Calls `plant_in(model)` before the forward passes whose number is in `when`."""
+    loss, count = LanguageModel.loss, [0]
+
+    def planted(self, *args, **kwargs):
+        if self.training and torch.is_grad_enabled():
+            count[0] += 1
+            if count[0] in when:
+                result = plant_in(self, lambda: loss(self, *args, **kwargs))
+                if result is not None:
+                    return result
+        return loss(self, *args, **kwargs)
+
+    monkeypatch.setattr(LanguageModel, "loss", planted)
+
+
+def skips(run: Path) -> list[dict]:
+    return [e for e in events_of(run) if e["event"] == "skip"]
+
+
+def test_nan_in_one_batch_is_skipped(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        total, state = run()
+        return total * float("nan"), state
+
+    plant(monkeypatch, {9}, bad)
+    run = train(text, tmp_path / "run")
+    assert run.bits_per_char < 6
+    (skip,) = skips(run.path)
+    assert "skipped" in skip["action"]
+
+
+def test_nan_in_a_weight_rolls_back_and_names_it(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        with torch.no_grad():
+            model.layers[0].weight_hh_l0[3, 2] = float("nan")
+
+    plant(monkeypatch, {9}, bad)
+    run = train(text, tmp_path / "run", checkpoint_every=4)
+    (skip,) = skips(run.path)
+    assert skip["tensor"] == "weight layers.0.weight_hh_l0"
+    assert "rolled back" in skip["action"]
+    assert all(torch.isfinite(t).all() for t in load_file(run.path / "model.safetensors").values())
+
+
+def test_nan_in_a_gradient_names_it(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        model.output.bias.register_hook(lambda g: g * float("inf") if model.poison else g)
+
+    monkeypatch.setattr(LanguageModel, "poison", False, raising=False)
+    plant(monkeypatch, {1}, bad)
+    plant(monkeypatch, {9}, lambda model, run: setattr(model, "poison", True))
+    plant(monkeypatch, {10}, lambda model, run: setattr(model, "poison", False))
+    run = train(text, tmp_path / "run")
+    assert [s["tensor"] for s in skips(run.path)] == ["gradient of output.bias"]
+
+
+def test_nan_that_stays_stops_with_the_name_and_leaves_a_good_model(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        total, state = run()
+        return total * float("nan"), state
+
+    plant(monkeypatch, range(9, 10**6), bad)
+    with pytest.raises(NonFiniteError, match="roll-backs; lower --learning-rate"):
+        train(text, tmp_path / "run", checkpoint_every=4)
+    fastlstm.LM.load(tmp_path / "run").generate("the ", max_tokens=5)
+
+
+def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
+    save, calls = trainer_module.save_checkpoint, []
+
+    def full(*args, **kwargs):
+        calls.append(args[1])
+        if 0 < args[1] < 20:
+            raise StorageError("no space left on device")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", full)
+    run = train(text, tmp_path / "run", checkpoint_every=5)
+    assert {5, 10, 15, 20} <= set(calls)
+    assert newest(run.path).name == "checkpoint-20"
+
+
+def test_refusals(text, tmp_path):
+    run = train(text, tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        train(text, tmp_path / "run")
+    with pytest.raises(ConfigError, match="--rnn-size 25: this run was begun with 24"):
+        train(text, tmp_path / "run", resume=True, rnn_size=25)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text() + "one more line\n")
+    with pytest.raises(FormatError, match="the text differs"):
+        train(other, tmp_path / "run", resume=True)
+    longer = train(text, tmp_path / "run", resume=True, steps=25)
+    assert newest(longer.path).name == "checkpoint-25"
+    assert run.path == longer.path
+
+
+def test_a_resumed_run_takes_only_what_may_change():
+    begun = TrainConfig(rnn_size=24, steps=20, threads=1)
+    files = {"config.json": json.dumps({"train": dataclasses.asdict(begun)}).encode()}
+    resumed = resumed_config(TrainConfig(budget="3m", threads=2), files)
+    assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)

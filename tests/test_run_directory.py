@@ -1,0 +1,173 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fastlstm import manifest
+from fastlstm.errors import CorruptFileError, RunDirectoryError
+from fastlstm.manifest import FileRecord, Manifest, write_directory
+from fastlstm.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory(tmp_path / "deep" / "run")
+    run.create()
+    return run
+
+
+def add_checkpoint(run, name, *, finite=True, meta=None):
+    files = {"model.safetensors": name.encode()}
+    if meta is not None:
+        files["trainer.json"] = b'{"meta": %s}' % meta
+    records = {n: FileRecord.of(data) for n, data in files.items()}
+    write_directory(run.path / name, files, Manifest(records, finite))
+    return run.path / name
+
+
+def names(run):
+    return sorted(path.name for path in run.path.iterdir())
+
+
+def test_create_is_repeatable(run):
+    run.create()
+    assert run.path.is_dir()
+    assert run.metrics_path == run.path / "metrics.jsonl"
+
+
+def test_create_refuses_a_file_and_an_unwritable_place(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(RunDirectoryError, match="is a file, expected a directory; choose another"):
+        RunDirectory(tmp_path / "file").create()
+    with pytest.raises(RunDirectoryError, match=r"cannot be written \(.*\); choose another --out"):
+        RunDirectory("/proc/fastlstm-run").create()
+    with pytest.raises(RunDirectoryError, match=r"cannot be written \(Not a directory\)"):
+        RunDirectory(tmp_path / "file" / "run").create()
+
+
+def test_lock_names_the_process_that_holds_it(run):
+    code = "import sys; from fastlstm.run_directory import RunDirectory as R\n"
+    code += "with R(sys.argv[1]).lock(): print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, run.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(RunDirectoryError, match=f"is in use by process {holder.pid};"):
+            run.lock()
+        holder.kill()
+        holder.wait()
+        run.lock().release()  # a killed process holds nothing
+
+
+def test_lock_is_free_again_after_the_block_and_after_release(run):
+    with run.lock() as lock, pytest.raises(RunDirectoryError, match=f"process {os.getpid()};"):
+        run.lock()
+    lock.release()
+    with run.lock():
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_worker_does_not_keep_the_lock(run):
+    lock = run.lock()
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+    try:
+        lock.release()
+        run.lock().release()
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_lock_of_a_missing_directory_is_a_clear_error(tmp_path):
+    with pytest.raises(RunDirectoryError, match=r"cannot be locked \(No such file or directory\)"):
+        RunDirectory(tmp_path / "nothing").lock()
+
+
+def test_checkpoints_are_newest_first_and_nothing_else(run):
+    for step in (9, 10, 100):
+        add_checkpoint(run, f"checkpoint-{step}")
+    for name in ("checkpoint-007", "checkpoint-x", "checkpoint-3.tmp-12", "checkpoint-4.del-1-ab"):
+        (run.path / name).mkdir()
+    (run.path / "checkpoint-500").write_bytes(b"a file")
+    (run.path / "checkpoint-600").symlink_to(run.path / "checkpoint-9")
+    add_checkpoint(run, "checkpoint-50.old-77")
+    add_checkpoint(run, "checkpoint-9.old-77")
+    found = [path.name for path in run.checkpoints()]
+    assert found == ["checkpoint-100", "checkpoint-50.old-77", "checkpoint-10", "checkpoint-9"]
+    assert RunDirectory(run.path / "nothing").checkpoints() == []
+
+
+def test_lock_sweeps_what_killed_processes_left(run):
+    add_checkpoint(run, "checkpoint-1")
+    add_checkpoint(run, "checkpoint-2.tmp-123")
+    add_checkpoint(run, "checkpoint-1.del-123-abcdef01")
+    add_checkpoint(run, "checkpoint-1.old-9.del-123-abcdef01")
+    (run.path / ".publish.tmp-9").mkdir()
+    (run.path / ".model.safetensors.tmp-12-abcdef01").write_bytes(b"half")
+    (run.path / "my.notes").write_bytes(b"")
+    (run.path / "tensorboard").mkdir()
+    with run.lock():
+        assert names(run) == [".lock", "checkpoint-1", "my.notes", "tensorboard"]
+
+
+def test_sweep_puts_a_checkpoint_set_aside_back_unless_its_successor_is_whole(run):
+    add_checkpoint(run, "checkpoint-1.old-5")
+    add_checkpoint(run, "checkpoint-2.old-5")
+    add_checkpoint(run, "checkpoint-2")
+    add_checkpoint(run, "checkpoint-3.old-5")
+    (add_checkpoint(run, "checkpoint-3") / "model.safetensors").write_bytes(b"broken")
+    run.sweep()
+    content = {p.name: (p / "model.safetensors").read_bytes() for p in run.checkpoints()}
+    assert content == {
+        "checkpoint-1": b"checkpoint-1.old-5",
+        "checkpoint-2": b"checkpoint-2",
+        "checkpoint-3": b"checkpoint-3.old-5",
+    }
+    assert names(run) == [".lock", *sorted(content)]
+
+
+def test_the_offer_is_the_next_older_intact_finite_checkpoint(run):
+    paths = {step: add_checkpoint(run, f"checkpoint-{step}", finite=step != 3) for step in range(6)}
+    error = CorruptFileError("model is damaged")
+    assert run.intact_checkpoint() == paths[5]
+    assert run.intact_checkpoint(besides=paths[4]) == paths[2]
+    (paths[2] / "model.safetensors").write_bytes(b"broken")
+    (paths[1] / "manifest.json").unlink()
+    offer = f"model is damaged. Use {paths[0]} instead, which is intact"
+    assert str(run.with_offer(error, paths[4])) == offer
+    (paths[0] / "surprise").write_bytes(b"")
+    assert run.intact_checkpoint(besides=paths[4]) == paths[5]
+    (paths[5] / "model.safetensors").unlink()
+    text = f"model is damaged. No other intact checkpoint is in {run.path}"
+    assert str(run.with_offer(error, paths[4])) == text
+
+
+def test_verify_returns_all_damage(run):
+    run.metrics_path.write_bytes(b"line\n")
+    mark = manifest.metrics_mark(run.metrics_path)
+    text = b'{"metrics": {"size": 5, "sha256": "%s"}}' % mark["sha256"].encode()
+    checkpoint = add_checkpoint(run, "checkpoint-1", meta=text)
+    run.publish({"model.safetensors": b"weights"}, extra={"metrics": mark})
+    assert run.verify() == []
+    run.metrics_path.write_bytes(b"lime\n")
+    assert [str(e).split(":")[0] for e in run.verify()] == [str(run.metrics_path)]
+    run.model_path.write_bytes(b"weight?")
+    (checkpoint / "trainer.json").write_bytes(b"{}")
+    found = [str(e).split(":")[0] for e in run.verify()]
+    assert found == [
+        str(path) for path in (run.model_path, checkpoint / "trainer.json", run.metrics_path)
+    ]
+
+
+def test_a_model_without_its_manifest_is_damage(run):
+    run.publish({"model.safetensors": b"weights"})
+    run.manifest_path.unlink()
+    assert "manifest.json: is missing" in str(run.verify()[0])
