@@ -64,7 +64,7 @@ clean:  ## remove the environment and everything built; runs/ stays
 	@pwd -P > $@
 
 .venv/.made: .venv/.place $(NATIVE)
-	$(PIP) install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(PIP) install --quiet --no-deps --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$(TORCH)"
 	$(PIP) install --quiet --editable ".[all]"
 	@touch $@
 

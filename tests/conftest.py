@@ -46,6 +46,9 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     if "torch" not in sys.modules:
         return
     import torch
+    from torch.utils import _device
+
+    _device._device_constructors()  # cached: true ones, or torch.device("meta") would miss
 
     for owner, name in (
         (torch, "empty"),

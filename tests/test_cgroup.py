@@ -102,12 +102,25 @@ def test_no_usable_quota_is_none(tmp_path: Path, text: str) -> None:
     root = _write(
         tmp_path,
         {
-            "proc/self/cgroup": "0::/../outside\n",
+            "proc/self/cgroup": "0::/\nbroken\n",
             "proc/self/mountinfo": V2_MOUNT + "broken line\n",
             "sys/fs/cgroup/cpu.max": text,
         },
     )
     assert cpu_quota(root) is None
+
+
+def test_a_group_outside_the_namespace_leaves_the_mounted_top(tmp_path: Path) -> None:
+    root = _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/../outside\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/cpu.max": "300000 100000\n",
+            "sys/fs/outside/cpu.max": "100000 100000\n",
+        },
+    )
+    assert cpu_quota(root) == 3.0
 
 
 def test_without_proc_is_none(tmp_path: Path) -> None:

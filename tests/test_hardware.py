@@ -188,6 +188,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hardware, "_MEASURE_S", 0.0)
     monkeypatch.setattr(hardware, "_COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
     return tmp_path / "cache" / "ceilings.json"
 
 
@@ -197,7 +198,7 @@ SMALL = (32, 16, 24)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32"])
 def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) -> None:
     before = torch.get_num_threads()
-    measured = hardware.ceilings(dtype, 1, shape=SMALL)
+    measured = hardware.ceilings(dtype, before + 1, shape=SMALL)
     assert measured.gemm_gflops > 0
     assert measured.copy_gb_s > 0
     assert measured.gemm_by in ("torch.mm", "oneDNN")
@@ -242,6 +243,20 @@ def test_fresh_measurement_keeps_the_better_one(
     seen = [hardware.ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
     assert seen == [100.0, 100.0, 120.0]
     assert hardware.ceilings("fp32", 1).gemm_gflops == 120.0
+
+
+def test_a_measurement_on_a_busy_machine_is_made_again(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Ceilings(gflops, "oneDNN", 9.0) for gflops in (40.0, 30.0, 50.0, 99.0)]
+    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
+    load = [64.0 * (os.cpu_count() or 1)]
+    monkeypatch.setattr(os, "getloadavg", lambda: (load[0], 0.0, 0.0), raising=False)
+    busy = [hardware.ceilings("fp32", 1) for _ in range(2)]
+    assert [(c.gemm_gflops, c.is_busy) for c in busy] == [(40.0, True), (40.0, True)]
+    load[0] = 0.0
+    quiet = [hardware.ceilings("fp32", 1) for _ in range(2)]
+    assert [(c.gemm_gflops, c.is_busy) for c in quiet] == [(50.0, False), (50.0, False)]
 
 
 DAMAGE = ["", "{", "[]", '{"format": 1}', '{"format": 99, "ceilings": {}}']

@@ -73,13 +73,23 @@ def test_lock_is_free_again_after_the_block_and_after_release(run):
         pass
 
 
+def _wait_for_ever(ready):
+    ready.set()
+    time.sleep(60)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_worker_does_not_keep_the_lock(run):
-    lock = run.lock()
-    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+@pytest.mark.parametrize("end", ["release", "forget"])  # forget() is what a killed process does
+def test_a_forked_worker_neither_keeps_nor_gives_up_the_lock(run, end):
+    context = multiprocessing.get_context("fork")
+    lock, ready = run.lock(), context.Event()
+    worker = context.Process(target=_wait_for_ever, args=(ready,))
     worker.start()
     try:
-        lock.release()
+        assert ready.wait(10)
+        with pytest.raises(RunDirectoryError, match="is in use"):
+            run.lock()
+        getattr(lock, end)()
         run.lock().release()
     finally:
         worker.kill()

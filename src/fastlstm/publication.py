@@ -76,7 +76,6 @@ def finish(directory: Path) -> None:
         return
     for name in names:
         storage.place(journal / name, directory / name)
-    storage.fsync_dir(directory)
     storage.place(journal / MANIFEST, directory / MANIFEST)
     storage.fsync_dir(directory)
     storage.discard(journal)

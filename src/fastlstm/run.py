@@ -74,6 +74,7 @@ def train(
     resume: bool = False,
     config: TrainConfig | None = None,
     observers: Sequence[Observer] = (),
+    stop: StopFlag | None = None,
     **fields: Any,
 ) -> Run:
     """Trains a language model on a text.
@@ -83,7 +84,8 @@ def train(
         out: the run directory; default `runs/<name of the source>`.
         resume: go on if `out` holds a checkpoint, else start.
         config: all settings at once; or give single `fields` of TrainConfig instead.
-        observers: called with every event, a plain dict (docs/events in CONTRIBUTING.md).
+        observers: called with every event, a plain dict (docs/architecture.md lists them).
+        stop: polled; by default the first SIGTERM or Ctrl-C sets it.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -100,7 +102,7 @@ def train(
     path = Path(out) if out is not None else Path("runs") / _source_name(source)
     run = RunDirectory(path)
     run.create()
-    with StopFlag() as stop, run.lock():
+    with stop or StopFlag() as stop, run.lock():
         return _Session(source, config, run, list(observers), stop).train(resume)
 
 

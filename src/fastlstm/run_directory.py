@@ -50,7 +50,13 @@ class RunLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Gives the lock back; does nothing the second time."""
+        """Gives the lock back, though a forked child may have it too; repeating does nothing."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Closes the descriptor, which leaves the lock to the other processes that have it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -65,12 +71,12 @@ class RunLock:
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
-def _release_in_child() -> None:
+def _forget_in_child() -> None:
     for lock in list(_held):
-        lock.release()  # a forked worker that outlives its parent must not keep the run locked
+        lock.forget()  # a forked worker that outlives its parent must not keep the run locked
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class RunDirectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +147,24 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return Terminal()
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A published run whose model is small and untrained; the cache is a temporary one."""
+    import torch
+
+    from fastlstm.config import ModelConfig
+    from fastlstm.data.tokenizer import CharTokenizer
+    from fastlstm.nn.io import save_language_model
+    from fastlstm.nn.language_model import LanguageModel
+    from fastlstm.run_directory import RunDirectory
+
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    tokenizer = CharTokenizer("".join(sorted("abcdefghijklmnopqrstuvwxyz .\n")))
+    model = LanguageModel(ModelConfig(vocab_size=29, embed_size=8, rnn_size=16))
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish(save_language_model(model, tokenizer, train={"split": "80/15/5"}))
+    return run.path

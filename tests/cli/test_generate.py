@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_text_in_a_pipe_is_printed_as_it_is(
     assert main(["generate", "run", "--prompt", "Well, "]) == 0
     out, err = capsys.readouterr()
     assert out == "Well, " + "".join(Model.pieces) + "\n"
-    assert err.startswith("16 tokens in 0.0")
+    assert err.startswith("18 tokens in 0.0")
     assert err.endswith(" tokens/s\n")
 
 
@@ -76,7 +77,7 @@ def test_json_lines(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     assert "".join(event["text"] for event in events[:-1]) == "".join(Model.pieces)
     assert {event["event"] for event in events[:-1]} == {"text"}
     end = events[-1]
-    assert (end["event"], end["prompt"], end["tokens"]) == ("end", "W", 16)
+    assert (end["event"], end["prompt"], end["tokens"]) == ("end", "W", 18)
     assert end["text"] == "".join(Model.pieces)
     assert err == ""
 
@@ -122,3 +123,30 @@ def test_fast_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_are_counted_in_the_vocabulary(kind: str, count: int) -> None:
     tokenizer = SimpleNamespace(kind=kind, encode=lambda text: [0] * 7)
     assert generate._count_tokens(tokenizer, "né") == count
+
+
+def test_a_real_model_writes_the_same_for_the_same_seed(
+    tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(tiny_run), "--prompt", "the ", "--length", "30", "--seed", "1"]
+    assert main(arguments) == 0
+    first, err = capsys.readouterr()
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first
+    assert first.startswith("the ")
+    assert len(first.rstrip("\n")) <= 34
+    assert err.startswith("30 tokens in ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--prompt", "né 5"], ["--temperature", "-1"], ["--top-p", "2"], ["--top-k", "-3"]],
+)
+def test_what_the_model_refuses_is_one_line(
+    tiny_run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(["generate", str(tiny_run), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("fastlstm: error: ")
+    assert err.count("\n") == 1
+    assert out == ""

@@ -60,7 +60,9 @@ def test_width_of_wide_and_combining_characters() -> None:
     assert cell_width("é") == 1
 
 
-@pytest.mark.parametrize("text", ["plain words here", "戦争と平和" * 9, "x" * 50, "    indented text"])
+@pytest.mark.parametrize(
+    "text", ["plain words here", "戦争と平和" * 9, "x" * 50, "    indented text"]
+)
 def test_wrap_keeps_the_width_and_the_text(text: str) -> None:
     lines = wrap(text, 11)
     assert max(map(cell_width, lines)) <= 11

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastlstm.data import bpe
 from fastlstm.data.bpe import BYTE_SYMBOLS, BpeTokenizer, train_bpe
 from fastlstm.data.sources import Document
 from fastlstm.data.streams import BlockReader, TextRules
@@ -18,9 +17,11 @@ from fastlstm.errors import CorruptFileError, MissingExtraError
 pytest.importorskip("tokenizers")
 
 TEXT = "the cat's hat is in the house; don't   they   know?\n\n12 über 東京 là\u00a0bas\n" * 30
+SPACES = [" ", "\n", "  ", "\t", "\r", "\v", "\x85", "\u00a0", "\u3000"]
+NO_SPACES = ["\x1c", "\x1f", "\u200b", "\u180e", "\ufeff"]  # though Python takes some for spaces
 WORDS = st.lists(
     st.sampled_from(
-        ["the", " ", "\n", "  ", "\t", "'s", "don't", "123", "é", "東京", "\u00a0", "\u3000", "!?"]
+        [*SPACES, *NO_SPACES, "the", "'s", "don't", "123", "é", "東京", "!?", ".", "plain text"]
     ),
     max_size=40,
 )
@@ -59,16 +60,18 @@ def test_it_learns_merges_up_to_the_size_and_the_same_ones_again(tokenizer: BpeT
 @given(words=WORDS)
 def test_blocks_and_pieces_give_the_ids_of_the_whole_text(words: list[str]) -> None:
     tokenizer = trained()
-    text = "".join(words)
+    text = "plain text first, " * 30 + "".join(words)
     whole = tokenizer._engine.encode(text).ids
     reader = BlockReader((Document("d", data=text.encode()),), TextRules(cut="space"), 16)
-    blocks = [tokenizer.encode_utf8(block).tolist() for block in reader]
-    assert sum(blocks, []) == whole
-    before, bpe._PIECE_BYTES = bpe._PIECE_BYTES, 4
-    try:
-        assert tokenizer.encode(text).tolist() == whole
-    finally:
-        bpe._PIECE_BYTES = before
+    ids = [token for block in reader for token in tokenizer.encode_utf8(block).tolist()]
+    assert ids == whole
+    for room in (1 << 20, 3):
+        fresh = load_tokenizer(tokenizer.to_json())
+        assert isinstance(fresh, BpeTokenizer)
+        fresh._room = room
+        for _ in range(2):
+            assert fresh.encode(text).tolist() == whole
+        assert fresh._room >= 0
 
 
 def test_stream_never_splits_a_character(tokenizer: BpeTokenizer) -> None:

@@ -100,9 +100,14 @@ def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path)
 
 def test_a_failed_encoding_leaves_nothing(tmp_path: Path) -> None:
     cache = TextCache(tmp_path)
-    with pytest.raises(RuntimeError), cache.work_directory() as work:
-        (work / "ids.bin").write_bytes(b"half")
-        raise RuntimeError
+
+    def fail() -> None:
+        with cache.work_directory() as work:
+            (work / "ids.bin").write_bytes(b"half")
+            raise RuntimeError("disk gone")
+
+    with pytest.raises(RuntimeError, match="disk gone"):
+        fail()
     assert work_directories(tmp_path) == []
     assert cache.find(KEY) is None
 

@@ -90,7 +90,7 @@ def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:
     job = Pass(Source("book.txt", (Document("book.txt", path=path),)), TextRules(), 4, 2)
     found = scan(job)
     path.write_text("abcabb")
-    with pytest.raises(DataError, match="book.txt changed while it was being read; run again"):
+    with pytest.raises(DataError, match=r"book\.txt changed while it was being read; run again"):
         write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
 
 

@@ -210,6 +210,10 @@ def test_token_counts_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_module, "_COUNT_BLOCK", 7)
     ids = np.array([0, 1, 1, 4] * 10, dtype=np.uint32)
     assert token_counts(ids, 6).tolist() == [10, 20, 0, 0, 10, 0]
+    monkeypatch.setattr(text_module, "_COUNT_BLOCK", 8)
+    for end in (40, 39):
+        wanted = np.bincount(ids[:end], minlength=5)
+        assert token_counts(ids[:end].astype(np.uint8), 5).tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("polls", range(0, 12, 3))

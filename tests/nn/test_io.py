@@ -39,9 +39,9 @@ def build(config=CONFIG, seed=0):
     return LanguageModel(config)
 
 
-def files_of(model, **changes):
+def files_of(weights, **changes):
     """The four files of a model; `changes` go into config.json."""
-    files = save_language_model(model, TOKENIZER, train={"seed": 3}, data={"source": "x"})
+    files = save_language_model(weights, TOKENIZER, train={"seed": 3}, data={"source": "x"})
     config = json.loads(files["config.json"])
     config.update(changes)
     return {**files, "config.json": json.dumps(config).encode()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fastlstm.cli.command import Option
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 16
 
 
 def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _text(path: Path) -> str:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"--config {path}: {reason}; give a YAML file") from None
     if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"--config {path}: larger than 1 MiB; is this a YAML configuration?")
+        raise ConfigError(f"--config {path}: larger than 64 KiB; is this a YAML configuration?")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,6 +70,8 @@ def _yaml(text: str, path: Path) -> Any:
 
     try:
         return yaml.load(text, Loader)
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""

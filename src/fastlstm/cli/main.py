@@ -6,6 +6,7 @@ saved (the same command with --resume goes on); 130 interrupted; 141 the reader 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -102,7 +103,7 @@ def overview() -> str:
             "  fastlstm train book.txt --out runs/book --budget 5m",
             "  fastlstm generate runs/book --prompt 'Well, Prince' --length 500",
             "",
-            "fastlstm COMMAND --help lists the options of a command; --version shows the version.",
+            "fastlstm COMMAND --help lists the options of a command.",
             "",
         ]
     )
@@ -121,7 +122,8 @@ def _tolerate_encoding() -> None:
     # A terminal that cannot show a character gets a question mark, not a traceback.
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")
+        with contextlib.suppress(OSError, ValueError):
+            reconfigure(errors="replace")
 
 
 def _fail(message: str, code: int) -> int:

@@ -68,7 +68,7 @@ CONFIG_OPTIONS = options_from_dataclass(TrainConfig, GROUPS)
 
 COMMAND = Command(
     verb="train",
-    summary="Train a language model on a text; the end is one of --budget, --steps, --epochs.",
+    summary="Train a language model on a text, until --budget, --steps or --epochs.",
     positionals=(
         Positional(
             "SOURCE",

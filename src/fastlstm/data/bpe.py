@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastlstm.data.tokenizer import Ids, Tokenizer
-from fastlstm.errors import CorruptFileError, DataError, MissingExtraError
+from fastlstm.errors import CorruptFileError, MissingExtraError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
 
 TRAINING_BYTES = 32 << 20
 """BPE is learnt from at most this much text, spread evenly over the whole."""
-_PIECE_BYTES = 1 << 15
+_CACHED_CHARS = 1 << 23
+"""Bound on the words whose ids are kept, about 100 MB of memory."""
+
+# White space as the library's pattern sees it, which is not Python's: no U+001C to U+001F.
+_SPACE = r"\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_WORD = re.compile(rf"[{_SPACE}]*[^{_SPACE}]+|[{_SPACE}]+")
+"""White space and what follows it; no token crosses from one match to the next."""
 
 
 def _byte_symbols() -> list[str]:
@@ -44,14 +51,31 @@ class BpeTokenizer(Tokenizer):
         self.merges = merges
         self.pieces = [bytes([_SYMBOL_BYTES[char] for char in symbol]) for symbol in symbols]
         self._engine = _build_engine(symbols, merges)
+        self._known: dict[str, bytes] = {}
+        self._room = _CACHED_CHARS
 
     def encode(self, text: str) -> Ids:
-        """See `Tokenizer.encode`."""
-        parts = self._engine.encode_batch_fast(_split(text), add_special_tokens=False)
-        ids: list[int] = []
-        for part in parts:
-            ids += part.ids
-        return np.array(ids, dtype=self.dtype)
+        """See `Tokenizer.encode`.
+
+        Cost: 80 ns of CPU time a byte for words met before; new ones take the library's 450.
+        """
+        words: list[str] = _WORD.findall(text)
+        known = self._known
+        new = sorted(set(words).difference(known))
+        if new:
+            fresh = self._encode_words(new)
+            num_chars = sum(map(len, new))
+            if num_chars > self._room:
+                data = b"".join([known.get(word) or fresh[word] for word in words])
+                return np.frombuffer(data, self.dtype)
+            self._room -= num_chars
+            known.update(fresh)
+        return np.frombuffer(b"".join(map(known.__getitem__, words)), self.dtype)
+
+    def _encode_words(self, words: list[str]) -> dict[str, bytes]:
+        parts = self._engine.encode_batch_fast(words, add_special_tokens=False)
+        arrays = (np.array(part.ids, dtype=self.dtype) for part in parts)
+        return {word: ids.tobytes() for word, ids in zip(words, arrays, strict=True)}
 
     def encode_utf8(self, data: bytes) -> Ids:
         """See `Tokenizer.encode_utf8`."""
@@ -72,7 +96,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
         show_progress=False,
         initial_alphabet=sorted(BYTE_SYMBOLS),
     )
-    engine.train_from_iterator(_lines(texts), trainer)
+    engine.train_from_iterator(texts, trainer)
     model = _json_of(engine)["model"]
     ids: dict[str, int] = model["vocab"]
     symbols = sorted(ids, key=lambda symbol: ids[symbol])
@@ -137,24 +161,3 @@ def _json_of(engine: Any) -> dict[str, Any]:
 def _pair(merge: str | list[str]) -> tuple[str, str]:
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
-
-
-def _lines(texts: Iterable[str]) -> Iterator[list[str]]:
-    for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"BPE learns from str, got {type(text).__name__}")
-        yield _split(text)
-
-
-def _split(text: str) -> list[str]:
-    """Cuts long text before white space, where no token crosses, so that threads share it."""
-    parts: list[str] = []
-    start = 0
-    while len(text) - start > _PIECE_BYTES:
-        end = start + _PIECE_BYTES
-        while end < len(text) and not (text[end] in " \n" and not text[end - 1].isspace()):
-            end += 1
-        parts.append(text[start:end])
-        start = end
-    parts.append(text[start:])
-    return parts

@@ -124,7 +124,7 @@ class Scan:
 def scan(work: Pass) -> Scan:
     """Reads the source once.
 
-    Cost: 250 MB/s on 2 cores (1 GB of War and Peace), 1 MiB blocks held by the dozen.
+    Cost: 6 ns of CPU time a byte (2-core Xeon, War and Peace), a few dozen blocks held.
     """
     seen = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
     digest = hashlib.sha256()
@@ -133,12 +133,13 @@ def scan(work: Pass) -> Scan:
     def look(block: bytes) -> int:
         if not work.rules.is_text:
             return int(np.count_nonzero((np.frombuffer(block, np.uint8) & 0xC0) != 0x80))
-        if block.isascii():
-            seen[np.frombuffer(block, np.uint8)] = True
-            return len(block)
-        text = block.decode("utf-8")
-        seen[code_points(text)] = True  # threads may write at once: they only ever write True
-        return len(text)
+        is_ascii = block.isascii()
+        text = "" if is_ascii else block.decode("utf-8")
+        points = np.frombuffer(block, np.uint8) if is_ascii else code_points(text)
+        # Looking is half the price of marking. Threads may mark at once: they only write True.
+        if not seen.take(points, mode="clip").all():
+            seen[points] = True
+        return len(points)
 
     with closing(work.map(look, 0)) as results:
         for block, chars in results:

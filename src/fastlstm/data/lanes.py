@@ -216,7 +216,8 @@ class WindowBatches(Batches):
         B = self._batch_size
         starts = self._starts[index * B : (index + 1) * B]
         positions = np.arange(self._seq_length + 1)[:, None] + starts
-        return self._ids[positions].astype(np.int64)
+        batch: NDArray[np.int64] = self._ids[positions].astype(np.int64)
+        return batch
 
     def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
         return np.ones(self._batch_size, dtype=np.bool_)

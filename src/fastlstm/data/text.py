@@ -32,7 +32,7 @@ from fastlstm.storage import storage_errors
 
 MIN_TOKENS = 200
 """Below this a split leaves nothing to train on and nothing to judge by."""
-_COUNT_BLOCK = 1 << 22
+_COUNT_BLOCK = 1 << 20
 _SPOOL_BYTES = 1 << 20
 _RACY_NS = 100_000_000
 """A file changed this shortly before it was read may change again within one timestamp tick."""
@@ -115,9 +115,18 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
     """Returns how often each token occurs, shape ``(V,)``; resident memory stays flat."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(ids), _COUNT_BLOCK):
-        counts += np.bincount(ids[start : start + _COUNT_BLOCK], minlength=vocab_size)
+        counts += _block_counts(np.asarray(ids[start : start + _COUNT_BLOCK]), vocab_size)
         release_pages(ids)
     return counts
+
+
+def _block_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
+    if ids.dtype != np.uint8 or len(ids) % 2 or not ids.flags.c_contiguous:
+        return np.bincount(ids, minlength=vocab_size)
+    # bincount widens every item to int64 first: two bytes as one item is twice as fast
+    pairs = np.bincount(ids.view(np.uint16), minlength=1 << 16).reshape(256, 256)
+    counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)
+    return counts[:vocab_size]
 
 
 def prepare_text(

@@ -3,6 +3,10 @@
 The first layer needs no input product: its input is an embedding row, so `E @ W_ih^T + b` is a
 table of V rows made once. What remains per token is one matrix-vector product per layer, the gates,
 and the output projection. Memory per stream is constant.
+
+A step runs on one thread. On two idle cores a second would make it three times as fast, since each
+half of the weights fits its core's L2 (H=512: 45 us against 145 us for the product); on busy cores
+the threads wait for each other at every product and a step takes 4 ms instead of 0.4.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -19,7 +24,6 @@ from fastlstm.nn.lstm import LSTMLayer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -54,7 +58,7 @@ class Decoder:
         """
         stream = Stream(self, self._config.num_layers, self._config.rnn_size, self._b_out.shape[0])
         if len(tokens) > 1:
-            stream.load(self._read(torch.as_tensor(tokens[:-1], dtype=torch.int64)))
+            stream.load(self._read(torch.from_numpy(np.array(tokens[:-1], dtype=np.int64))))
         stream.step(int(tokens[-1]))
         return stream
 
@@ -65,7 +69,7 @@ class Decoder:
         try:
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
                 state = model.initial_state(1)
-                for part in tokens.to(device).split(PROMPT_CHUNK):  # type: ignore[no-untyped-call]
+                for part in tokens.to(device).split(PROMPT_CHUNK):
                     _, state = model.features(part.unsqueeze(1), state)
         finally:
             model.train(was_training)
@@ -130,8 +134,13 @@ class Stream:
             self.c[k].copy_(c[0])
 
     def step(self, token: int) -> NDArray[np.float32]:
-        """Reads one token and returns `logits`."""
-        self._decoder.advance(self, token)
+        """Reads one token and returns `logits`; on one thread, whatever torch is set to."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            self._decoder.advance(self, token)
+        finally:
+            torch.set_num_threads(num_threads)
         return self.logits
 
 
@@ -149,7 +158,7 @@ def _pack(layer: torch.nn.Module) -> _PackedLayer:
     H = layer.hidden_size
 
     def reorder(w: Tensor) -> Tensor:
-        i, f, g, o = _copy(w).split(H)  # type: ignore[no-untyped-call]
+        i, f, g, o = _copy(w).split(H)
         return torch.cat([i, f, o, g])
 
     bias = layer.bias_ih_l0 + layer.bias_hh_l0

@@ -19,7 +19,6 @@ import torch
 
 from fastlstm.config import ModelConfig, TrainConfig
 from fastlstm.errors import (
-    ConfigError,
     CorruptFileError,
     DataError,
     FormatError,
@@ -230,9 +229,9 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Loa
         )
     name = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE
     tensors = decode_tensors(files[name], directory / name)
-    with torch.device("meta"):
-        check_shapes(tensors, LanguageModel(model_config), directory / name)
     with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
+        with torch.device("meta"):  # no memory is taken before the shapes agree
+            check_shapes(tensors, LanguageModel(model_config), directory / name)
         model = LanguageModel(model_config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -310,6 +309,12 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
         if not good:
             raise FormatError(f"{origin}: model.{name} is {value!r:.60}, expected {expected}")
     try:
-        return ModelConfig(**values)
-    except (TypeError, ConfigError) as error:
+        config = ModelConfig(**values)
+    except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
+    if config.tie_weights and config.embed_size != config.rnn_size:
+        raise FormatError(
+            f"{origin}: model.tie_weights needs embed_size equal to rnn_size,"
+            f" got {config.embed_size} and {config.rnn_size}"
+        )
+    return config

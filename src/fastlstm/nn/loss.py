@@ -45,8 +45,9 @@ def projected_cross_entropy(
         gradient of `weight` is summed over chunks in float32.
 
     Cost:
-        Forward alone `2 N H V`; with a gradient `6 N H V`, all of it in the forward pass, so that
-        a chunk's logits are used while they are there. Backward only scales. Memory: one chunk.
+        Forward alone `2 N H V`, with a gradient `6 N H V`: what plain cross-entropy costs. With
+        several chunks all of it is spent in the forward pass, while a chunk's logits are there, and
+        backward only scales. Memory: one chunk.
     """
     plan = _Plan.make(features, weight, targets, chunk_rows)
     _check(features, weight, bias, targets)
@@ -118,7 +119,7 @@ def _chunk_log_probs(
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Forms the gradient while it has a chunk's probabilities; backward multiplies by the scale."""
+    """One chunk: keeps its gradient of the logits. More: forms all gradients as it goes along."""
 
     @staticmethod
     def forward(
@@ -129,41 +130,62 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         plan: _Plan,
     ) -> Tensor:
-        need_f, need_w, need_b = ctx.needs_input_grad[:3]
+        ctx.dtypes = (features.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.is_whole = targets.numel() <= plan.rows
         with torch.autocast(features.device.type, enabled=False):
             w = weight.to(plan.gemm)
             b = None if bias is None else bias.to(plan.gemm)
+            if ctx.is_whole:
+                f = features.to(plan.gemm)
+                d, total = _chunk_gradient(f, w, b, targets, plan)
+                ctx.save_for_backward(f, w, d)
+                return total
+            need_f, need_w, need_b = ctx.needs_input_grad[:3]
             df = torch.empty_like(features) if need_f else None
             dw = torch.zeros_like(weight, dtype=plan.wide) if need_w else None
             db = torch.zeros_like(bias, dtype=plan.wide) if need_b and bias is not None else None
             total = features.new_zeros((), dtype=plan.wide)
             for start in range(0, targets.numel(), plan.rows):
-                stop = start + plan.rows
-                f, target = features[start:stop].to(plan.gemm), targets[start:stop]
-                log_p, nats = _chunk_log_probs(f, w.t(), b, target, plan)
-                total += nats.sum()
-                d = log_p.exp_()
-                d.scatter_add_(1, target.unsqueeze(1), d.new_full((target.numel(), 1), -1.0))
+                rows = slice(start, start + plan.rows)
+                f = features[rows].to(plan.gemm)
+                d, nats = _chunk_gradient(f, w, b, targets[rows], plan)
+                total += nats
                 if db is not None:
                     db += d.sum(0)
                 d = d.to(plan.gemm)
                 if df is not None:
-                    _mm_into(df[start:stop], d, w)
+                    _mm_into(df[rows], d, w)
                 if dw is not None:
                     _addmm_into(dw, d.t(), f)
         ctx.save_for_backward(df, dw, db)
-        ctx.dtypes = (features.dtype, weight.dtype, None if bias is None else bias.dtype)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = grads
-        scaled = [
-            None if g is None else (g * scale).to(dtype)
-            for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return (*scaled, None, None)
+        found: tuple[Tensor | None, ...]
+        if ctx.is_whole:
+            f, w, d = ctx.saved_tensors
+            need_f, need_w, need_b = ctx.needs_input_grad[:3]
+            wide = d * scale  # smaller than the gradients it becomes when V < H
+            db = wide.sum(0) if need_b else None
+            d = wide.to(w.dtype)
+            found = (torch.mm(d, w) if need_f else None, torch.mm(d.t(), f) if need_w else None, db)
+        else:
+            found = tuple(None if g is None else g * scale for g in ctx.saved_tensors)
+        pairs = zip(found, ctx.dtypes, strict=True)
+        return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
+
+
+def _chunk_gradient(
+    f: Tensor, w: Tensor, b: Tensor | None, target: Tensor, plan: _Plan
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of one chunk's logits `(n, V)` in `plan.wide`, and its loss."""
+    log_p, nats = _chunk_log_probs(f, w.t(), b, target, plan)
+    d = log_p.exp_()
+    d.scatter_add_(1, target.unsqueeze(1), d.new_full((target.numel(), 1), -1.0))
+    return d, nats.sum()
 
 
 def _mm_into(out: Tensor, a: Tensor, b: Tensor) -> None:

@@ -56,6 +56,7 @@ def draw_charts(history: History) -> list[Chart]:
         ) from error
     settings: Any = {
         "svg.fonttype": "none",
+        "svg.hashsalt": "fastlstm",
         "font.family": "sans-serif",
         "font.size": 10,
         "axes.spines.top": False,
@@ -208,7 +209,7 @@ def _style_axes(axes: Any, x_label: str, y_label: str, divisor: float) -> None:
 
     axes.set_xlabel(x_label, color=_COLOURS["muted"])
     axes.set_ylabel(y_label, color=_COLOURS["muted"])
-    axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9)
+    axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9, pad=5)
     axes.grid(axis="y", color=_COLOURS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("left", "bottom"):
@@ -243,6 +244,7 @@ def _embed(svg: str, name: str, title: str) -> str:
     """Makes a standalone SVG fit to stand in a page beside others, in the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\n?", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)

@@ -74,7 +74,9 @@ li.warn::before { content: "warning  "; color: var(--warn); font-weight: 600; }
 .quiet { color: var(--muted); }
 footer { margin-top: 64px; color: var(--muted); font-size: 13px; }
 @media (max-width: 820px) {
-  .numbers { grid-template-columns: repeat(2, 1fr); }
+  .numbers { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  .number { padding: 14px 16px; }
+  .number .value { font-size: 22px; }
   .charts, dl { grid-template-columns: 1fr; }
 }
 @media print { .scroll { max-height: none; } main { padding: 0; } }

@@ -23,7 +23,7 @@ from fastlstm.nn.language_model import LanguageModel
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, metrics_mark, save_checkpoint
-from fastlstm.training.events import eval_event, tokens_per_char
+from fastlstm.training.events import eval_event, peak_memory_bytes, tokens_per_char
 from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
 from fastlstm.training.metrics import Observer
 from fastlstm.training.optimizer import OptimizerSet
@@ -364,6 +364,7 @@ class Trainer:
             "train_s": progress.train_s,
             "best_step": progress.best_step,
             "best_bits_per_char": progress.best_bits_per_char,
+            "peak_memory_bytes": peak_memory_bytes(self.plan.device),
             "run": str(self.run.path),
         }
 

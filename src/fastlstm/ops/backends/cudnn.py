@@ -27,7 +27,7 @@ MAX_PADDING_COST = 1.5
 
 def cudnn_kernel(call: LSTMCall) -> Kernel:
     """Returns which of cuDNN's kernels torch's rules choose for `call`, after padding."""
-    is_available = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+    is_available = torch.backends.cudnn.is_available()
     if not (is_available and torch.backends.cudnn.enabled):
         why = "because cuDNN is missing or switched off"
         return Kernel("ATen per-step loop", is_fast=False, why=why)

@@ -31,7 +31,7 @@ def refusal(call: LSTMCall) -> str | None:
     gradient on a CPU that has it; never anything else, never with mkldnn switched off. There is no
     condition on T or B.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return "this torch is built without oneDNN"
     if not torch._C._get_mkldnn_enabled():
         return "torch.backends.mkldnn is switched off"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.main import main
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_figures_as_json(tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(tiny_run), str(text), "--json", "--lanes", "1"]) == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(out)
+    assert err == ""
+    assert figures["num_tokens"] == len(TEXT) - 1
+    assert figures["num_chars"] == figures["num_bytes"] == len(TEXT) - 1
+    assert 3 < figures["bits_per_char"] < 7
+    assert figures["bits_per_char"] == figures["bits_per_byte"]
+    assert figures["mode"] == "carried state"
+    assert figures["lanes"] == 1
+
+
+def test_figures_as_a_table(tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(tiny_run), str(text), "--zero-state-window", "50"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(rows) == [
+        "model", "text", "mode", "bits/char", "bits/byte", "perplexity", "nats/token", "scored",
+        "time",
+    ]  # fmt: skip
+    assert rows["mode"] == "zero state per window, windows of 50 tokens"
+    assert rows["scored"].startswith("1,750 tokens, 1,750 characters")
+
+
+@pytest.mark.parametrize(("split", "share"), [("train", 0.8), ("valid", 0.15), ("test", 0.05)])
+def test_a_split_is_cut_as_the_run_cut_its_own(
+    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str], split: str, share: float
+) -> None:
+    assert main(["evaluate", str(tiny_run), str(text), "--json", "--split", split]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tokens"] == round(len(TEXT) * share) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-run", "text.txt"], "no-run: no such run; train one with"),
+        (["RUN", "no-text.txt"], "no-text.txt"),
+        (["RUN", "bad.txt"], "€"),
+        (["RUN", "text.txt", "--split", "dev"], "--split is 'dev', expected one of train, valid"),
+        (["RUN", "text.txt", "--lanes", "0"], "lanes"),
+        (["RUN"], "TEXT is missing: a text in any form that train takes as SOURCE"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    tiny_run: Path,
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(text.parent)
+    Path("bad.txt").write_text(TEXT + "5 €", encoding="utf-8")
+    given = [str(tiny_run) if part == "RUN" else part for part in arguments]
+    assert main(["evaluate", *given]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("fastlstm: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""

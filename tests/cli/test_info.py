@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastlstm import hardware
+from fastlstm.cli.main import main
+from fastlstm.hardware import Ceilings, CpuInfo
+
+
+def test_a_run(tiny_run: Path, capsys: pytest.CaptureFixture[str], events: list[Any]) -> None:
+    lines = [json.dumps(event) + "\n" for event in events]
+    (tiny_run / "metrics.jsonl").write_text("".join(lines))
+    assert main(["info", str(tiny_run)]) == 0
+    out = capsys.readouterr().out
+    assert "1 LSTM layer of 16 units, embedding 8" in out
+    assert "char, 29 tokens" in out
+    assert "1.7123 validation bits/char at step 123,456,789" in out
+    assert "ended        budget 2m" in out
+    assert "all match their recorded SHA-256" in out
+
+
+def test_a_run_as_json(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tiny_run), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["model"]["rnn_size"] == 16
+    assert facts["train"]["split"] == "80/15/5"
+    assert (facts["checkpoints"], facts["damage"], facts["end"]) == ([], [], None)
+
+
+def test_damage_is_shown_and_the_exit_code_is_1(
+    tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_run / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["info", str(tiny_run)]) == 1
+    out = capsys.readouterr().out
+    assert "damage" in out
+    assert "model.safetensors" in out
+    assert "all match" not in out
+
+
+def test_no_such_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("fastlstm: error: nowhere: no such run")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that needs no measuring."""
+    cpu = CpuInfo("Maker", "Chip 9000", "avx2", frozenset({"avx2"}), 2, 32768, 1 << 20, 0)
+    monkeypatch.setattr(hardware, "cpu", lambda: cpu)
+    monkeypatch.setattr(hardware, "gpu", lambda: None)
+    monkeypatch.setattr(hardware, "default_threads", lambda: 2)
+    monkeypatch.setattr(hardware, "ceilings", lambda dtype, threads: Ceilings(98.5, "oneDNN", 20.0))
+    monkeypatch.setattr(hardware, "peak_gflops", lambda threads: {"avx2": 120.0})
+
+
+@pytest.mark.usefixtures("machine")
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert "Chip 9000" in out
+    assert "2 for this process, 2 threads by default" in out
+    assert "L1d 32.8 kB, L2 1.05 MB" in out
+    assert "98.5 GFLOP/s in matrix products (oneDNN), copy 20.0 GB/s" in out
+    assert "none that torch can use" in out
+    assert "fp32, H=512, aten" in out
+
+
+@pytest.mark.usefixtures("machine")
+def test_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["cpu"]["features"] == ["avx2"]
+    assert facts["gpu"] is None
+    assert facts["ceilings"]["bf16"]["gemm_gflops"] == 98.5
+    assert len(facts["kernels"]) == 2
+
+
+def test_a_note_about_the_files_goes_to_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fastlstm.cli.loading import open_model
+    from fastlstm.infer import language_model
+    from fastlstm.nn import io
+
+    loaded = SimpleNamespace(model=1, tokenizer=2, config={}, note="using\ncheckpoint-5")
+    monkeypatch.setattr(io, "load_language_model", lambda path: loaded)
+    monkeypatch.setattr(language_model, "LM", lambda *parts: parts)
+    assert open_model("run") == (1, 2, {})
+    assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")

@@ -1,0 +1,169 @@
+"""`LM`: text in, text out."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from fastlstm.data.tokenizer import ByteTokenizer, CharTokenizer
+from fastlstm.errors import DataError, PromptError
+from fastlstm.infer.decode import Decoder
+from fastlstm.infer.language_model import LM, sample_text
+from fastlstm.nn.evaluation import evaluate
+
+CHARS = "\n abcdefghijklmnopqé"
+
+
+@pytest.fixture
+def lm(make_model):
+    """A character model with random weights."""
+    return LM(make_model(), CharTokenizer("".join(sorted(CHARS))))
+
+
+@pytest.fixture
+def byte_lm(make_model):
+    """A byte model whose every output is the UTF-8 of 'é', byte after byte."""
+    model = make_model(vocab_size=256)
+    lead, tail = "é".encode()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embedding.weight[lead, 0] = 1.0
+        layer = model.layers[0]
+        layer.weight_ih_l0[32, 0] = 20.0  # candidate of unit 0 follows the lead byte
+        layer.bias_ih_l0[:16] = 20.0
+        layer.bias_ih_l0[16:32] = -20.0
+        layer.bias_ih_l0[48:] = 20.0
+        model.output.bias[lead] = 20.0
+        model.output.weight[lead, 0] = -100.0
+        model.output.bias[tail] = 10.0
+    return LM(model, ByteTokenizer())
+
+
+def greedy(lm, prompt, count):
+    """The likeliest continuation by the model's plain forward pass."""
+    ids = lm.tokenizer.encode(prompt).tolist()
+    for _ in range(count):
+        with torch.no_grad():
+            ids.append(int(lm.model(torch.tensor(ids)[:, None])[0][-1, 0].argmax()))
+    return lm.tokenizer.decode(ids[-count:])
+
+
+def test_temperature_zero_is_the_models_likeliest_text(lm):
+    assert lm.generate("abc d", max_tokens=40, temperature=0) == greedy(lm, "abc d", 40)
+
+
+def test_length_seed_and_stream(lm):
+    text = lm.generate("ab", max_tokens=100, seed=1)
+    assert len(text) == 100
+    assert text == lm.generate("ab", max_tokens=100, seed=1)
+    assert text != lm.generate("ab", max_tokens=100, seed=2)
+    assert "".join(lm.stream("ab", 100, seed=1)) == text
+    assert lm.generate("ab", max_tokens=0) == ""
+    assert lm.generate("ab", max_tokens=1, temperature=0) == greedy(lm, "ab", 1)
+
+
+def test_empty_prompt_starts_a_line(lm):
+    assert lm.generate("", 30, seed=1) == lm.generate("\n", 30, seed=1)
+    bare = LM(lm.model, CharTokenizer("".join(sorted(CHARS.replace("\n", "z")))))
+    assert bare.generate("", 5, temperature=0) == greedy(bare, " ", 5), "the first token instead"
+
+
+def test_stop(lm):
+    text = lm.generate("ab", 300, seed=1)
+    stop = text[50:53]
+    got = lm.generate("ab", 300, seed=1, stop=stop)
+    assert got == text[: text.index(stop)]
+    assert "".join(lm.stream("ab", 300, seed=1, stop=("zzz", stop))) == got
+    held = lm.generate("ab", 20, seed=1, stop=text[19] + "\0")
+    assert held == text[:20], "text held back is written at the end"
+
+
+def test_defaults_come_from_the_run(lm):
+    chosen = LM(lm.model, lm.tokenizer, {}, {"temperature": 0.0, "top_k": 3, "unknown": 1})
+    assert chosen.generate("ab", 20) == greedy(lm, "ab", 20)
+    given = chosen.generate("ab", 20, temperature=1.0, top_k=0, seed=1)
+    assert given == lm.generate("ab", 20, seed=1)
+
+
+def test_a_character_is_never_split(byte_lm):
+    pieces = list(byte_lm.stream("é", 10, temperature=0))
+    assert pieces == ["é"] * 5
+    assert byte_lm.generate("é", 7, temperature=0) == "ééé", "the half character is left out"
+
+
+def test_unseen_characters_in_the_prompt_are_named(lm):
+    with pytest.raises(PromptError, match=r"the prompt has .* not hold: 'X' at 1, 'Y' at 3"):
+        lm.generate("aXbY")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1"),
+        ({"top_p": 2}, "top_p is 2"),
+        ({"max_tokens": -1}, "max_tokens is -1, expected a whole number, 0 or more"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"prompt": b"ab"}, "the prompt is bytes, expected str"),
+    ],
+)
+def test_arguments_are_checked_before_the_first_piece(lm, arguments, message):
+    with pytest.raises(PromptError, match=message):
+        lm.stream(**arguments)
+
+
+def test_evaluate_text_and_file(lm, tmp_path):
+    text = "abc defé\n" * 20
+    want = evaluate(lm.model, lm.tokenizer.encode(text), lm.tokenizer)
+    got = lm.evaluate(text)
+    assert got.nats_per_token == want.nats_per_token
+    assert (got.num_chars, got.num_bytes) == (179, 199)
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    assert lm.evaluate(path).nats_per_token == want.nats_per_token
+    assert lm.evaluate(text, zero_state_window=10).num_tokens == 160
+    with pytest.raises(DataError, match="'X' at 0"):
+        lm.evaluate("Xab")
+
+
+def test_not_picklable(lm):
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"pass the path of its run and call LM.load\(path\)"):
+            attempt(lm)
+
+
+def test_sample_text_keeps_the_mode_and_the_global_generator(lm):
+    lm.model.train()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    text = sample_text(lm.model, lm.tokenizer, "", 50, 0.8, seed=3)
+    assert len(text) == 50
+    assert text == lm.generate("", 50, temperature=0.8, seed=3)
+    assert lm.model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_load(make_model, tmp_path):
+    from fastlstm.nn.io import save_language_model
+    from fastlstm.run_directory import RunDirectory
+
+    model, tokenizer = make_model(), CharTokenizer("".join(sorted(CHARS)))
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish(save_language_model(model, tokenizer, generation={"temperature": 0.0}))
+    lm = LM.load(tmp_path / "run")
+    assert lm.generate("ab", 20) == greedy(LM(model, tokenizer), "ab", 20)
+    assert lm.config["model"]["rnn_size"] == 16
+    assert repr(lm) == (
+        f"LM(char vocabulary of 20, H=16, L=1, {model.num_parameters:,} parameters)"
+    )
+
+
+def test_decoder_is_made_once(lm, monkeypatch):
+    made = []
+    real = Decoder.__init__
+    monkeypatch.setattr(Decoder, "__init__", lambda self, m: (made.append(1), real(self, m))[1])
+    lm.generate("a", 2)
+    lm.generate("b", 2)
+    assert made == [1]

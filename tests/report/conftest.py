@@ -1,0 +1,85 @@
+"""A run directory with the metrics of a made-up run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.report.page import write_report
+
+NASTY = "<script>alert('x')</script>&\x1b[31m"
+
+
+def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
+    """What metrics.jsonl holds after a run of two minutes."""
+    events: list[dict[str, Any]] = [
+        {
+            "event": "start",
+            "source": f"{NASTY}book.txt",
+            "device": "cpu",
+            "precision": "bf16",
+            "precision_why": f"measured {NASTY}",
+            "num_parameters": 1_387_375,
+            "ceiling_gflops": 412.3,
+            "vocab_size": 111,
+            "train_tokens": 2_893_512,
+            "learning_rate": 0.0123,
+            "kernels": [f"layer 0: oneDNN {NASTY}"],
+            "end": "budget 2m",
+        },
+        {"event": "message", "level": "warning", "text": f"a note {NASTY}"},
+    ]
+    for index in range(1, num_steps + 1):
+        share = index / num_steps
+        bits = 1.6 + 5 * math.exp(-9 * share)
+        moment = {"step": 10 * index, "elapsed_s": 120 * share}
+        events.append(
+            {
+                "event": "step",
+                **moment,
+                "tokens": 40_960 * index,
+                "progress": share,
+                "bits_per_char": bits,
+                "lr": 0.02 * share,
+                "grad_norm": 1 / index,
+                "tokens_per_s": 41_000.0,
+                "ceiling_share": 0.61,
+                "input_wait_share": 0.001,
+            }
+        )
+        if index % 20 == 0:
+            figures = {"bits_per_char": bits + 0.05, "perplexity": 3.2, "loss": 1.2}
+            events.append({"event": "eval", "split": "valid", **moment, **figures})
+            events.append({"event": "sample", "step": 10 * index, "text": f"wrote {NASTY}\n\tmore"})
+    events.append(
+        {"event": "skip", "step": 5, "what": "non-finite", "tensor": NASTY, "action": "x"}
+    )
+    events.append({"event": "end", "reason": "budget 2m", "tokens": 2_457_600, "train_s": 100.0})
+    return events
+
+
+def make_run(parent: Path) -> Path:
+    """Writes a finished run without a report."""
+    directory = parent / "a <b>book"
+    directory.mkdir()
+    lines = [json.dumps(event) + "\n" for event in made_events()]
+    (directory / "metrics.jsonl").write_text("".join(lines))
+    config = {"train": {"rnn_size": 512, "layer_norm": True, "learning_rate": None, "vocab": NASTY}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A finished run without a report."""
+    return make_run(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a finished run, to be read only."""
+    return write_report(make_run(tmp_path_factory.mktemp("finished")))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastlstm.report.charts import draw_charts, tick_text
+from fastlstm.report.history import History, read_history
+
+
+def test_no_steps_no_charts() -> None:
+    assert draw_charts(History()) == []
+
+
+def test_a_history_without_some_numbers_lacks_those_charts(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    for event in history.steps:
+        event["ceiling_share"] = event["input_wait_share"] = event["lr"] = None
+    titles = [chart.title for chart in draw_charts(history)]
+    assert titles == ["Quality by text read", "Quality by time", "Throughput", "Gradient norm"]
+
+
+def test_the_plunge_of_the_first_steps_is_cut_off(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    svg = draw_charts(history)[0].svg
+    ticks = [float(text) for text in re.findall(r"<text[^>]*>([\d.]+)</text>", svg)]
+    assert max(event["bits_per_char"] for event in history.steps) > 5.5
+    assert 2 < max(ticks) < 5.5
+
+
+def test_the_same_run_gives_the_same_page(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    assert draw_charts(history) == draw_charts(history)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (1.5, "1.5"), (20_000, "20k"), (2_500_000, "2.5M"), (0.005, "0.005")],
+)
+def test_tick_text(value: float, text: str) -> None:
+    assert tick_text(value) == text
+
+
+def test_importing_the_report_loads_no_plotting_library() -> None:
+    code = "import sys, fastlstm.report.page; print('matplotlib' in sys.modules)"
+    environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert done.stdout == b"False\n"
+
+
+def test_no_window_is_opened(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_charts(read_history(run_dir / "metrics.jsonl"))
+    assert "matplotlib.pyplot" not in sys.modules

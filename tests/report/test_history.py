@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.report.history import MAX_POINTS, History, read_history, series
+
+
+def written(tmp_path: Path, *events: Any, tail: bytes = b"") -> History:
+    path = tmp_path / "metrics.jsonl"
+    lines = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
+    path.write_bytes(b"".join(line + b"\n" for line in lines) + tail)
+    return read_history(path)
+
+
+def step(at: int, **more: Any) -> dict[str, Any]:
+    return {"event": "step", "step": at, "tokens": 100 * at, "elapsed_s": float(at), **more}
+
+
+def valid(at: int, bits: float | None) -> dict[str, Any]:
+    return {"event": "eval", "step": at, "split": "valid", "bits_per_char": bits}
+
+
+def test_a_missing_file_is_an_empty_history(tmp_path: Path) -> None:
+    history = read_history(tmp_path / "none")
+    assert history == History()
+    assert (history.best, history.elapsed_s, history.tokens_per_s) == (None, None, None)
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    bad = (
+        b"",
+        b"[1]",
+        b"\xff\x00",
+        b'{"event": "step"}',
+        b'{"event":"step","step":"1"}',
+        b"[" * 9999,
+    )
+    history = written(tmp_path, step(1), *bad, step(2), tail=b'{"event": "step", "st')
+    assert [event["step"] for event in history.steps] == [1, 2]
+
+
+def test_what_a_resumed_run_did_anew_is_kept_once(tmp_path: Path) -> None:
+    history = written(
+        tmp_path,
+        {"event": "start", "resumed_from": None},
+        step(1),
+        step(2),
+        step(3, lr="lost"),
+        valid(3, 9.0),
+        {"event": "end", "reason": "stopped"},
+        {"event": "start", "resumed_from": 2},
+        step(3, lr="new"),
+    )
+    assert [(event["step"], event.get("lr")) for event in history.steps] == [
+        (1, None),
+        (2, None),
+        (3, "new"),
+    ]
+    assert history.evals == []
+    assert history.end is None
+    assert len(history.starts) == 2
+
+
+def test_a_start_anew_forgets_what_was_there(tmp_path: Path) -> None:
+    history = written(tmp_path, step(1), {"event": "start", "resumed_from": None}, step(5))
+    assert [event["step"] for event in history.steps] == [5]
+
+
+def test_best_is_the_lowest_validation(tmp_path: Path) -> None:
+    test = {"event": "eval", "step": 4, "split": "test", "bits_per_char": 0.1}
+    history = written(tmp_path, valid(1, 2.0), valid(2, 1.5), valid(3, None), test, valid(5, 1.7))
+    assert history.best == valid(2, 1.5)
+
+
+def test_means_are_weighted_by_tokens(tmp_path: Path) -> None:
+    history = written(
+        tmp_path,
+        step(1, ceiling_share=0.2),
+        step(4, ceiling_share=0.6),
+        step(9, ceiling_share=None),
+    )
+    assert history.mean("ceiling_share") == pytest.approx((100 * 0.2 + 300 * 0.6) / 400)
+    assert history.mean("nothing") is None
+
+
+def test_speed_is_tokens_over_training_time(tmp_path: Path) -> None:
+    events = [step(10, tokens_per_s=50.0), {"event": "end", "tokens": 1000, "train_s": 4.0}]
+    assert written(tmp_path, *events).tokens_per_s == 250.0
+    assert written(tmp_path, events[0]).tokens_per_s == 50.0
+
+
+def test_tokens_at_a_step_between_lines(tmp_path: Path) -> None:
+    history = written(tmp_path, step(10), step(20))
+    assert history.tokens_at(15) == 1500
+    assert history.tokens_at(5) == 500
+    assert History().tokens_at(5) is None
+
+
+def test_long_series_are_averaged(tmp_path: Path) -> None:
+    events = [{"x": float(at), "y": float(at % 2)} for at in range(10 * MAX_POINTS)]
+    x, y = series([*events, {"x": 1.0, "y": None}], "x", "y")
+    assert len(x) <= MAX_POINTS
+    assert x[0] == 4.5
+    assert set(y) == {0.5}

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fastlstm.errors import StorageError
+from fastlstm.report.page import write_report
+
+VOID = {"meta", "br", "path", "use", "rect"}
+
+
+class Outline(HTMLParser):
+    """Collects elements, text and attributes, and checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.values: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [value or "" for _, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def outline(path: Path) -> Outline:
+    found = Outline()
+    found.feed(path.read_text(encoding="utf-8"))
+    assert found.open == []
+    return found
+
+
+def test_the_report_has_everything(run_dir: Path) -> None:
+    path = write_report(run_dir)
+    assert path == run_dir / "report.html"
+    page = outline(path)
+    for text in (
+        "a <b>book",
+        "Finished: budget 2m",
+        "Best validation1.65",
+        "24,576 tokens/s2,457,600 tokens",
+        "Share of the ceiling61%",
+        "of 412 GFLOP/s measured",
+        "Quality by text read",
+        "Quality by time",
+        "Throughput",
+        "Learning rate",
+        "What it wrote",
+        "Evaluations",
+        "layer 0: oneDNN",
+        "rnn_size512",
+        "layer_normon",
+        "learning_rate0.0123",
+        "a note",
+        "step 5: non-finite",
+    ):
+        assert text in page.text, text
+    assert page.tags.count("svg") == 6
+    assert page.tags.count("tr") == 1 + 3
+
+
+def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    page = outline(report)
+    assert re.findall(r"https?:|@import|url\((?!#)|\bsrc=", source) == []
+    assert {"script", "link", "img", "iframe"} & set(page.tags) == set()
+    assert "xmlns" not in source
+
+
+def test_text_of_the_run_is_escaped(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    assert "<script" not in source
+    assert "<b>" not in source
+    assert "\x1b" not in source
+    assert source.count("&lt;script&gt;") >= 6
+
+
+def test_ids_are_unique_and_references_resolve(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    page = outline(report)
+    assert len(page.ids) == len(set(page.ids))
+    used = re.findall(r"url\(#([^)]+)\)", source) + re.findall(r'href="#([^"]+)"', source)
+    assert used
+    assert set(used) <= set(page.ids)
+
+
+def test_charts_take_their_colours_from_the_page(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    charts = "".join(re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL))
+    assert "var(--a)" in charts
+    assert "prefers-color-scheme: dark" in source
+    visible = {
+        colour
+        for colour in re.findall(r"(?:fill|stroke): ?(#\w+)", charts)
+        if colour not in ("#ffffff",)
+    }
+    assert visible == set()
+
+
+def test_axes_have_names_and_units(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    labels = set(re.findall(r"<text[^>]*>([^<]+)</text>", source))
+    assert {"tokens", "seconds", "bits/char", "tokens/s", "%", "learning rate"} <= labels
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.95])
+def test_half_written_metrics_still_make_a_report(run_dir: Path, share: float) -> None:
+    metrics = run_dir / "metrics.jsonl"
+    data = metrics.read_bytes()
+    metrics.write_bytes(data[: int(share * len(data))])
+    page = outline(write_report(run_dir))
+    assert "No steps recorded yet" in page.text or "No end recorded" in page.text
+
+
+def test_an_empty_run_makes_a_report(tmp_path: Path) -> None:
+    page = outline(write_report(tmp_path))
+    assert "No steps recorded yet" in page.text
+
+
+def test_events_of_odd_types_make_a_report(run_dir: Path) -> None:
+    kinds = ("start", "step", "eval", "sample", "skip", "message", "end")
+    values = ("null", "[1]", '{"a":1}', "true", "1e999", "-1")
+    odd = [
+        f'{{"event":"{kind}","step":1,"tokens":2,"text":{value},"reason":{value},'
+        f'"kernels":{value},"source":{value},"elapsed_s":{value},"bits_per_char":{value}}}\n'
+        for kind in kinds
+        for value in values
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(odd))
+    (run_dir / "config.json").write_text("[]")
+    outline(write_report(run_dir))
+
+
+def test_without_matplotlib_the_rest_is_there(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = outline(write_report(run_dir))
+    assert "charts need matplotlib; install it with: pip install matplotlib" in page.text
+    assert "svg" not in page.tags
+    assert "Evaluations" in page.text
+
+
+def test_a_report_that_cannot_be_written(run_dir: Path) -> None:
+    (run_dir / "report.html").mkdir()
+    with pytest.raises(StorageError):
+        write_report(run_dir)
