@@ -24,6 +24,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' Makefile
 
 demo: install  ## install, train 90 seconds on the text of Python's own manual, and write some text
+	rm -rf runs/demo
 	.venv/bin/fastlstm train python-docs --out runs/demo --budget $(BUDGET)
 	.venv/bin/fastlstm generate runs/demo --length 600 --temperature 0.7
 

@@ -33,7 +33,7 @@ def newest(folder: Path, name: str, key: str) -> dict[str, dict[str, Any]]:
 def table(quality: dict[str, dict[str, Any]]) -> list[str]:
     """Returns the rows of the quality table."""
     rows = [
-        "| experiment | validation bits/char | nats/char | training characters | seconds | tokens/s |",
+        "| experiment | validation bits/char | nats/char | characters read | seconds | tokens/s |",
         "|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():

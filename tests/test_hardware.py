@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -188,7 +189,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hardware, "_MEASURE_S", 0.0)
     monkeypatch.setattr(hardware, "_COPY_BYTES", 1 << 16)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
+    monkeypatch.setattr(hardware, "_QUIET_SHARE", 0.0)
     return tmp_path / "cache" / "ceilings.json"
 
 
@@ -248,15 +249,29 @@ def test_fresh_measurement_keeps_the_better_one(
 def test_a_measurement_on_a_busy_machine_is_made_again(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(gflops, "oneDNN", 9.0) for gflops in (40.0, 30.0, 50.0, 99.0)]
+    figures = [(40.0, True), (30.0, True), (50.0, False), (99.0, False)]
+    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in figures]
     monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
-    load = [64.0 * (os.cpu_count() or 1)]
-    monkeypatch.setattr(os, "getloadavg", lambda: (load[0], 0.0, 0.0), raising=False)
-    busy = [hardware.ceilings("fp32", 1) for _ in range(2)]
-    assert [(c.gemm_gflops, c.is_busy) for c in busy] == [(40.0, True), (40.0, True)]
-    load[0] = 0.0
-    quiet = [hardware.ceilings("fp32", 1) for _ in range(2)]
-    assert [(c.gemm_gflops, c.is_busy) for c in quiet] == [(50.0, False), (50.0, False)]
+    seen = [hardware.ceilings("fp32", 1) for _ in range(4)]
+    assert [(c.gemm_gflops, c.is_busy) for c in seen] == [
+        (40.0, True),
+        (40.0, True),
+        (50.0, False),
+        (50.0, False),
+    ]
+
+
+@pytest.mark.parametrize(("cpu_rate", "is_busy"), [(0.0, True), (1.7, True), (1.9, False)])
+def test_busy_means_that_the_threads_lacked_cpu_time(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, cpu_rate: float, is_busy: bool
+) -> None:
+    clock = itertools.count(step=1.0)
+    monkeypatch.setattr(hardware, "_QUIET_SHARE", 0.9)
+    monkeypatch.setattr(hardware, "_best_seconds", lambda call: 1.0)
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))
+    used = itertools.count(step=cpu_rate)
+    monkeypatch.setattr(hardware.time, "process_time", lambda: next(used))
+    assert hardware.ceilings("fp32", 2, shape=SMALL).is_busy is is_busy
 
 
 DAMAGE = ["", "{", "[]", '{"format": 1}', '{"format": 99, "ceilings": {}}']

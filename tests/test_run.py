@@ -84,7 +84,9 @@ class StopAt:
 
 
 def train(text: Path, out: Path, **fields):
-    return fastlstm.train(text, out=out, **{**TINY, "steps": 20, "log_every": 1, **fields})
+    return fastlstm.train(
+        text, out=out, observers=(), **{**TINY, "steps": 20, "log_every": 1, **fields}
+    )
 
 
 @pytest.mark.parametrize("step", [1, 6, 7, 13, 19])

@@ -1,7 +1,7 @@
 """fastlstm's native code: what this machine can do, and how fast it does it."""
 
 class CpuidRecord:
-    """What CPUID, XGETBV and the kernel said (csrc/cpu/features.h); writable, so tests can invent one."""
+    """What CPUID, XGETBV and the kernel said (csrc/cpu/features.h); tests invent their own."""
 
     max_leaf: int
     leaf1_ecx: int

@@ -28,6 +28,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "fl
 _CEILINGS_FORMAT = 1
 _COPY_BYTES = 256 << 20
 _MEASURE_S = 0.4
+_QUIET_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Ceilings:
         gemm_gflops: best matrix product, GFLOP/s.
         gemm_by: which library reached it: "torch.mm" or "oneDNN".
         copy_gb_s: memory copy, read plus written, GB/s (1e9 bytes).
-        is_busy: other work was running meanwhile, so the figures may be low; the next caller
-            measures again.
+        is_busy: the threads did not get their cores for themselves, so the figures may be low;
+            the next caller measures again.
     """
 
     gemm_gflops: float
@@ -249,19 +250,15 @@ def ceilings(
     known = stored.get(key)
     if known is not None and not known.is_busy and not fresh:
         return known
-    measured = replace(_measure(dtype, threads, device, shape), is_busy=_is_busy())
-    if known is not None and known.gemm_gflops > measured.gemm_gflops:
-        measured = replace(known, is_busy=known.is_busy and measured.is_busy)
+    measured = _measure(dtype, threads, device, shape)
+    if known is not None:
+        measured = replace(
+            max(known, measured, key=lambda found: found.gemm_gflops),
+            copy_gb_s=max(known.copy_gb_s, measured.copy_gb_s),
+            is_busy=known.is_busy and measured.is_busy,
+        )
     _write_ceilings(path, {**stored, key: measured})
     return measured
-
-
-def _is_busy() -> bool:
-    """Returns whether more than half of the machine's cores were at work in the last minute."""
-    try:
-        return os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
-    except (OSError, AttributeError):
-        return False
 
 
 def _device_name(device: str) -> str:
@@ -314,14 +311,17 @@ def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int])
         return _measure_cuda(x, weight, flop, allow_tf32=dtype == "tf32")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     try:
         with torch.inference_mode():
             seconds = {name: _best_seconds(call) for name, call in _cpu_products(x, weight).items()}
     finally:
         torch.set_num_threads(before)
+    # Threads that are given their cores use them all the time: a matrix product waits for nothing.
+    used = (time.process_time() - start_cpu_s) / (time.perf_counter() - start_s) / threads
     by = min(seconds, key=lambda name: seconds[name])
     copied = native().copy_gb_s(threads, _COPY_BYTES // threads, 3)
-    return Ceilings(flop / seconds[by] / 1e9, by, copied)
+    return Ceilings(flop / seconds[by] / 1e9, by, copied, is_busy=used < _QUIET_SHARE)
 
 
 def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], object]]:

@@ -26,6 +26,7 @@ from fastlstm.nn.language_model import LanguageModel
 from fastlstm.ops.cost import training_flop_per_token
 from fastlstm.ops.dispatch import LayerReport, explain
 from fastlstm.report.page import write_report
+from fastlstm.report.progress import default_output
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, truncate_metrics
 from fastlstm.training.metrics import Event, MetricsFile, Observer, TensorBoardWriter
@@ -73,7 +74,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     config: TrainConfig | None = None,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] | None = None,
     stop: StopFlag | None = None,
     **fields: Any,
 ) -> Run:
@@ -84,7 +85,8 @@ def train(
         out: the run directory; default `runs/<name of the source>`.
         resume: go on if `out` holds a checkpoint, else start.
         config: all settings at once; or give single `fields` of TrainConfig instead.
-        observers: called with every event, a plain dict (docs/architecture.md lists them).
+        observers: called with every event, a plain dict (docs/architecture.md lists them);
+            by default progress is shown on standard output, `()` is silent.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
         **fields: fields of TrainConfig.
 
@@ -102,7 +104,12 @@ def train(
     path = Path(out) if out is not None else Path("runs") / _source_name(source)
     run = RunDirectory(path)
     run.create()
-    with stop or StopFlag() as stop, run.lock():
+    with ExitStack() as stack:
+        if stop is None:
+            stop = stack.enter_context(StopFlag())
+        stack.enter_context(run.lock())
+        if observers is None:
+            observers = [stack.enter_context(default_output(use_json=False))]
         return _Session(source, config, run, list(observers), stop).train(resume)
 
 
@@ -142,7 +149,8 @@ class _Session:
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = hardware.ceilings(config.precision, torch.get_num_threads()).gemm_gflops
-        plan = TrainPlan(config, resolved.ending, device, training_flop_per_token(model.config), ceiling)
+        flop = training_flop_per_token(model.config)
+        plan = TrainPlan(config, resolved.ending, device, flop, ceiling)
         with self._outputs(found):
             self._announce(text, splits, plan, model, resolved, found)
             for note in (*notes, *resolved.notes):

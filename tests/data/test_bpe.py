@@ -62,7 +62,9 @@ def test_blocks_and_pieces_give_the_ids_of_the_whole_text(words: list[str]) -> N
     tokenizer = trained()
     text = "plain text first, " * 30 + "".join(words)
     whole = tokenizer._engine.encode(text).ids
-    reader = BlockReader((Document("d", data=text.encode()),), TextRules(cut="space"), 16)
+    reader = BlockReader(
+        (Document("d", data=text.encode()),), TextRules(cut="space", keep_crlf=True), 16
+    )
     ids = [token for block in reader for token in tokenizer.encode_utf8(block).tolist()]
     assert ids == whole
     for room in (1 << 20, 3):

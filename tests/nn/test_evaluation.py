@@ -216,7 +216,5 @@ def test_wrong_settings_are_named(make_model, settings, error, message):
 
 def test_too_short_a_text(make_model):
     for N in (0, 1):
-        with pytest.raises(
-            DataError, match=f"has {N} tokens; evaluation needs at least 2"
-        ):
+        with pytest.raises(DataError, match=f"has {N} tokens; evaluation needs at least 2"):
             evaluate(make_model(), ids_of(N) if N else np.zeros(0, np.uint8), Sizes())

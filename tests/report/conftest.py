@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from fastlstm.report.page import write_report
+from recorded_run import events, terminal  # noqa: F401
 
 NASTY = "<script>alert('x')</script>&\x1b[31m"
 
 
 def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
     """What metrics.jsonl holds after a run of two minutes."""
-    events: list[dict[str, Any]] = [
+    made: list[dict[str, Any]] = [
         {
             "event": "start",
             "source": f"{NASTY}book.txt",
@@ -37,7 +38,7 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
         share = index / num_steps
         bits = 1.6 + 5 * math.exp(-9 * share)
         moment = {"step": 10 * index, "elapsed_s": 120 * share}
-        events.append(
+        made.append(
             {
                 "event": "step",
                 **moment,
@@ -53,13 +54,13 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
         )
         if index % 20 == 0:
             figures = {"bits_per_char": bits + 0.05, "perplexity": 3.2, "loss": 1.2}
-            events.append({"event": "eval", "split": "valid", **moment, **figures})
-            events.append({"event": "sample", "step": 10 * index, "text": f"wrote {NASTY}\n\tmore"})
-    events.append(
+            made.append({"event": "eval", "split": "valid", **moment, **figures})
+            made.append({"event": "sample", "step": 10 * index, "text": f"wrote {NASTY}\n\tmore"})
+    made.append(
         {"event": "skip", "step": 5, "what": "non-finite", "tensor": NASTY, "action": "x"}
     )
-    events.append({"event": "end", "reason": "budget 2m", "tokens": 2_457_600, "train_s": 100.0})
-    return events
+    made.append({"event": "end", "reason": "budget 2m", "tokens": 2_457_600, "train_s": 100.0})
+    return made
 
 
 def make_run(parent: Path) -> Path:

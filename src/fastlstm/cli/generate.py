@@ -10,8 +10,8 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json
-from fastlstm.cli.terminal import clean, is_terminal, short_count, style_for
 from fastlstm.errors import EXIT_OK, PromptError
+from fastlstm.report.terminal import clean, is_terminal, short_count, style_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.lines import si
 from fastlstm.cli.parser import parse
-from fastlstm.cli.progress import finite
 from fastlstm.cli.table import print_json, print_rows
-from fastlstm.cli.terminal import clock, short_bytes, short_count
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError
+from fastlstm.report.lines import si
+from fastlstm.report.progress import finite
+from fastlstm.report.terminal import clock, short_bytes, short_count
 
 if TYPE_CHECKING:
     from fastlstm.nn.io import LoadedModel

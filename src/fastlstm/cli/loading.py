@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fastlstm.cli.terminal import one_line
+from fastlstm.report.terminal import one_line
 
 if TYPE_CHECKING:
     from fastlstm.infer.language_model import LM

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from fastlstm import environment
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.parser import HelpRequested
-from fastlstm.cli.terminal import one_line
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, FastLSTMError, Stopped, UsageError, nearest_hint
+from fastlstm.report.terminal import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastlstm.cli.command import Command, Option, expected, unwrap_optional
-from fastlstm.cli.terminal import one_line
 from fastlstm.errors import ConfigError, UsageError, nearest_hint
+from fastlstm.report.terminal import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

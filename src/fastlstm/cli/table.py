@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.terminal import cell_width, clean, columns, is_terminal, style_for, wrap
+from fastlstm.report.terminal import cell_width, clean, columns, is_terminal, style_for, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -112,17 +112,22 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     config = resolve_config(parsed)
 
-    from fastlstm.cli.progress import default_output
-    from fastlstm.run import train
+    from fastlstm.report.progress import default_output
+    from fastlstm.training.signals import StopFlag
 
     sources = parsed.positionals
-    with default_output(use_json=bool(parsed.values.get("json"))) as output:
+    use_json = bool(parsed.values.get("json"))
+    # The flag is up before torch is loaded: a signal in those seconds must not be lost.
+    with default_output(use_json=use_json) as output, StopFlag() as stop:
+        from fastlstm.run import train
+
         train(
             sources[0] if len(sources) == 1 else sources,
             out=parsed.values["out"],
             resume=bool(parsed.values.get("resume")),
             config=config,
             observers=[output],
+            stop=stop,
         )
     return EXIT_OK
 

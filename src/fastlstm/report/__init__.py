@@ -1,1 +1,1 @@
-"""report.html: what a run did, in one file that opens offline."""
+"""What a run shows: progress on the screen while it runs, report.html afterwards."""

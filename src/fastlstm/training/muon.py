@@ -47,14 +47,14 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         params: two-dimensional parameters of shape `(4H, K)`.
-        lr: step length; an update has root-mean-square size `lr * 0.2`, as Adam's roughly has.
+        lr: step length: the spectral norm of an update, times sqrt(H / K) where H > K.
         momentum: decay of the running gradient.
         weight_decay: decoupled.
     """
 
     def __init__(
         self,
-        params: Iterable[torch.Tensor],
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
@@ -90,5 +90,5 @@ class Muon(torch.optim.Optimizer):
         direction = orthogonalise(gates).to(parameter.dtype).view_as(parameter)
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = 0.2 * max(gates.shape[1], gates.shape[2]) ** 0.5
+        scale = max(1.0, gates.shape[1] / gates.shape[2]) ** 0.5
         parameter.add_(direction, alpha=-group["lr"] * scale)

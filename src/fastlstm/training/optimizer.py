@@ -12,7 +12,9 @@ from fastlstm.errors import FormatError
 from fastlstm.training.muon import Muon
 
 BETAS = (0.9, 0.99)
-DEFAULT_LEARNING_RATE = {"muon": 4e-3, "adam": 4e-3, "adamw": 4e-3, "nadam": 4e-3, "sgd": 1.0}
+MUON_RATIO = 3.0
+"""Muon's learning rate on the recurrent matrices over Adam's on everything else."""
+DEFAULT_LEARNING_RATE = {"muon": 1e-2, "adam": 4e-3, "adamw": 4e-3, "nadam": 4e-3, "sgd": 1.0}
 """Peak learning rates, measured at H = 512 and 4096 tokens a step (docs/log.md)."""
 
 
@@ -85,7 +87,11 @@ def _build(
         recurrent = [p for name, p in named if is_recurrent_matrix(name)]
         others = [p for name, p in named if not is_recurrent_matrix(name)]
         return [
-            Muon(recurrent, lr=learning_rate, weight_decay=decay),
+            Muon(
+                [{"params": recurrent, "lr_ratio": MUON_RATIO}],
+                lr=learning_rate * MUON_RATIO,
+                weight_decay=decay,
+            ),
             torch.optim.AdamW(
                 others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused
             ),

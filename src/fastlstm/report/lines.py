@@ -10,7 +10,7 @@ import os.path
 import shlex
 from typing import Any
 
-from fastlstm.cli.terminal import (
+from fastlstm.report.terminal import (
     Glyphs,
     clean,
     clock,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fastlstm.cli.progress import JsonOutput, LiveOutput, PlainOutput, live_line, observer_for
-from fastlstm.cli.terminal import Style, cell_width
+from fastlstm.report.progress import JsonOutput, LiveOutput, PlainOutput, live_line, observer_for
+from fastlstm.report.terminal import Style, cell_width
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")

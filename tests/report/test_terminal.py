@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastlstm.cli.terminal import (
+from fastlstm.report.terminal import (
     cell_width,
     clean,
     clip,

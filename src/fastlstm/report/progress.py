@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fastlstm.cli import lines as words
-from fastlstm.cli.terminal import (
+from fastlstm.report import lines as words
+from fastlstm.report.terminal import (
     Style,
     cell_width,
     clip,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from fastlstm.cli.lines import Event
+    from fastlstm.report.lines import Event
 
 LABEL_WIDTH = 11
 PREPARE_EVERY_S = 5.0
