@@ -169,6 +169,16 @@ def test_nan_in_one_batch_is_skipped(text, tmp_path, monkeypatch):
     assert "skipped" in skip["action"]
 
 
+def test_nan_in_the_carried_state_does_not_stay(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        total, (h, c) = run()
+        return total * float("nan"), (h * float("nan"), c)
+
+    plant(monkeypatch, {9}, bad)
+    run = train(text, tmp_path / "run", lane_reset=0.0)
+    assert [skip["tensor"] for skip in skips(run.path)] == ["carried h"]
+
+
 def test_nan_in_a_weight_rolls_back_and_names_it(text, tmp_path, monkeypatch):
     def bad(model, run):
         with torch.no_grad():

@@ -38,8 +38,10 @@ from fastlstm.training.trainer import Trainer, TrainPlan
 Source = str | Path | Sequence[str | Path]
 
 _SAMPLE_LENGTH = 200
-_ANNOUNCED = ("batch_size", "seq_length", "accumulate", "optimizer", "learning_rate", "dropout")
-_ANNOUNCED += ("seed", "vocab", "precision", "threads")
+_ANNOUNCED = (
+    *("batch_size", "seq_length", "accumulate", "optimizer", "learning_rate", "dropout", "seed"),
+    *("vocab", "precision", "threads"),
+)
 _MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every", "keep_checkpoints"}
     | {"sample_every", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}

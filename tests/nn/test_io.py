@@ -16,6 +16,7 @@ from fastlstm.nn.io import (
     decode_tensors,
     encode_tensors,
     load_language_model,
+    parameter_shapes,
     save_language_model,
     weights_file,
 )
@@ -118,6 +119,22 @@ def test_a_run_without_a_published_model_gives_its_newest_finite_checkpoint(run)
     loaded = load_language_model(run.path)
     assert_same(loaded.model, good)
     assert loaded.note == f"{run.path} has no published model yet; using checkpoint-2"
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("tie_weights", [False, True])
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_parameter_shapes_are_those_of_the_model(layer_norm, tie_weights, num_layers):
+    config = ModelConfig(
+        vocab_size=4,
+        embed_size=5 if tie_weights else 3,
+        rnn_size=5,
+        num_layers=num_layers,
+        layer_norm=layer_norm,
+        tie_weights=tie_weights,
+    )
+    model = LanguageModel(config)
+    assert parameter_shapes(config) == {n: tuple(p.shape) for n, p in model.named_parameters()}
 
 
 def test_weights_are_stored_in_fp32():

@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from fastlstm.config import ModelConfig, TrainConfig
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.nn.language_model import LanguageModel
+from fastlstm.training import precision as precision_module
+from fastlstm.training.plan import choose_device, default_dropout, fit_batch, resolve
+from fastlstm.training.precision import choose_precision
+
+
+def small_model() -> LanguageModel:
+    return LanguageModel(ModelConfig(vocab_size=11, embed_size=8, rnn_size=16))
+
+
+def test_a_long_text_keeps_the_batch():
+    config = TrainConfig()
+    assert fit_batch(config, 10**6) == (config, ())
+
+
+def test_a_short_text_gets_fewer_lanes_and_says_so():
+    config, notes = fit_batch(TrainConfig(batch_size=64, seq_length=128, accumulate=4), 5_000)
+    assert (5_000 - 1) // (config.batch_size * config.accumulate * config.seq_length) >= 8
+    assert config.accumulate == 1
+    assert "batch 64 -> " in notes[0]
+    with pytest.raises(DataError, match="give a text at least 50 times as long"):
+        fit_batch(TrainConfig(), 5)
+
+
+def test_dropout_grows_with_the_number_of_epochs():
+    values = [default_dropout(e) for e in (0.1, 1, 3, 8, 15, 100)]
+    assert values[0] == 0
+    assert values == sorted(values)
+
+
+def test_no_gpu_is_a_clear_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="no usable NVIDIA GPU here"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("full", "half", "expected"), [(3.0, 1.0, "bf16"), (1.0, 1.0, "fp32"), (1.0, 3.0, "fp32")]
+)
+def test_precision_is_the_faster_one_with_its_measurement(monkeypatch, full, half, expected):
+    times = {"fp32": full, "bf16": half}
+    monkeypatch.setattr(precision_module, "_step_seconds", lambda m, name, d, b: times[name])
+    choice = choose_precision("auto", small_model(), torch.device("cpu"), (8, 2))
+    assert choice.name == expected
+    assert "ms in fp32" in choice.why
+
+
+def test_timing_leaves_random_numbers_and_gradients_alone():
+    model = small_model()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    choose_precision("auto", model, torch.device("cpu"), (4, 2))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gpu_precisions_are_refused_on_the_cpu():
+    for name in ("fp16", "tf32"):
+        with pytest.raises(ConfigError, match=f"--precision {name} needs an NVIDIA GPU"):
+            choose_precision(name, small_model(), torch.device("cpu"), (4, 2))
+
+
+def test_evaluations_take_about_a_twentieth_of_the_work():
+    config = TrainConfig(steps=10_000, precision="fp32", batch_size=8, seq_length=16)
+    resolved = resolve(config, small_model(), torch.device("cpu"), 10**6, 50_000, 7800)
+    every = resolved.config.eval_every
+    assert 50_000 / 3 / (every * 8 * 16) <= 0.05
+    assert resolved.config.learning_rate is not None
+    assert resolved.config.dropout is not None
+    assert any("dropout" in note for note in resolved.notes)
