@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ class _Session:
         config = self._config if found is None else resumed_config(self._config, found.files)
         device = _set_up_device(config)
         text = self._prepare(config, found)
+        started = time.perf_counter()
         splits = text.split(config.split)
         notes: tuple[str, ...] = ()
         if found is None:
@@ -152,7 +154,7 @@ class _Session:
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = hardware.ceilings(config.precision, torch.get_num_threads()).gemm_gflops
         flop = training_flop_per_token(model.config)
-        plan = TrainPlan(config, resolved.ending, device, flop, ceiling)
+        plan = TrainPlan(config, resolved.ending, device, flop, ceiling, started)
         with self._outputs(found):
             self._announce(text, splits, plan, model, resolved, found)
             for note in (*notes, *resolved.notes):

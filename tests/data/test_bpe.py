@@ -16,12 +16,28 @@ from fastlstm.errors import CorruptFileError, MissingExtraError
 
 pytest.importorskip("tokenizers")
 
-TEXT = "the cat's hat is in the house; don't   they   know?\n\n12 über 東京 là\u00a0bas\n" * 30
+TEXT = (
+    "the cat's hat is in the house; don't   they   know?\n\n12 über 東京 là\u00a0bas !?\x1c .\x1f\n"
+    * 30
+)
 SPACES = [" ", "\n", "  ", "\t", "\r", "\v", "\x85", "\u00a0", "\u3000"]
 NO_SPACES = ["\x1c", "\x1f", "\u200b", "\u180e", "\ufeff"]  # though Python takes some for spaces
 WORDS = st.lists(
     st.sampled_from(
-        [*SPACES, *NO_SPACES, "the", "'s", "don't", "123", "é", "東京", "!?", ".", "plain text"]
+        [
+            *SPACES,
+            *NO_SPACES,
+            "the",
+            "'s",
+            "don't",
+            "123",
+            "é",
+            "東京",
+            "!?",
+            ".",
+            " !?\x1c",
+            "plain text",
+        ]
     ),
     max_size=40,
 )
@@ -29,7 +45,7 @@ WORDS = st.lists(
 
 @functools.cache
 def trained() -> BpeTokenizer:
-    return train_bpe([TEXT], 290)
+    return train_bpe([TEXT], 330)
 
 
 @pytest.fixture
@@ -49,11 +65,12 @@ def test_any_text_comes_back(text: str) -> None:
 
 
 def test_it_learns_merges_up_to_the_size_and_the_same_ones_again(tokenizer: BpeTokenizer) -> None:
-    assert tokenizer.vocab_size == 290
+    assert tokenizer.vocab_size == 330
     assert set(BYTE_SYMBOLS) <= set(tokenizer.symbols)
     assert b" the" in tokenizer.pieces
+    assert any(b"?\x1c" in piece for piece in tokenizer.pieces)
     assert len(tokenizer.encode(TEXT)) < len(TEXT) / 1.5
-    assert train_bpe([TEXT], 290).to_json() == tokenizer.to_json()
+    assert train_bpe([TEXT], 330).to_json() == tokenizer.to_json()
 
 
 @settings(max_examples=200, deadline=None)

@@ -44,6 +44,7 @@ class TrainPlan:
         device: where it runs.
         flop_per_token: floating-point operations of a training step per token.
         ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
+        started: `time.perf_counter()` when the wall clock of this start began.
         evaluation_lanes: parallel streams of an evaluation.
     """
 
@@ -52,6 +53,7 @@ class TrainPlan:
     device: torch.device
     flop_per_token: float
     ceiling_gflops: float
+    started: float
     evaluation_lanes: int = 32
 
 
@@ -105,7 +107,7 @@ class Trainer:
         self._last_save = time.perf_counter()
         self._last: Evaluation | None = None
         self._reason = plan.ending.text
-        self._clock_offset = time.perf_counter()
+        self._clock_offset = plan.started
         self._pace = Pace(plan, tokens_per_char(valid_ids, tokenizer))
 
     def train(self, resume_from: Checkpoint | None = None) -> Evaluation:
@@ -124,7 +126,7 @@ class Trainer:
             position = self.state.restore(resume_from.tensors, resume_from.meta)
             self._saved_step = self.state.progress.step
         self._open_loader(position)
-        self._clock_offset = time.perf_counter() - self.state.progress.elapsed_s
+        self._clock_offset -= self.state.progress.elapsed_s
         try:
             if resume_from is None:
                 self._save_if_possible()

@@ -1,0 +1,124 @@
+"""Every mistake a user makes gets one line on stderr and exit code 2: the list of the main job."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.data.tokenizer import CharTokenizer
+from fastlstm.errors import EXIT_USAGE
+from fastlstm.run_directory import RunDirectory
+
+GOOD = "a text that is good enough to be trained on, again and again.\n" * 40
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Runs the command; returns the one line it must print."""
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    assert code == EXIT_USAGE, captured.err
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("fastlstm: error: ")
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def train(capsys: pytest.CaptureFixture[str], source: object, tmp_path: Path, *more: object) -> str:
+    return refused(capsys, "train", source, "--out", tmp_path / "run", "--steps", 2, *more)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("empty.txt", b"", "empty"),
+        ("ten.txt", b"0123456789", "10 characters"),
+        ("binary.txt", bytes(range(256)) * 50, "binary"),
+        ("broken.txt", b"x" * 1000 + b"\xff" + b"y" * 1000, "byte 1000"),
+    ],
+)
+def test_text_that_cannot_be_used(capsys, tmp_path, name, content, expected):
+    path = tmp_path / name
+    path.write_bytes(content)
+    line = train(capsys, path, tmp_path)
+    assert expected in line
+    assert name in line
+
+
+def test_invalid_utf8_names_the_switches(capsys, tmp_path):
+    path = tmp_path / "broken.txt"
+    path.write_bytes(b"x" * 1000 + b"\xff" + b"y" * 1000)
+    line = train(capsys, path, tmp_path)
+    assert "--invalid-utf8 replace" in line
+    assert "--vocab byte" in line
+
+
+def test_missing_file_and_directory_without_text(capsys, tmp_path):
+    assert "nothing.txt" in train(capsys, tmp_path / "nothing.txt", tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert "folder" in train(capsys, tmp_path / "folder", tmp_path)
+
+
+def test_flags_and_keys(capsys, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text(GOOD)
+    assert "'--rnn-size'" in train(capsys, text, tmp_path, "--rnn-siz", 5)
+    config = tmp_path / "c.yaml"
+    config.write_text("rnn_sizes: 5\n")
+    assert "'rnn_size'" in train(capsys, text, tmp_path, "--config", config)
+    assert "contradict" in train(capsys, text, tmp_path, "--budget", "1m")
+
+
+def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text(GOOD)
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    with run.lock():
+        assert f"in use by process {os.getpid()}" in train(capsys, text, tmp_path)
+    (tmp_path / "file").write_text("")
+    line = refused(capsys, "train", text, "--out", tmp_path / "file" / "run", "--steps", 2)
+    assert "choose another --out" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--prompt", "ÄÖ"], "Ä"),
+        (["--temperature", "-1"], "-1"),
+        (["--temperature", "nan"], "nan"),
+        (["--top-p", "2"], "2"),
+        (["--top-k", "-3"], "-3"),
+        (["--length", "-1"], "-1"),
+        (["--repetition-penalty", "0"], "0"),
+    ],
+)
+def test_generate_refuses(capsys, tiny_run, arguments, expected):
+    line = refused(capsys, "generate", tiny_run, *arguments)
+    assert expected in line
+
+
+def test_text_with_characters_the_model_has_not_seen(capsys, tiny_run, tmp_path):
+    text = tmp_path / "other.txt"
+    text.write_text(GOOD + "ß")
+    assert "ß" in refused(capsys, "evaluate", tiny_run, text)
+
+
+def republish(run: Path, **changes: object) -> None:
+    config = json.loads((run / "config.json").read_text())
+    RunDirectory(run).publish({"config.json": json.dumps({**config, **changes}).encode()})
+
+
+def test_a_run_of_a_newer_format(capsys, tiny_run):
+    republish(tiny_run, format_version=99)
+    assert "99" in refused(capsys, "generate", tiny_run)
+
+
+def test_a_checkpoint_of_another_tokenizer(capsys, tiny_run):
+    other = CharTokenizer("".join(sorted("ABCDEFGHIJKLMNOPQRSTUVWXYZ .\n")))
+    RunDirectory(tiny_run).publish({"tokenizer.json": other.to_json()})
+    assert "tokenizer" in refused(capsys, "generate", tiny_run)
