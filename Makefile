@@ -5,9 +5,9 @@ SHELL := /bin/sh
 
 # The Python to build the environment with.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell $(p) -c '' 2>/dev/null && echo $(p))))
-# torch is installed first: the CPU build, unless this machine has an NVIDIA driver.
+# torch is installed first, pinned; where pip would choose a build for another machine, point it to
+# the right one by pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 TORCH ?= torch==2.13.0
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,https://download.pytorch.org/whl/cpu)
 BUDGET ?= 90s
 
 PY := .venv/bin/python
@@ -65,7 +65,7 @@ clean:  ## remove the environment and everything built; runs/ stays
 	@pwd -P > $@
 
 .venv/.made: .venv/.place $(NATIVE)
-	$(PIP) install --quiet --no-deps --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(PIP) install --quiet "$(TORCH)"
 	$(PIP) install --quiet --editable ".[all]"
 	@touch $@
 

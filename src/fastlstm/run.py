@@ -311,7 +311,7 @@ def resumed_config(given: TrainConfig, files: dict[str, bytes]) -> TrainConfig:
 
 
 def _set_up_device(config: TrainConfig) -> torch.device:
-    torch.set_num_threads(config.threads or hardware.cpu().cores)
+    torch.set_num_threads(config.threads or hardware.default_threads())
     device = choose_device(config.device)
     if device.type == "cuda" and config.memory_limit_gb is not None:
         total = torch.cuda.get_device_properties(device).total_memory

@@ -77,8 +77,9 @@ def test_directory_without_text_says_what_it_holds(tmp_path: Path) -> None:
 def test_glob_without_match_and_no_source_at_all(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file matches"):
         open_source(str(tmp_path / "*.txt"))
-    with pytest.raises(DataError, match="no source given"):
-        open_source([])
+    for nothing in ([], "", [""]):
+        with pytest.raises(DataError, match="no source given"):
+            open_source(nothing)
 
 
 def test_dash_is_stdin_and_has_no_signature() -> None:

@@ -21,6 +21,7 @@ _SUFFIXES = """
 """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
+_NO_SOURCE = "no source given; name a file, a directory, a glob, - or a built-in corpus"
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 
 
@@ -112,7 +113,7 @@ def open_source(source: str | Path | Sequence[str | Path]) -> Source:
         return _open_one(source)
     parts = [_open_one(part) for part in source]
     if not parts:
-        raise DataError("no source given; name a file, a directory, a glob, - or a built-in corpus")
+        raise DataError(_NO_SOURCE)
     if len(parts) == 1:
         return parts[0]
     return Source(
@@ -129,6 +130,8 @@ def text_source(text: str, name: str = "text") -> Source:
 
 def _open_one(source: str | Path) -> Source:
     name = str(source)
+    if source == "":  # Path("") would be the current directory
+        raise DataError(_NO_SOURCE)
     if name == "-":
         return Source(name="stdin", documents=(Document(name="stdin", is_stream=True),))
     if name in BUILT_IN:
