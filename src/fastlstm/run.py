@@ -157,7 +157,7 @@ class _Session:
         plan = TrainPlan(config, resolved.ending, device, flop, ceiling, started)
         with self._outputs(found):
             self._announce(text, splits, plan, model, resolved, found)
-            for note in (*notes, *resolved.notes):
+            for note in (*text.notes, *notes, *resolved.notes):
                 self._say("info", note)
             trainer = self._trainer(plan, model, batches, splits, text)
             evaluation = trainer.train(found)

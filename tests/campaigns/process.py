@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 SMALL = [
     *("--preset", "tiny", "--rnn-size", "64", "--embed-size", "32", "--dropout", "0.2"),
     *("--batch-size", "8", "--seq-length", "32", "--ema", "0.99", "--precision", "fp32"),
-    *("--threads", "1", "--device", "cpu", "--tensorboard", "false", "--sample-every", "0"),
+    *("--threads", "1", "--device", "cpu", "--tensorboard=false", "--sample-every", "0"),
 ]
 
 

@@ -218,3 +218,12 @@ def test_too_short_a_text(make_model):
     for N in (0, 1):
         with pytest.raises(DataError, match=f"has {N} tokens; evaluation needs at least 2"):
             evaluate(make_model(), ids_of(N) if N else np.zeros(0, np.uint8), Sizes())
+
+
+def test_priming_reads_exactly_the_tokens_before_the_lane(make_model):
+    """Two lanes, the second primed with the whole first: the text's own carried state."""
+    model, ids = make_model(), ids_of(61)
+    exact = evaluate(model, ids, Sizes(), lanes=1)
+    primed = evaluate(model, ids, Sizes(), lanes=2, prime=30, chunk=7)
+    assert primed.num_tokens == exact.num_tokens == 60
+    assert primed.nats_per_token == pytest.approx(exact.nats_per_token, rel=1e-6)

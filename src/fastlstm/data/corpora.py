@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -31,12 +32,12 @@ def corpus_text() -> str:
 def corpus_files() -> list[Path]:
     """Returns the standard library's ``.py`` files without its tests, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not _SKIPPED_DIRECTORIES.intersection(path.relative_to(root).parts) and path.is_file()
-    ]
-    files = [path for path in files if path.stat().st_size]
+    files: list[Path] = []
+    for directory, names, leaves in os.walk(root):
+        names[:] = [name for name in names if name not in _SKIPPED_DIRECTORIES]
+        paths = (Path(directory, leaf) for leaf in leaves if leaf.endswith(".py"))
+        files += [path for path in paths if path.is_file() and path.stat().st_size]
+    files.sort()
     if not files:
         raise DataError(
             f"this Python keeps no source of its standard library in {root};"

@@ -83,7 +83,7 @@ class Source:
                 return None
             try:
                 info = document.path.stat()
-                path = str(document.path.resolve())
+                path = os.path.abspath(document.path)
             except OSError:
                 return None
             times = [info.st_mtime_ns, info.st_ctime_ns]
