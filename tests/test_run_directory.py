@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -181,3 +182,16 @@ def test_a_model_without_its_manifest_is_damage(run):
     run.publish({"model.safetensors": b"weights"})
     run.manifest_path.unlink()
     assert "manifest.json: is missing" in str(run.verify()[0])
+
+
+def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish({"config.json": b"{}"})
+    run.metrics_path.write_bytes(b'{"event":"start"}\n{"event":"end"}\n')
+    run.seal_metrics()
+    assert run.verify() == []
+    run.metrics_path.write_bytes(b'{"event":"start"}\n{"event":"enD"}\n')
+    assert "metrics.jsonl" in str(run.verify()[0])
+    run.unseal_metrics()
+    assert run.verify() == []

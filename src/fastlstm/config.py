@@ -129,14 +129,14 @@ class TrainConfig:
     epochs: float | None = None
     budget: str | None = None
     batch_size: int = 32
-    seq_length: int = 128
+    seq_length: int = 64
     accumulate: int = 1
     order: Order = "lanes"
-    lane_reset: float = 0.01
+    lane_reset: float = 0.0
     optimizer: Optimizer = "muon"
     learning_rate: float | None = None
     weight_decay: float = 0.0
-    warmup: float = 0.05
+    warmup: float = 0.02
     cooldown: float = 0.5
     grad_clip: float = 1.0
     ema: float = 0.0
@@ -186,7 +186,7 @@ class TrainConfig:
                 f"--warmup {self.warmup} plus --cooldown {self.cooldown} is more than the whole"
                 " run; their sum must be at most 1"
             )
-        if self.order == "windows" and self.lane_reset not in (0.0, 0.01):
+        if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError("--lane-reset works on lanes; with --order windows leave it out")
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:

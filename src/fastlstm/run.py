@@ -204,10 +204,13 @@ class _Session:
     @contextmanager
     def _outputs(self, found: Checkpoint | None) -> Iterator[None]:
         """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
+        if found is not None:
+            self._run.unseal_metrics()
         if found is not None and "metrics" in found.meta:
             truncate_metrics(self._run.metrics_path, found.meta["metrics"])
         with ExitStack() as stack:
             stack.callback(write_report, self._run.path)
+            stack.callback(self._run.seal_metrics)
             metrics = stack.enter_context(closing(MetricsFile(self._run.metrics_path)))
             self._observers.insert(0, metrics)
             if self._config.tensorboard:

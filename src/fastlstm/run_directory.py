@@ -28,6 +28,7 @@ from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError
 from fastlstm.manifest import (
     MANIFEST,
     Manifest,
+    metrics_mark,
     read_file,
     read_manifest,
     verify_manifest,
@@ -266,7 +267,20 @@ class RunDirectory:
             damage += _damage(partial(verify_manifest, path, strict=True))
         return damage + _damage(self._verify_metrics)
 
+    def seal_metrics(self) -> None:
+        """Records metrics.jsonl as it is now beside the published model, so that damage shows."""
+        if self.has_published():
+            self.publish({}, extra={METRICS_KEY: metrics_mark(self.metrics_path)})
+
+    def unseal_metrics(self) -> None:
+        """Forgets the record of `seal_metrics`; a run that goes on adds lines."""
+        if self.has_published():
+            self.publish({})
+
     def _verify_metrics(self) -> None:
+        sealed = self.read_published(())[0].extra.get(METRICS_KEY) if self.has_published() else None
+        if sealed is not None:
+            verify_metrics_mark(self.metrics_path, sealed)
         for mark in self._metrics_marks():
             if not isinstance(mark, dict):
                 raise CorruptFileError(f"{self.metrics_path}: the mark kept of it makes no sense")

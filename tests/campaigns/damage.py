@@ -17,7 +17,7 @@ from process import finish, make_text, train_command
 from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.nn.io import load_language_model
 from fastlstm.run_directory import RunDirectory
-from fastlstm.training.checkpoint import find_checkpoint, load_checkpoint, verify_metrics_mark
+from fastlstm.training.checkpoint import load_checkpoint
 
 READ_BY_NOTHING = ("report.html", ".lock")
 
@@ -64,10 +64,9 @@ def judge(run: Path, victim: Path) -> str:
     checkpoints = sorted(run.glob("checkpoint-*[0-9]"))
     other = [c.name for c in checkpoints if c != victim.parent]
     try:
-        if victim.parent == run and victim.name == "metrics.jsonl":
-            found, _ = find_checkpoint(RunDirectory(run))
-            assert found is not None
-            verify_metrics_mark(victim, found.meta["metrics"])
+        if victim.name == "metrics.jsonl":
+            for error in RunDirectory(run).verify():
+                raise error
         elif victim.parent == run:
             load_language_model(run)
         else:

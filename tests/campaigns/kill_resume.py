@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -46,7 +47,9 @@ def main() -> None:
             run = base / f"run-{runs}"
             while kills < options.kills:
                 process = start(train_command(text, run, *flags, "--resume"))
-                time.sleep(rng.uniform(0.2, 9.0))
+                if rng.random() < 0.8:
+                    wait_for_new_checkpoint(run, process)
+                time.sleep(rng.uniform(0.0, 3.0))
                 if process.poll() is not None:
                     assert process.stdout is not None
                     if process.returncode != 0:
@@ -69,6 +72,13 @@ def main() -> None:
             )
         print(f"{kills} kills ({in_save} during a save) in {runs} runs, {wrong} runs wrong")
         raise SystemExit(1 if wrong else 0)
+
+
+def wait_for_new_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
+    """Waits until the run has saved once since now: most kills shall hit training, not imports."""
+    before = newest(run)
+    while newest(run) == before and process.poll() is None:
+        time.sleep(0.01)
 
 
 def newest(run: Path) -> str:

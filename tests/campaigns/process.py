@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from safetensors.numpy import load_file
@@ -41,13 +40,6 @@ def finish(command: list[str], timeout_s: float = 600) -> str:
             f"exit {done.returncode}: {' '.join(command)}\n{done.stdout}\n{done.stderr}"
         )
     return done.stdout + done.stderr
-
-
-def wait_for(path: Path, process: subprocess.Popen[str], timeout_s: float = 60) -> None:
-    """Waits until `path` exists or the process has ended."""
-    end = time.monotonic() + timeout_s
-    while not path.exists() and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.005)
 
 
 def newest_checkpoint(run: Path) -> Path:

@@ -56,9 +56,7 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
             figures = {"bits_per_char": bits + 0.05, "perplexity": 3.2, "loss": 1.2}
             made.append({"event": "eval", "split": "valid", **moment, **figures})
             made.append({"event": "sample", "step": 10 * index, "text": f"wrote {NASTY}\n\tmore"})
-    made.append(
-        {"event": "skip", "step": 5, "what": "non-finite", "tensor": NASTY, "action": "x"}
-    )
+    made.append({"event": "skip", "step": 5, "what": "non-finite", "tensor": NASTY, "action": "x"})
     made.append({"event": "end", "reason": "budget 2m", "tokens": 2_457_600, "train_s": 100.0})
     return made
 

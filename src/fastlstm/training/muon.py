@@ -33,8 +33,9 @@ def orthogonalise(update: torch.Tensor, iterations: int = 5) -> torch.Tensor:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(iterations):
-        gram = x @ x.mT
-        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     result: torch.Tensor = x.mT if tall else x
     return result
 
