@@ -260,12 +260,13 @@ class RunDirectory:
         metrics.jsonl is held against the marks (`manifest.metrics_mark`) that the published
         manifest keeps in `extra["metrics"]` and the newest checkpoint in `meta["metrics"]`.
         """
-        damage = []
+        damage, metrics = [], []
         if self.has_published() or self.model_path.exists():
             damage += _damage(self.read_published)
+            metrics = [] if damage else _damage(self._verify_sealed_metrics)
         for path in self.checkpoints():
             damage += _damage(partial(verify_manifest, path, strict=True))
-        return damage + _damage(self._verify_metrics)
+        return damage + (metrics or _damage(self._verify_metrics))
 
     def seal_metrics(self) -> None:
         """Records metrics.jsonl as it is now beside the published model, so that damage shows."""
@@ -277,10 +278,12 @@ class RunDirectory:
         if self.has_published():
             self.publish({})
 
+    def _verify_sealed_metrics(self) -> None:
+        mark = self.read_published(())[0].extra.get(METRICS_KEY)
+        if mark is not None:
+            verify_metrics_mark(self.metrics_path, mark)
+
     def _verify_metrics(self) -> None:
-        sealed = self.read_published(())[0].extra.get(METRICS_KEY) if self.has_published() else None
-        if sealed is not None:
-            verify_metrics_mark(self.metrics_path, sealed)
         for mark in self._metrics_marks():
             if not isinstance(mark, dict):
                 raise CorruptFileError(f"{self.metrics_path}: the mark kept of it makes no sense")
