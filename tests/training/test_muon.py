@@ -37,9 +37,10 @@ def test_gates_are_updated_independently():
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_it_learns_a_linear_map():
+@pytest.mark.parametrize("columns", [4, 8, 12])
+def test_it_learns_a_linear_map(columns):
     torch.manual_seed(0)
-    target, weight = torch.randn(32, 8), torch.nn.Parameter(torch.zeros(32, 8))
+    target, weight = torch.randn(32, columns), torch.nn.Parameter(torch.zeros(32, columns))
     optimizer = Muon([weight], lr=0.3)
     first = last = 0.0
     for step in range(200):

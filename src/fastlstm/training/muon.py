@@ -88,7 +88,7 @@ class Muon(torch.optim.Optimizer):
         running.lerp_(gradient, 1 - momentum)
         update = torch.lerp(gradient, running, momentum)
         gates = update.view(4, parameter.shape[0] // 4, parameter.shape[1])
-        direction = orthogonalise(gates).to(parameter.dtype).view_as(parameter)
+        direction = orthogonalise(gates).to(parameter.dtype).reshape(parameter.shape)
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         scale = max(1.0, gates.shape[1] / gates.shape[2]) ** 0.5
