@@ -23,7 +23,7 @@ SHAKESPEARE: dict[str, Any] = {"split": "90/10/0"}
 MAX_CHARACTERS = 4_900_000
 
 EXPERIMENTS: dict[str, dict[str, Any]] = {
-    "war-and-peace-4.9M": {**WAR_AND_PEACE, "steps": MAX_CHARACTERS // (32 * 64)},
+    "war-and-peace-4.9M": {**WAR_AND_PEACE, "steps": MAX_CHARACTERS // (32 * 128)},
     "war-and-peace-2m": {**WAR_AND_PEACE, "budget": "2m"},
     "war-and-peace-20m": {**WAR_AND_PEACE, "budget": "20m"},
     "shakespeare-3m": {**SHAKESPEARE, "budget": "3m"},

@@ -34,7 +34,7 @@ class ModelConfig:
         embed_size: E, width of the embedding.
         rnn_size: H, hidden units per layer.
         num_layers: L.
-        dropout: probability on embeddings, between layers and before the output.
+        dropout: probability between layers and before the output; a third of it on embeddings.
         dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
         recurrent_dropout: DropConnect probability on the recurrent weights.
         layer_norm: normalise the output of every layer.
@@ -70,7 +70,8 @@ class TrainConfig:
         rnn_size: hidden units per layer, H.
         num_layers: number of LSTM layers.
         embed_size: width of the token embedding, E.
-        dropout: dropout probability; default is chosen from how often the text will be seen.
+        dropout: probability between layers and before the output, a third of it on embeddings;
+            default is chosen from how often the text will be seen.
         dropout_kind: variational keeps one mask per sequence, plain draws one per step.
         recurrent_dropout: DropConnect probability on the recurrent weights.
         layer_norm: normalise the output of every layer.
@@ -129,7 +130,7 @@ class TrainConfig:
     epochs: float | None = None
     budget: str | None = None
     batch_size: int = 32
-    seq_length: int = 64
+    seq_length: int = 128
     accumulate: int = 1
     order: Order = "lanes"
     lane_reset: float = 0.0
@@ -137,7 +138,7 @@ class TrainConfig:
     learning_rate: float | None = None
     weight_decay: float = 0.0
     warmup: float = 0.02
-    cooldown: float = 0.5
+    cooldown: float = 0.7
     grad_clip: float = 1.0
     ema: float = 0.0
     patience: int = 0

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from fastlstm.config import ModelConfig
 
+EMBEDDING_SHARE = 1 / 3
+"""Dropout on embeddings over dropout elsewhere: a lost character costs more than a lost feature."""
+
 State = tuple[torch.Tensor, torch.Tensor]
 """`(h, c)`, each `(L, B, H)` float32."""
 
@@ -113,7 +116,7 @@ class LanguageModel(nn.Module):
             ShapeError: tokens or state of the wrong shape.
         """
         _check(tokens, state, self.config)
-        x = self._drop(self.embedding(tokens), generator)
+        x = self._drop(self.embedding(tokens), generator, EMBEDDING_SHARE)
         hs, cs = [], []
         for k, layer in enumerate(self.layers):
             assert isinstance(layer, LSTMLayer)
@@ -174,8 +177,8 @@ class LanguageModel(nn.Module):
             )
         return nats.view(targets.shape), state
 
-    def _drop(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        p = self.config.dropout
+    def _drop(self, x: Tensor, generator: torch.Generator | None, share: float = 1.0) -> Tensor:
+        p = self.config.dropout * share
         if not self.training or p == 0.0:
             return x
         T = 1 if self.config.dropout_kind == "variational" else x.shape[0]

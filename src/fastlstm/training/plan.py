@@ -151,7 +151,7 @@ def _expected_tokens(
 
 def default_dropout(epochs: float) -> float:
     """Returns the dropout that a text seen `epochs` times wants (measured, docs/log.md)."""
-    for limit, dropout in ((2.5, 0.0), (5.0, 0.1), (10.0, 0.2), (20.0, 0.3)):
+    for limit, dropout in ((2.5, 0.0), (4.0, 0.1), (5.0, 0.2), (12.0, 0.3)):
         if epochs <= limit:
             return dropout
     return 0.4
