@@ -1,6 +1,6 @@
 """Judges a character model trained by Keras with fastlstm's evaluator (carried state and windows).
 
-usage: python benchmarks/keras_peer.py MODEL.keras TEXT [--epoch-log LOG]
+usage: python benchmarks/keras_peer.py MODEL.keras TEXT [--epoch-log LOG] [--seconds-per-epoch S]
 MODEL is Embedding -> LSTM -> Dense over the sorted characters of TEXT (CRLF as LF), as the usual
 Keras recipe builds it; LOG holds its "epoch N train_s S train_bpc X valid_bpc Y" lines.
 Needs h5py. The result is one JSON line in benchmarks/results/<machine>/keras.jsonl.
@@ -69,6 +69,12 @@ def build(path: Path) -> LanguageModel:
     return model
 
 
+def _fastest(epochs: list[tuple[str, ...]]) -> float:
+    """Returns the seconds of the fastest epoch; the log counts them up."""
+    ends = [0.0, *(float(seconds) for _, seconds, _, _ in epochs)]
+    return min((b - a for a, b in zip(ends, ends[1:], strict=False)), default=0.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -76,6 +82,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("text")
     parser.add_argument("--epoch-log", type=Path)
+    parser.add_argument("--seconds-per-epoch", type=float, help="of an epoch on a quiet machine")
     options = parser.parse_args()
     text = prepare_text(options.text, vocab="char")
     valid = text.split("90/5/5").valid
@@ -89,6 +96,7 @@ def main() -> None:
         "machine": describe_machine(),
         "carried_bits_per_char": carried.bits_per_char,
         "window_100_bits_per_char": window.bits_per_char,
+        "seconds_per_epoch": options.seconds_per_epoch or _fastest(pattern.findall(log)),
         "epochs": [[int(a), float(b), float(c), float(d)] for a, b, c, d in pattern.findall(log)],
     }
     with (results_folder() / "keras.jsonl").open("a", encoding="utf-8") as file:

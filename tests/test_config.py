@@ -36,7 +36,10 @@ def test_splits():
         ({"dropout": 1.0}, "--dropout is 1.0, expected a number from 0.0 to 0.95"),
         ({"learning_rate": float("nan")}, "--learning-rate is nan"),
         ({"warmup": 0.6, "cooldown": 0.6}, "more than the whole run"),
-        ({"rnn_size": True}, "--rnn-size is True"),
+        ({"rnn_size": True}, "--rnn-size is True, expected a whole number"),
+        ({"batch_size": 2.5}, "--batch-size is 2.5, expected a whole number"),
+        ({"layer_norm": "yes"}, "--layer-norm is 'yes', expected True or False"),
+        ({"split": 90}, "--split is 90, expected a text"),
         ({"preset": "huge"}, "--preset is 'huge', expected one of"),
     ],
 )
@@ -44,6 +47,10 @@ def test_bad_values_name_the_flag(fields, text):
     with pytest.raises(ConfigError) as caught:
         TrainConfig(**fields)
     assert text in str(caught.value)
+
+
+def test_a_budget_may_be_a_number_of_seconds():
+    assert TrainConfig(budget=300).budget == "300s"
 
 
 def test_unknown_key_names_the_nearest():

@@ -16,6 +16,7 @@ import fastlstm
 from fastlstm.config import TrainConfig
 from fastlstm.errors import (
     ConfigError,
+    DataError,
     FormatError,
     NonFiniteError,
     RunDirectoryError,
@@ -230,6 +231,59 @@ def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
     assert newest(run.path).name == "checkpoint-20"
 
 
+def test_a_full_disk_silences_an_output_and_no_more(text, tmp_path):
+    class Full:
+        def __call__(self, event):
+            raise OSError(28, "No space left on device")
+
+    events: list[dict] = []
+    fields = {**TINY, "steps": 3, "log_every": 1}
+    fastlstm.train(text, out=tmp_path / "run", observers=[Full(), events.append], **fields)
+    texts = [e["text"] for e in events if e["event"] == "message"]
+    assert sum("Full stopped (No space left on device)" in t for t in texts) == 1
+    assert events[-1]["event"] == "end"
+
+
+def test_nan_weights_at_an_evaluation_roll_back(text, tmp_path, monkeypatch):
+    evaluate, calls = trainer_module.evaluate, []
+
+    def poisoned(model, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            with torch.no_grad():
+                model.output.bias[0] = float("nan")
+        return evaluate(model, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "evaluate", poisoned)
+    run = train(text, tmp_path / "run", checkpoint_every=4, ema=0.0, sample_every=1)
+    (skip,) = skips(run.path)
+    assert "weight output.bias" in skip["tensor"]
+    assert run.bits_per_char < 6
+
+
+def test_early_stopping_holds_after_a_resume(text, tmp_path):
+    fields = {"learning_rate": 0.0, "patience": 2, "eval_every": 3, "steps": 60}
+    run = train(text, tmp_path / "run", **fields)
+    stopped_at = newest(run.path).name
+    assert stopped_at == "checkpoint-9"
+    train(text, tmp_path / "run", resume=True, **fields)
+    assert newest(run.path).name == stopped_at
+
+
+def test_damaged_metrics_do_not_stop_a_resume(text, tmp_path):
+    run = train(text, tmp_path / "run")
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    train(text, tmp_path / "run", resume=True, steps=25)
+    assert (run.path / "metrics.damaged").exists()
+
+
+def test_a_refused_start_leaves_no_directory(tmp_path):
+    with pytest.raises(DataError):
+        fastlstm.train(tmp_path / "nothing.txt", out=tmp_path / "run", observers=())
+    assert not (tmp_path / "run").exists()
+
+
 def test_refusals(text, tmp_path):
     run = train(text, tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="holds a run already"):
@@ -246,7 +300,16 @@ def test_refusals(text, tmp_path):
 
 
 def test_a_resumed_run_takes_only_what_may_change():
-    begun = TrainConfig(rnn_size=24, steps=20, threads=1)
-    files = {"config.json": json.dumps({"train": dataclasses.asdict(begun)}).encode()}
-    resumed = resumed_config(TrainConfig(budget="3m", threads=2), files)
+    given = TrainConfig(rnn_size=24, steps=20, batch_size=64)
+    begun = dataclasses.replace(given, threads=1, batch_size=4)
+    both = {"train": dataclasses.asdict(begun), "given": dataclasses.asdict(given)}
+    files = {"config.json": json.dumps(both).encode()}
+
+    def resume(**fields):
+        return resumed_config(TrainConfig(**fields), fields, files)
+
+    resumed = resume(budget="3m", threads=2)
     assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)
+    assert resume(batch_size=64).batch_size == 4, "the same flag again, though the text was short"
+    with pytest.raises(ConfigError, match="--batch-size 32"):
+        resume(batch_size=TrainConfig().batch_size)

@@ -79,15 +79,15 @@ class TrainConfig:
         tie_weights: share the embedding with the output projection.
         steps: stop after this many optimizer steps.
         epochs: stop after this many passes over the training split.
-        budget: stop after this much wall clock, e.g. 90s, 5m, 1h30m.
+        budget: stop this much wall clock after the text is ready, e.g. 90s, 5m, 1h30m.
         batch_size: lanes per forward pass, B.
         seq_length: steps of truncated backpropagation, T.
         accumulate: forward passes per optimizer step; the loss is normalised by token count.
         order: lanes carries the state through contiguous text, windows shuffles (for comparison).
         lane_reset: probability per lane and step of starting again from a zero state.
         optimizer: muon (recurrent matrices; Adam for the rest), adam, adamw, nadam or sgd.
-        learning_rate: peak learning rate; default depends on the optimizer and the batch.
-        weight_decay: decoupled weight decay.
+        learning_rate: peak learning rate; default depends on the optimizer.
+        weight_decay: weight decay, decoupled (adam and sgd add it to the gradient).
         warmup: share of the run that raises the learning rate from zero.
         cooldown: share of the run, at its end, that lowers it to zero.
         grad_clip: largest global gradient norm.
@@ -97,7 +97,7 @@ class TrainConfig:
         checkpoint_every: steps between checkpoints; default is about one a minute.
         keep_checkpoints: how many checkpoints to keep.
         sample_every: evaluations between text samples; 0 switches samples off.
-        log_every: steps between progress lines; default is about one in two seconds.
+        log_every: steps between progress lines; default is about one a second.
         tensorboard: write TensorBoard event files.
         device: auto takes the GPU when there is one.
         precision: auto measures which of the machine's precisions is fastest.
@@ -157,6 +157,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is None:
@@ -189,6 +190,20 @@ class TrainConfig:
             )
         if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError("--lane-reset works on lanes; with --order windows leave it out")
+
+    def _check_kinds(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            kind = str(field.type).removesuffix(" | None")
+            if value is None and str(field.type).endswith("None"):
+                continue
+            if kind == "str" and isinstance(value, int | float) and name == "budget":
+                object.__setattr__(self, name, f"{value}s")
+            elif kind in _KINDS and (
+                not isinstance(value, _KINDS[kind][0])
+                or (isinstance(value, bool) != (kind == "bool"))
+            ):
+                raise ConfigError(f"{_flag(name)} is {value!r}, expected {_KINDS[kind][1]}")
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
@@ -246,6 +261,12 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
+_KINDS: dict[str, tuple[Any, str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "a text"),
+}
 _CHOICES: dict[str, tuple[str, ...]] = {
     "vocab": get_args(Vocab),
     "invalid_utf8": ("error", "replace"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from fastlstm.config import TrainConfig, from_dict
 from fastlstm.data.lanes import LaneBatches, WindowBatches
 from fastlstm.data.text import Splits, TextDataset, prepare_text
 from fastlstm.data.tokenizer import load_tokenizer
-from fastlstm.errors import ConfigError, FormatError, RunDirectoryError
+from fastlstm.errors import (
+    ConfigError,
+    CorruptFileError,
+    FastLSTMError,
+    FormatError,
+    RunDirectoryError,
+    UsageError,
+)
 from fastlstm.infer.language_model import sample_text
 from fastlstm.nn.evaluation import Evaluation
 from fastlstm.nn.initialization import initialize
@@ -79,6 +86,7 @@ def train(
     config: TrainConfig | None = None,
     observers: Sequence[Observer] | None = None,
     stop: StopFlag | None = None,
+    given: Collection[str] = (),
     **fields: Any,
 ) -> Run:
     """Trains a language model on a text.
@@ -91,6 +99,8 @@ def train(
         observers: called with every event, a plain dict (docs/architecture.md lists them);
             by default progress is shown on standard output, `()` is silent.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
+        given: the fields of `config` that were chosen and are no defaults; a resumed run checks
+            them against what it was begun with.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -113,7 +123,12 @@ def train(
         stack.enter_context(run.lock())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        return _Session(source, config, run, list(observers), stop).train(resume)
+        session = _Session(source, config, {*given, *fields}, run, list(observers), stop)
+        try:
+            return session.train(resume)
+        except UsageError:
+            run.remove_if_empty()
+            raise
 
 
 class _Session:
@@ -123,16 +138,19 @@ class _Session:
         self,
         source: Source,
         config: TrainConfig,
+        names: Collection[str],
         run: RunDirectory,
         observers: list[Observer],
         stop: StopFlag,
     ) -> None:
         self._source, self._config, self._run, self._stop = source, config, run, stop
-        self._observers = observers
+        self._observers, self._names = observers, names
 
     def train(self, resume: bool) -> Run:
         found = self._find(resume)
-        config = self._config if found is None else resumed_config(self._config, found.files)
+        config = self._config
+        if found is not None:
+            config = resumed_config(config, self._names, found.files)
         device = _set_up_device(config)
         text = self._prepare(config, found)
         started = time.perf_counter()
@@ -152,10 +170,20 @@ class _Session:
         )
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ceiling = hardware.ceilings(config.precision, torch.get_num_threads()).gemm_gflops
-        flop = training_flop_per_token(model.config)
-        plan = TrainPlan(config, resolved.ending, device, flop, ceiling, started)
-        with self._outputs(found):
+        ceiling = hardware.ceilings(
+            config.precision, torch.get_num_threads(), device=device.type
+        ).gemm_gflops
+        plan = TrainPlan(
+            config=config,
+            given=self._config if found is None else given_config(found.files),
+            ending=resolved.ending,
+            device=device,
+            flop_per_token=training_flop_per_token(model.config),
+            ceiling_gflops=ceiling,
+            started=started,
+            evaluation_tokens=resolved.evaluation_tokens,
+        )
+        with self._outputs(found, config):
             self._announce(text, splits, plan, model, resolved, found)
             for note in (*text.notes, *notes, *resolved.notes):
                 self._say("info", note)
@@ -169,6 +197,11 @@ class _Session:
             raise RunDirectoryError(
                 f"'{self._run.path}' holds a run already (step {found.step}); --resume goes on"
                 " with it, another --out starts a new one"
+            )
+        if not self._run.checkpoints() and self._run.has_published():
+            raise RunDirectoryError(
+                f"'{self._run.path}' holds a model without a checkpoint to go on from; give another"
+                " --out"
             )
         for error in damage:
             if found is None:
@@ -202,22 +235,38 @@ class _Session:
         return text
 
     @contextmanager
-    def _outputs(self, found: Checkpoint | None) -> Iterator[None]:
+    def _outputs(self, found: Checkpoint | None, config: TrainConfig) -> Iterator[None]:
         """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
-        if found is not None:
-            self._run.unseal_metrics()
+        self._run.unseal_metrics()
         if found is not None and "metrics" in found.meta:
-            truncate_metrics(self._run.metrics_path, found.meta["metrics"])
-        with ExitStack() as stack:
-            stack.callback(write_report, self._run.path)
-            stack.callback(self._run.seal_metrics)
-            metrics = stack.enter_context(closing(MetricsFile(self._run.metrics_path)))
-            self._observers.insert(0, metrics)
-            if self._config.tensorboard:
-                first = 0 if found is None else found.step
-                board = TensorBoardWriter(self._run.tensorboard_dir, first)
-                self._observers.append(stack.enter_context(closing(board)))
+            self._continue_metrics(found)
+        outputs: list[MetricsFile | TensorBoardWriter] = [MetricsFile(self._run.metrics_path)]
+        if config.tensorboard:
+            first = 0 if found is None else found.step
+            outputs.append(TensorBoardWriter(self._run.tensorboard_dir, first))
+        self._observers[:0] = outputs
+        try:
             yield
+        finally:
+            for output in outputs:
+                self._try(output.close)
+            self._try(self._run.seal_metrics)
+            self._try(lambda: write_report(self._run.path))
+
+    def _try(self, finish: Callable[[], object]) -> None:
+        """Does what a run can end without: its own outcome counts for more."""
+        try:
+            finish()
+        except (FastLSTMError, OSError) as error:
+            self._say("warning", str(error))
+
+    def _continue_metrics(self, found: Checkpoint) -> None:
+        try:
+            truncate_metrics(self._run.metrics_path, found.meta["metrics"])
+        except CorruptFileError as error:
+            aside = self._run.metrics_path.with_suffix(".damaged")
+            self._run.metrics_path.replace(aside)
+            self._say("warning", f"{error}; it is kept as {aside.name}, a new one is begun")
 
     def _trainer(
         self,
@@ -227,7 +276,7 @@ class _Session:
         splits: Splits,
         text: TextDataset,
     ) -> Trainer:
-        files = model_files(model.config, plan.config, text)
+        files = model_files(model.config, plan.config, text, given=plan.given)
 
         def publish(model: LanguageModel) -> None:
             self._run.publish({**files, "model.safetensors": weights_file(model)})
@@ -273,8 +322,14 @@ class _Session:
         )
 
     def _emit(self, event: Event) -> None:
-        for observer in self._observers:
-            observer(event)
+        """Hands an event to every observer; one whose disk or pipe fails gets no more."""
+        for observer in list(self._observers):
+            try:
+                observer(event)
+            except OSError as error:
+                self._observers.remove(observer)
+                name = type(observer).__name__
+                self._say("warning", f"{name} stopped ({error.strerror}); the run goes on")
 
     def _say(self, level: str, text: str) -> None:
         self._emit({"event": "message", "level": level, "text": text})
@@ -288,18 +343,30 @@ def explain_training(model: LanguageModel, plan: TrainPlan) -> list[LayerReport]
         return explain(model, tokens)
 
 
-def resumed_config(given: TrainConfig, files: dict[str, bytes]) -> TrainConfig:
-    """Returns the configuration a run was begun with, with what may change taken from `given`.
+def given_config(files: dict[str, bytes]) -> TrainConfig:
+    """Returns the configuration as the user first gave it, before anything was decided."""
+    return from_dict(json.loads(files["config.json"])["given"], "config.json")
+
+
+def resumed_config(
+    new_config: TrainConfig, names: Collection[str], files: dict[str, bytes]
+) -> TrainConfig:
+    """Returns the configuration a run was begun with, with what may change taken from the new one.
+
+    Args:
+        new_config: what is asked for now.
+        names: the fields of it that were given; the others are defaults.
+        files: of the checkpoint.
 
     Raises:
-        ConfigError: `given` changes a field that belongs to what was begun.
+        ConfigError: a field is given that belongs to what was begun and differs from it.
     """
     begun = from_dict(json.loads(files["config.json"])["train"], "config.json")
-    default = TrainConfig()
+    first = given_config(files)
     changes = {}
-    for field in dataclasses.fields(TrainConfig):
-        name, new = field.name, getattr(given, field.name)
-        if new == getattr(default, name) or new == getattr(begun, name):
+    for name in names:
+        new = getattr(new_config, name)
+        if new in (getattr(first, name), getattr(begun, name)):
             continue
         if name not in _MAY_CHANGE:
             flag = "--" + name.replace("_", "-")
@@ -316,7 +383,11 @@ def resumed_config(given: TrainConfig, files: dict[str, bytes]) -> TrainConfig:
 def _set_up_device(config: TrainConfig) -> torch.device:
     torch.set_num_threads(config.threads or hardware.default_threads())
     device = choose_device(config.device)
-    if device.type == "cuda" and config.memory_limit_gb is not None:
+    if device.type == "cpu" and config.memory_limit_gb is not None:
+        raise ConfigError(
+            "--memory-limit-gb bounds GPU memory and this run is on the CPU; leave it out"
+        )
+    if config.memory_limit_gb is not None:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(
             min(1.0, config.memory_limit_gb * 2**30 / total), device

@@ -127,6 +127,14 @@ class RunDirectory:
                 f"{self.path} cannot be written ({error.strerror}); choose another --out"
             ) from error
 
+    def remove_if_empty(self) -> None:
+        """Removes the directory of a start that was refused: it holds nothing but the lock."""
+        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else {""}
+        if names <= {self._lock_path.name}:
+            with contextlib.suppress(OSError):
+                self._lock_path.unlink(missing_ok=True)
+                self.path.rmdir()
+
     def lock(self) -> RunLock:
         """Takes the lock and sweeps what killed processes left; use it in a `with` block.
 

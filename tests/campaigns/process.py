@@ -58,4 +58,6 @@ def differences(left: Path, right: Path) -> list[str]:
 
 
 def temporaries(run: Path) -> list[str]:
-    return [p.name for p in run.rglob("*") if ".tmp" in p.name]
+    return [
+        p.name for p in run.rglob("*") if any(mark in p.name for mark in (".tmp", ".del-", ".old-"))
+    ]

@@ -23,4 +23,4 @@ def open_model(path: str) -> LM:
     loaded = load_language_model(path)
     if loaded.note:
         print(f"fastlstm: note: {one_line(loaded.note)}", file=sys.stderr, flush=True)
-    return LM(loaded.model, loaded.tokenizer, loaded.config)
+    return LM(loaded.model, loaded.tokenizer, loaded.config, loaded.generation)

@@ -126,10 +126,19 @@ def run(argv: list[str]) -> int:
             out=parsed.values["out"],
             resume=bool(parsed.values.get("resume")),
             config=config,
+            given=given_names(parsed),
             observers=[output],
             stop=stop,
         )
     return EXIT_OK
+
+
+def given_names(parsed: Parsed) -> set[str]:
+    """Returns the fields that the command line or the file of --config gave."""
+    names = {option.name for option in CONFIG_OPTIONS} & set(parsed.values)
+    if (path := parsed.values.get("config")) is not None:
+        names |= set(read_config_file(Path(path), CONFIG_OPTIONS))
+    return names
 
 
 def resolve_config(parsed: Parsed) -> TrainConfig:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fastlstm.nn.language_model import LanguageModel
 
 
+_READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
+"""Settings of the run that say how a text is read."""
+
+
 class LM:
     """A trained language model.
 
@@ -152,7 +156,10 @@ class LM:
             ids = self.tokenizer.encode(text)
         else:
             kind: Any = self.tokenizer.kind
-            ids = prepare_text(os.fspath(text), vocab=kind, tokenizer=self.tokenizer).ids
+            train = self.config.get("train", {})
+            read_as = {name: train[name] for name in _READING if name in train}
+            path = os.fspath(text)
+            ids = prepare_text(path, vocab=kind, tokenizer=self.tokenizer, **read_as).ids
         return evaluate(self.model, ids, self.tokenizer, **settings)
 
     def __reduce__(self) -> NoReturn:

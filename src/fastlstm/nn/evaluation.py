@@ -65,7 +65,7 @@ def evaluate(
     ids: NDArray[Any],
     tokenizer: TokenSizes,
     *,
-    lanes: int = 16,
+    lanes: int = 32,
     prime: int = 256,
     chunk: int = 256,
     zero_state_window: int | None = None,

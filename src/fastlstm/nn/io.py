@@ -99,15 +99,27 @@ def model_files(
     train: TrainConfig,
     text: TextDataset,
     generation: Mapping[str, Any] | None = None,
+    *,
+    given: TrainConfig | None = None,
 ) -> dict[str, bytes]:
-    """Returns config.json, tokenizer.json and generation_config.json, without the weights."""
+    """Returns config.json, tokenizer.json and generation_config.json, without the weights.
+
+    Args:
+        model: the architecture.
+        train: the resolved configuration.
+        text: what it was trained on.
+        generation: sampling defaults.
+        given: the configuration as the user gave it; `train` where None.
+    """
     data = {
         "source": text.source,
         "key": text.key,
         "num_bytes": text.num_bytes,
         "num_chars": text.num_chars,
     }
-    return settings_files(model, text.tokenizer, dataclasses.asdict(train), data, generation)
+    begun = dataclasses.asdict(train)
+    first = begun if given is None else dataclasses.asdict(given)
+    return settings_files(model, text.tokenizer, begun, data, generation, first)
 
 
 def settings_files(
@@ -116,6 +128,7 @@ def settings_files(
     train: Mapping[str, Any],
     data: Mapping[str, Any],
     generation: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
     """Returns the three JSON files of a model from plain values."""
     config = {
@@ -123,6 +136,7 @@ def settings_files(
         "format_version": FORMAT_VERSION,
         "model": dataclasses.asdict(model),
         "train": dict(train),
+        "given": dict(train if given is None else given),
         "tokenizer_sha256": tokenizer.fingerprint,
         "data": dict(data),
     }

@@ -215,16 +215,13 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
     elapsed, train_s = number(event, "elapsed_s"), number(event, "train_s")
     tokens, best = number(event, "tokens"), number(event, "best_bits_per_char")
     rate = tokens / train_s if tokens and train_s else None
-    final = event.get("final")
-    test = final if isinstance(final, dict) and final.get("split") == "test" else {}
-    test_bits = number(test, "bits_per_char")
+    memory = number(event, "peak_memory_bytes")
     best_step = number(event, "best_step")
     where = f" at step {best_step:,.0f}" if best_step is not None else ""
     return [
         (label, text)
         for label, text in (
             ("best", f"{best:.4f} validation bits/char{where}" if best is not None else ""),
-            ("test", f"{test_bits:.4f} bits/char" if test_bits is not None else ""),
             (
                 "speed",
                 joined(
@@ -243,6 +240,7 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
                         counted(event, "step", "steps"),
                         counted(event, "tokens", "tokens"),
                         f"{clock(elapsed)} in all" if elapsed is not None else "",
+                        f"{short_bytes(memory)} of memory at most" if memory is not None else "",
                     ]
                 ),
             ),

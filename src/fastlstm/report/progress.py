@@ -70,13 +70,13 @@ class Output:
         """Ends the output; a live line is removed."""
 
     def write(self, text: str) -> None:
-        """Writes and flushes `text`; after a closed pipe it does nothing."""
+        """Writes and flushes `text`; after a closed pipe or a full disk it does nothing."""
         if self.is_closed:
             return
         try:
             self.stream.write(text)
             self.stream.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             self.is_closed = True
 
     def count(self, event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,28 @@ class MetricsFile:
 
 
 class TensorBoardWriter:
-    """Writes step and eval events as TensorBoard scalars, samples as text."""
+    """Writes step and eval events as TensorBoard scalars, samples as text.
+
+    The events are written in the calling thread: tensorboardX's own writer thread dies of a full
+    disk without a word, and then blocks whoever feeds it.
+
+    Args:
+        directory: where the event file goes.
+        first_step: step this start goes on from; what an earlier start wrote after it is purged.
+    """
 
     def __init__(self, directory: Path, first_step: int) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event as Record
+        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.summary import scalar, text
 
-        self._writer = SummaryWriter(str(directory), purge_step=first_step or None, flush_secs=10)
+        self._record, self._scalar, self._text = Record, scalar, text
+        directory.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(directory / "events"))
+        if first_step:
+            started = SessionLog(status=SessionLog.START)
+            self._write(first_step, session_log=started)
 
     def __call__(self, event: Event) -> None:
         kind = event["event"]
@@ -70,9 +87,15 @@ class TensorBoardWriter:
         for name in _SCALARS.get(kind, ()):
             value = event.get(name)
             if value is not None:
-                self._writer.add_scalar(f"{group}/{name}", value, event["step"])
+                summary = self._scalar(f"{group}/{name}", value, display_name="")
+                self._write(event["step"], summary=summary)
         if kind == "sample":
-            self._writer.add_text("sample", event["text"], event["step"])
+            self._write(event["step"], summary=self._text("sample", event["text"]))
+        if kind != "step":
+            self._writer.flush()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.write_event(self._record(wall_time=time.time(), step=step, **content))
 
     def close(self) -> None:
         self._writer.close()

@@ -10,24 +10,32 @@ from typing import Any, overload
 
 import torch
 
+from fastlstm.ops.backends.onednn import bf16_instructions
+
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Returns bfloat16 where the device multiplies it fast, else float32 (bf16 emulated: 40x)."""
+    fast = device.type == "cuda" or bf16_instructions() is not None
+    return torch.bfloat16 if fast else torch.float32
 
 
 def orthogonalise(update: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     """Returns the nearest semi-orthogonal matrices, roughly: singular values in 0.7..1.2.
 
     Args:
-        update: `(N, rows, columns)`, any float dtype; the products run in bfloat16.
+        update: `(N, rows, columns)`; the products run in `product_dtype` of its device.
         iterations: of the quintic Newton-Schulz step.
 
     Returns:
-        The same shape, in bfloat16.
+        The same shape, in that dtype.
 
     Numerics: the iteration converges from singular values in 0..1, so each matrix is divided by
     its Frobenius norm first; a zero matrix stays zero.
     """
     a, b, c = _NEWTON_SCHULZ
-    x = update.bfloat16()
+    x = update.to(product_dtype(update.device))
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT

@@ -36,8 +36,6 @@ class OptimizerSet:
                 scaler.step(optimizer)
             else:
                 optimizer.step()
-        if scaler is not None:
-            scaler.update()
 
     def zero_grad(self) -> None:
         for optimizer in self.members:
@@ -74,7 +72,9 @@ class OptimizerSet:
                     " resume with the options of the first start"
                 )
             optimizer, parameter = parameters[name]
-            optimizer.state[parameter][key] = value.clone()
+            # Counters stay on the CPU, where torch's optimizers keep them.
+            device = parameter.device if value.dim() else value.device
+            optimizer.state[parameter][key] = value.to(device, copy=True)
 
 
 def _build(
@@ -82,7 +82,6 @@ def _build(
 ) -> list[torch.optim.Optimizer]:
     decay = config.weight_decay
     params = [p for _, p in named]
-    fused = all(p.is_floating_point() for p in params)
     if config.optimizer == "muon":
         recurrent = [p for name, p in named if is_recurrent_matrix(name)]
         others = [p for name, p in named if not is_recurrent_matrix(name)]
@@ -93,18 +92,16 @@ def _build(
                 weight_decay=decay,
             ),
             torch.optim.AdamW(
-                others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused
+                others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=True
             ),
         ]
     if config.optimizer == "adam":
         return [
-            torch.optim.Adam(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused)
+            torch.optim.Adam(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=True)
         ]
     if config.optimizer == "adamw":
         return [
-            torch.optim.AdamW(
-                params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=fused
-            )
+            torch.optim.AdamW(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=True)
         ]
     if config.optimizer == "nadam":
         nadam = torch.optim.NAdam(

@@ -54,6 +54,10 @@ class Pace:
             rate if not self._seconds_per_token else 0.9 * self._seconds_per_token + 0.1 * rate
         )
 
+    def forget_wait(self) -> None:
+        """Tells that the loader, and with it its count of waiting, is new."""
+        self._wait_s = 0.0
+
     def log_due(self, every: int | None, step: int) -> bool:
         """True when a progress line is due: every so many steps, or about once a second."""
         if every is not None:
@@ -62,7 +66,7 @@ class Pace:
 
     def reserve_s(self, valid_tokens: int) -> float:
         """Seconds to keep for the last evaluation and checkpoint of a budgeted run."""
-        forward_only = 0.4 * self._seconds_per_token * valid_tokens
+        forward_only = self._seconds_per_token * valid_tokens  # float32, so no third of a bf16 step
         return (self.evaluation_s or forward_only) + self.save_s + 0.5
 
     def remaining_s(self, steps: int, tokens_per_step: int) -> float:

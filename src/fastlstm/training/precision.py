@@ -12,6 +12,7 @@ import torch
 from fastlstm.config import Precision
 from fastlstm.errors import ConfigError
 from fastlstm.nn.language_model import LanguageModel
+from fastlstm.ops.backends.onednn import bf16_instructions
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_GAIN = 1.1
@@ -61,25 +62,31 @@ def choose_precision(
         batch: (T, B) of one forward pass.
     """
     check_precision(asked, device)
-    if device.type == "cuda":
-        if asked == "auto":
-            return PrecisionChoice("bf16", "GPU default; fp16 and tf32 on request (unmeasured)")
-        torch.backends.cuda.matmul.allow_tf32 = asked == "tf32"
-        torch.backends.cudnn.allow_tf32 = asked == "tf32"
-        return PrecisionChoice(asked, "as asked")
     if asked != "auto":
         return PrecisionChoice(asked, "as asked", _step_seconds(model, asked, device, batch))
-    full = _step_seconds(model, "fp32", device, batch)
+    if device.type == "cpu" and bf16_instructions() is None:
+        why = "this CPU has no bf16 instructions"
+        return PrecisionChoice("fp32", why, _step_seconds(model, "fp32", device, batch))
+    full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
+    full = _step_seconds(model, full_name, device, batch)
     half = _step_seconds(model, "bf16", device, batch)
-    times = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in fp32"
+    times = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
     if full > _MIN_GAIN * half:
         return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times}", half)
-    return PrecisionChoice("fp32", f"bf16 gains too little here: {times}", full)
+    allow_tf32(full_name)
+    return PrecisionChoice(full_name, f"bf16 gains too little here: {times}", full)
+
+
+def allow_tf32(name: str) -> None:
+    """Switches TF32 matrix products on for precision tf32 and off for every other."""
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
 
 
 def _step_seconds(
     model: LanguageModel, name: str, device: torch.device, batch: tuple[int, int]
 ) -> float:
+    allow_tf32(name)
     generator_state = torch.get_rng_state()
     tokens = torch.zeros(batch, dtype=torch.long, device=device)
     seconds = []
@@ -88,6 +95,8 @@ def _step_seconds(
         with autocast(name, device):
             loss, _ = model.loss(tokens, tokens, model.initial_state(batch[1], device=device))
         loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
         model.zero_grad(set_to_none=True)
     torch.set_rng_state(generator_state)

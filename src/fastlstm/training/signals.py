@@ -8,13 +8,13 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from fastlstm.errors import EXIT_STOPPED
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopFlag:
     """Context manager: the first signal sets the flag, the second ends the process at once.
+
+    What was stored before stays whole; the exit code is then 128 plus the signal's number.
 
     Outside the main thread Python allows no handlers; there the flag can still be set by `set()`.
     """
@@ -47,5 +47,5 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
-            os._exit(EXIT_STOPPED)
+            os._exit(128 + number)
         self.name = signal.Signals(number).name

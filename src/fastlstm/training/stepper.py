@@ -50,13 +50,18 @@ class Stepper:
         if scaler is not None:
             for optimizer in optimizers.members:
                 scaler.unscale_(optimizer)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.grad_clip))
-        if math.isfinite(loss) and math.isfinite(norm):
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        is_finite = math.isfinite(loss) and math.isfinite(float(norm))
+        if is_finite:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
             optimizers.step(factor, scaler)
             optimizers.zero_grad()
             if self._state.average is not None:
                 self._state.average.update()
-        return loss, norm
+        if scaler is not None:
+            scaler.update()
+        return loss, float(norm)
 
     def _forward_backward(self, batch: Batch) -> float:
         while True:

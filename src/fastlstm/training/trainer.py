@@ -40,21 +40,23 @@ class TrainPlan:
 
     Attributes:
         config: the resolved configuration; no field that matters is None.
+        given: the configuration as the user gave it.
         ending: when it stops.
         device: where it runs.
         flop_per_token: floating-point operations of a training step per token.
         ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
         started: `time.perf_counter()` when the wall clock of this start began.
-        evaluation_lanes: parallel streams of an evaluation.
+        evaluation_tokens: validation tokens to score; None is all of them.
     """
 
     config: TrainConfig
+    given: TrainConfig
     ending: Ending
     device: torch.device
     flop_per_token: float
     ceiling_gflops: float
     started: float
-    evaluation_lanes: int = 32
+    evaluation_tokens: int | None = None
 
 
 class Trainer:
@@ -131,7 +133,9 @@ class Trainer:
             if resume_from is None:
                 self._save_if_possible()
             self._loop()
-            if self.state.progress.evaluated_step != self.state.progress.step or self._last is None:
+            while (
+                self._last is None or self.state.progress.evaluated_step != self.state.progress.step
+            ):
                 self._evaluate()
             self._save()
         except Stopped:
@@ -151,10 +155,11 @@ class Trainer:
                 raise Stopped
             if self._evaluation_due():
                 self._evaluate()
-                patience = self.plan.config.patience
-                if patience and progress.without_gain >= patience:
-                    self._reason = f"no gain in {patience} evaluations"
-                    return
+                continue
+            patience = self.plan.config.patience
+            if patience and progress.without_gain >= patience:
+                self._reason = f"no gain in {patience} evaluations"
+                return
             if self._done() >= 1.0:
                 return
             if self._checkpoint_due():
@@ -166,7 +171,8 @@ class Trainer:
         return time.perf_counter() - self._clock_offset
 
     def _done(self) -> float:
-        reserve = self._pace.reserve_s(len(self._valid_ids))
+        tokens = self.plan.evaluation_tokens or len(self._valid_ids)
+        reserve = self._pace.reserve_s(tokens)
         return self.plan.ending.progress(self.state.progress.step, self.elapsed_s(), reserve)
 
     # one step ---------------------------------------------------------------------------------
@@ -197,40 +203,37 @@ class Trainer:
 
     def _handle_bad_step(self, loss: float) -> None:
         """Skips a step with NaN or Inf; rolls back when that does not help."""
-        progress, guard = self.state.progress, self.state.guard
-        step = progress.step
+        guard, step, lanes = (
+            self.state.guard,
+            self.state.progress.step,
+            self.state.carried[0].shape[1],
+        )
         weight = bad_weight(self.model)
-        state = first_non_finite(zip(("carried h", "carried c"), self.state.carried, strict=True))
         gradient = bad_gradient(self.model)
-        culprit = (
-            f"weight {weight}"
-            if weight
-            else state or (f"gradient of {gradient}" if gradient else f"loss {loss}")
-        )
+        if weight is not None:
+            culprit = f"weight {weight}"
+        elif not math.isfinite(loss):
+            named = zip(("carried h", "carried c"), self.state.carried, strict=True)
+            culprit = first_non_finite(named) or "loss"
+        else:
+            culprit = f"gradient of {gradient}"
         self.state.optimizers.zero_grad()
-        self.state.carried = self.model.initial_state(
-            self.state.carried[0].shape[1], device=self.plan.device
-        )
-        if self.state.scaler is not None and weight is None:
-            self.state.scaler.update()
-        roll_back = guard.bad_step(step, culprit) or weight is not None
-        action = (
-            "rolled back to the last good checkpoint" if roll_back else "step skipped, state reset"
-        )
-        self.emit(
-            {
-                "event": "skip",
-                "step": step,
-                "what": "non-finite",
-                "tensor": culprit,
-                "action": action,
-            }
-        )
-        if roll_back:
+        if weight is None and math.isfinite(loss) and self.state.scaler is not None:
+            return  # fp16 overflowed: the scaler has lowered its scale, the next batch goes on
+        self.state.carried = self.model.initial_state(lanes, device=self.plan.device)
+        if guard.bad_step(step, culprit) or weight is not None:
             self._roll_back(culprit)
+        else:
+            self._emit_skip(culprit, "step skipped, state reset")
+
+    def _emit_skip(self, culprit: str, action: str) -> None:
+        step = self.state.progress.step
+        about = {"step": step, "what": "non-finite", "tensor": culprit, "action": action}
+        self.emit({"event": "skip", **about})
 
     def _roll_back(self, culprit: str) -> None:
         guard = self.state.guard
+        self._emit_skip(culprit, "rolled back to the last good checkpoint")
         found, _ = find_checkpoint(self.run, finite=True)
         if guard.roll_back() or found is None:
             raise NonFiniteError(
@@ -238,11 +241,13 @@ class Trainer:
                 f" {guard.rollbacks - 1} roll-backs; lower --learning-rate or --grad-clip, or try"
                 " --precision fp32"
             )
-        lr_scale = self.state.progress.lr_scale
-        elapsed = self.elapsed_s()
+        before = self.state.progress
         position = self.state.restore(found.tensors, found.meta, keep_guard=True)
-        self.state.progress.lr_scale = lr_scale * 0.5
-        self.state.progress.elapsed_s = elapsed
+        progress = self.state.progress
+        progress.lr_scale = before.lr_scale * 0.5
+        progress.best_step, progress.best_loss = before.best_step, before.best_loss
+        progress.best_bits_per_char = before.best_bits_per_char
+        self._saved_step = -1
         self._open_loader(position)
         self._say("warning", f"went on from {found.path.name} with half the learning rate")
 
@@ -258,31 +263,36 @@ class Trainer:
         )
 
     def _evaluate(self) -> None:
+        started = time.perf_counter()
         progress, average = self.state.progress, self.state.average
         with average.applied() if average is not None else nullcontext():
             result = evaluate(
                 self.model,
                 self._valid_ids,
                 self._tokenizer,
-                lanes=self.plan.evaluation_lanes,
+                max_tokens=self.plan.evaluation_tokens,
                 should_stop=self.stop,
             )
+            if not math.isfinite(result.nats_per_token):
+                self._roll_back(f"validation loss (weight {bad_weight(self.model)})")
+                return
             is_best = result.nats_per_token < progress.best_loss
-            progress.evaluations += 1
+            if progress.evaluated_step != progress.step:
+                progress.evaluations += 1
+                progress.without_gain = 0 if is_best else progress.without_gain + 1
             progress.evaluated_step = progress.step
-            progress.without_gain = 0 if is_best else progress.without_gain + 1
             if is_best:
                 progress.best_step, progress.best_loss = progress.step, result.nats_per_token
                 progress.best_bits_per_char = result.bits_per_char
                 self._publish_best()
             self._last = result
-            self._pace.evaluation_s = result.seconds
             self.emit(eval_event(result, progress.step, is_best, self.elapsed_s()))
             every = self.plan.config.sample_every
             if self._sample is not None and every and progress.evaluations % every == 0:
                 self.emit(
                     {"event": "sample", "step": progress.step, "text": self._sample(self.model)}
                 )
+        self._pace.evaluation_s = time.perf_counter() - started
 
     def _publish_best(self) -> None:
         try:
@@ -351,6 +361,7 @@ class Trainer:
         if position is not None:
             self._batches.load_state_dict(position)
         self._loader = Prefetcher(self._batches, should_stop=self.stop)
+        self._pace.forget_wait()
 
     # events -------------------------------------------------------------------------------------
 
