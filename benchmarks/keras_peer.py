@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import re
 import zipfile
@@ -72,7 +73,7 @@ def build(path: Path) -> LanguageModel:
 def _fastest(epochs: list[tuple[str, ...]]) -> float:
     """Returns the seconds of the fastest epoch; the log counts them up."""
     ends = [0.0, *(float(seconds) for _, seconds, _, _ in epochs)]
-    return min((b - a for a, b in zip(ends, ends[1:], strict=False)), default=0.0)
+    return min((b - a for a, b in itertools.pairwise(ends)), default=0.0)
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +313,18 @@ def test_gpu_describes_the_first_device(quick: Path) -> None:
     assert found is not None
     assert found.total_bytes > 0
     assert hardware.ceilings("bf16", 1, device="cuda", shape=(512, 512, 512)).gemm_gflops > 0
+
+
+def test_freed_memory_is_kept_and_a_large_buffer_costs_no_page_faults_again() -> None:
+    code = (
+        "import resource, torch\n"
+        "from fastlstm import hardware\n"
+        "assert hardware.keep_freed_memory()\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.zeros(16 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "taken = [faults() for _ in range(16)]\n"
+        "assert min(taken[8:]) < 1000, taken  # else every buffer of 64 MB is mapped anew\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -21,5 +21,8 @@ def choose_isa(record: CpuidRecord) -> str: ...
 def peak_gflops(isa: str, threads: int, seconds: float = 0.2) -> dict[str, float]:
     """GFLOP/s of register-tile loops for `isa` and every narrower set, keyed by set."""
 
+def keep_freed_memory() -> bool:
+    """Keeps freed memory in the process; False where the C library cannot (no glibc)."""
+
 def copy_gb_s(threads: int, bytes_per_thread: int, rounds: int = 5) -> float:
     """GB/s, read plus written, of memcpy on all threads at once."""

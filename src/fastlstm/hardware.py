@@ -110,6 +110,19 @@ def native() -> Any:
         ) from error
 
 
+def keep_freed_memory() -> bool:
+    """Keeps freed memory in this process, so that a training step's buffers are not mapped anew.
+
+    Returns:
+        False where the C library has no such switch (anything but glibc).
+
+    Cost:
+        The process stays as large as it ever was. In return a step of H=512, B=32, T=128 takes
+        900 page faults instead of 21,000: 44 against 34 k tokens/s (docs/log.md).
+    """
+    return bool(native().keep_freed_memory())
+
+
 def cores() -> int:
     """Returns how many cores this process may use: affinity mask and control-group quota."""
     if hasattr(os, "sched_getaffinity"):

@@ -381,6 +381,7 @@ def resumed_config(
 
 
 def _set_up_device(config: TrainConfig) -> torch.device:
+    hardware.keep_freed_memory()
     torch.set_num_threads(config.threads or hardware.default_threads())
     device = choose_device(config.device)
     if device.type == "cpu" and config.memory_limit_gb is not None:

@@ -91,8 +91,10 @@ def test_a_note_about_the_files_goes_to_standard_error(
     from fastlstm.infer import language_model
     from fastlstm.nn import io
 
-    loaded = SimpleNamespace(model=1, tokenizer=2, config={}, note="using\ncheckpoint-5")
+    loaded = SimpleNamespace(
+        model=1, tokenizer=2, config={}, generation={}, note="using\ncheckpoint-5"
+    )
     monkeypatch.setattr(io, "load_language_model", lambda path: loaded)
     monkeypatch.setattr(language_model, "LM", lambda *parts: parts)
-    assert open_model("run") == (1, 2, {})
+    assert open_model("run") == (1, 2, {}, {})
     assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "cpu/allocator.h"
 #include "cpu/copy_bandwidth.h"
 #include "cpu/features.h"
 #include "cpu/fma_peak.h"
@@ -66,5 +67,6 @@ NB_MODULE(_native, m) {
   m.def("usable_features", &fastlstm::usable_features, "record"_a);
   m.def("choose_isa", &fastlstm::choose_isa, "record"_a);
   m.def("peak_gflops", &peak_gflops, "isa"_a, "threads"_a, "seconds"_a = 0.2);
+  m.def("keep_freed_memory", &fastlstm::keep_freed_memory);
   m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
 }
