@@ -81,7 +81,8 @@ class TrainConfig:
         epochs: stop after this many passes over the training split.
         budget: stop this much wall clock after the text is ready, e.g. 90s, 5m, 1h30m.
         batch_size: lanes per forward pass, B.
-        seq_length: steps of truncated backpropagation, T.
+        seq_length: steps of truncated backpropagation, T; default is 128, and 64 for a short run,
+            where more steps count for more than longer ones.
         accumulate: forward passes per optimizer step; the loss is normalised by token count.
         order: lanes carries the state through contiguous text, windows shuffles (for comparison).
         lane_reset: probability per lane and step of starting again from a zero state.
@@ -130,7 +131,7 @@ class TrainConfig:
     epochs: float | None = None
     budget: str | None = None
     batch_size: int = 32
-    seq_length: int = 128
+    seq_length: int | None = None
     accumulate: int = 1
     order: Order = "lanes"
     lane_reset: float = 0.0

@@ -38,7 +38,15 @@ from fastlstm.report.progress import default_output
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, truncate_metrics
 from fastlstm.training.metrics import Event, MetricsFile, Observer, TensorBoardWriter
-from fastlstm.training.plan import Resolved, choose_device, fit_batch, open_batches, resolve
+from fastlstm.training.plan import (
+    Resolved,
+    choose_device,
+    choose_seq_length,
+    fit_batch,
+    open_batches,
+    resolve,
+    time_precision,
+)
 from fastlstm.training.precision import autocast
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.trainer import Trainer, TrainPlan
@@ -155,19 +163,20 @@ class _Session:
         text = self._prepare(config, found)
         started = time.perf_counter()
         splits = text.split(config.split)
-        notes: tuple[str, ...] = ()
-        if found is None:
-            config, notes = fit_batch(config, len(splits.train))
-        batches = open_batches(config, splits.train)
         model = LanguageModel(
             config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ).to(device)
+        precision = time_precision(config, model, device)
         model.strict_kernels = config.strict_kernels
+        notes: tuple[str, ...] = ()
+        if found is None:
+            config = choose_seq_length(config, precision, len(splits.train))
+            config, notes = fit_batch(config, len(splits.train))
+        batches = open_batches(config, splits.train)
         initialize(model, text.train_counts(config.split), config.seed)
         torch.manual_seed(config.seed)
-        resolved = resolve(
-            config, model, device, len(splits.train), len(splits.valid), batches.steps_per_epoch
-        )
+        sizes = (len(splits.train), len(splits.valid), batches.steps_per_epoch)
+        resolved = resolve(config, precision, device, *sizes)
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = hardware.ceilings(
@@ -338,6 +347,7 @@ class _Session:
 def explain_training(model: LanguageModel, plan: TrainPlan) -> list[LayerReport]:
     """Returns one report per layer for the batch and precision that training uses."""
     config = plan.config
+    assert config.seq_length is not None
     tokens = torch.zeros(config.seq_length, config.batch_size, dtype=torch.long, device=plan.device)
     with autocast(config.precision, plan.device):
         return explain(model, tokens)

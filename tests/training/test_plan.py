@@ -5,8 +5,14 @@ from fastlstm.config import ModelConfig, TrainConfig
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.training import precision as precision_module
-from fastlstm.training.plan import choose_device, default_dropout, fit_batch, resolve
-from fastlstm.training.precision import choose_precision
+from fastlstm.training.plan import (
+    choose_device,
+    choose_seq_length,
+    default_dropout,
+    fit_batch,
+    resolve,
+)
+from fastlstm.training.precision import PrecisionChoice, choose_precision
 
 
 def small_model() -> LanguageModel:
@@ -14,7 +20,7 @@ def small_model() -> LanguageModel:
 
 
 def test_a_long_text_keeps_the_batch():
-    config = TrainConfig()
+    config = TrainConfig(seq_length=128)
     assert fit_batch(config, 10**6) == (config, ())
 
 
@@ -24,7 +30,7 @@ def test_a_short_text_gets_fewer_lanes_and_says_so():
     assert config.accumulate == 1
     assert "batch 64 -> " in notes[0]
     with pytest.raises(DataError, match="give a text at least 50 times as long"):
-        fit_batch(TrainConfig(), 5)
+        fit_batch(TrainConfig(seq_length=128), 5)
 
 
 def test_dropout_grows_with_the_number_of_epochs():
@@ -69,9 +75,30 @@ def test_gpu_precisions_are_refused_on_the_cpu():
 
 def test_evaluations_take_about_a_twentieth_of_the_work():
     config = TrainConfig(steps=10_000, precision="fp32", batch_size=8, seq_length=16)
-    resolved = resolve(config, small_model(), torch.device("cpu"), 10**6, 50_000, 7800)
+    precision = PrecisionChoice("fp32", "as asked", 0.01)
+    resolved = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800)
     every = resolved.config.eval_every
-    assert 50_000 / 3 / (every * 8 * 16) <= 0.05
+    assert 50_000 * 0.7 / (every * 8 * 16) <= 0.05
     assert resolved.config.learning_rate is not None
     assert resolved.config.dropout is not None
     assert any("dropout" in note for note in resolved.notes)
+
+
+def test_a_budget_too_short_for_the_validation_split_scores_a_part_and_says_so():
+    config = TrainConfig(budget="10s", precision="fp32", seq_length=16, batch_size=8)
+    precision = PrecisionChoice("fp32", "as asked", 0.1)
+    resolved = resolve(config, precision, torch.device("cpu"), 10**8, 5 * 10**6, 10**6)
+    assert resolved.evaluation_tokens == 10_000
+    assert any("first 10,000 of 5,000,000 validation tokens" in note for note in resolved.notes)
+
+
+def test_short_runs_get_short_sequences():
+    precision = PrecisionChoice("bf16", "as asked", 0.1)
+
+    def length(**fields):
+        return choose_seq_length(TrainConfig(**fields), precision, 10**6).seq_length
+
+    assert (length(budget="20s"), length(budget="20m")) == (64, 128)
+    assert (length(epochs=1), length(epochs=5)) == (64, 128)
+    assert (length(steps=100), length(steps=5000)) == (64, 128)
+    assert length(budget="20s", seq_length=100) == 100
