@@ -1,0 +1,44 @@
+"""The README's Python runs as printed, with a shorter budget; its commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.main import VERBS
+
+
+def blocks(repository: Path, language: str) -> list[str]:
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_python_blocks_run(repository, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = blocks(repository, "python")
+    assert found
+    for code in found:
+        exec(compile(code.replace('budget="20s"', "steps=3"), "README.md", "exec"), {})
+    assert (tmp_path / "runs" / "docs" / "report.html").exists()
+    assert float(capsys.readouterr().out.split()[-1]) > 0
+
+
+def test_commands_exist(repository):
+    lines = "\n".join(blocks(repository, "sh")).splitlines()
+    verbs = [line.split()[1] for line in lines if line.startswith("fastlstm ")]
+    assert len(verbs) >= 3
+    assert set(verbs) <= set(VERBS)
+    makefile = (repository / "Makefile").read_text(encoding="utf-8")
+    targets = [line.split()[1] for line in lines if line.startswith("make ")]
+    assert targets == ["demo", "test"]
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_links_and_paths_exist(repository, page):
+    text = (repository / page).read_text(encoding="utf-8")
+    base = (repository / page).parent
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (base / link).exists(), link
