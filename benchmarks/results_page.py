@@ -112,7 +112,7 @@ def draw(quality: dict[str, Any], keras: dict[str, Any] | None, path: Path) -> N
     axes.set_ylabel("validation bits per character")
     axes.set_title("War and Peace, one LSTM layer of 512 units")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), dpi=150)
