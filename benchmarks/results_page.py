@@ -115,7 +115,6 @@ def draw(quality: dict[str, Any], keras: dict[str, Any] | None, path: Path) -> N
     axes.legend(frameon=False, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
-    figure.savefig(path.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:

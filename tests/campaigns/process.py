@@ -42,8 +42,14 @@ def finish(command: list[str], timeout_s: float = 600) -> str:
     return done.stdout + done.stderr
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """Returns the checkpoints, oldest first; a save under way has another name."""
+    found = [p for p in run.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.split("-")[1]))
+
+
 def newest_checkpoint(run: Path) -> Path:
-    return max(run.glob("checkpoint-*[0-9]"), key=lambda p: int(p.name.split("-")[1]))
+    return checkpoints(run)[-1]
 
 
 def differences(left: Path, right: Path) -> list[str]:
