@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from process import finish, make_text, train_command
+from process import checkpoints, finish, make_text, train_command
 
 from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.nn.io import load_language_model
@@ -61,7 +61,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 def judge(run: Path, victim: Path) -> str:
     """Uses the damaged file the way the commands would; returns what happened."""
-    checkpoints = sorted(run.glob("checkpoint-*[0-9]"))
+    checkpoints = checkpoints(run)
     other = [c.name for c in checkpoints if c != victim.parent]
     try:
         if victim.name == "metrics.jsonl":

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from process import (
+    checkpoints,
     differences,
     finish,
     make_text,
@@ -82,9 +83,7 @@ def wait_for_new_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
 
 
 def newest(run: Path) -> str:
-    return (
-        newest_checkpoint(run).name if list(run.glob("checkpoint-*[0-9]")) else "no checkpoint yet"
-    )
+    return newest_checkpoint(run).name if checkpoints(run) else "no checkpoint yet"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from process import finish, make_text, start, temporaries, train_command
+from process import checkpoints, finish, make_text, start, temporaries, train_command
 
 from fastlstm.errors import EXIT_OK, EXIT_STOPPED
 
@@ -49,7 +49,7 @@ def main() -> None:
             codes[process.returncode] += 1
             if process.returncode not in (EXIT_STOPPED, EXIT_OK, -signal.SIGTERM):
                 raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
-            saved = sorted(run.glob("checkpoint-*[0-9]"))
+            saved = checkpoints(run)
             if saved:
                 finish([sys.executable, "-m", "fastlstm", "info", str(saved[-1])])
             if temporaries(run):
