@@ -61,8 +61,8 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 def judge(run: Path, victim: Path) -> str:
     """Uses the damaged file the way the commands would; returns what happened."""
-    checkpoints = checkpoints(run)
-    other = [c.name for c in checkpoints if c != victim.parent]
+    saved = checkpoints(run)
+    other = [c.name for c in saved if c != victim.parent]
     try:
         if victim.name == "metrics.jsonl":
             for error in RunDirectory(run).verify():
