@@ -261,6 +261,22 @@ def test_nan_weights_at_an_evaluation_roll_back(text, tmp_path, monkeypatch):
     assert run.bits_per_char < 6
 
 
+def test_nan_weights_at_the_last_evaluation_are_trained_over(text, tmp_path, monkeypatch):
+    evaluate, calls = trainer_module.evaluate, []
+
+    def poisoned(model, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 1:
+            with torch.no_grad():
+                model.output.bias[0] = float("nan")
+        return evaluate(model, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "evaluate", poisoned)
+    run = train(text, tmp_path / "run", checkpoint_every=4, ema=0.0, eval_every=1000)
+    assert len(skips(run.path)) == 1
+    assert newest(run.path).name == "checkpoint-20", "every step asked for was taken"
+
+
 def test_early_stopping_holds_after_a_resume(text, tmp_path):
     fields = {"learning_rate": 0.0, "patience": 2, "eval_every": 3, "steps": 60}
     run = train(text, tmp_path / "run", **fields)

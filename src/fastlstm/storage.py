@@ -182,6 +182,17 @@ def require_space(directory: Path, num_bytes: int) -> None:
         )
 
 
+def finite(value: Any) -> Any:
+    """Returns the value with NaN and infinity, which JSON lacks, replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
 def encode_json(value: Any) -> bytes:
     """Returns the one spelling of a JSON value used on disk: sorted keys, ASCII, no NaN or Inf."""
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")

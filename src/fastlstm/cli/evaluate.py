@@ -10,8 +10,8 @@ from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_OK
-from fastlstm.report.progress import finite
 from fastlstm.report.terminal import short_count
+from fastlstm.storage import finite
 
 if TYPE_CHECKING:
     from fastlstm.infer.language_model import LM

@@ -11,8 +11,8 @@ from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError
 from fastlstm.report.lines import si
-from fastlstm.report.progress import finite
 from fastlstm.report.terminal import clock, short_bytes, short_count
+from fastlstm.storage import finite
 
 if TYPE_CHECKING:
     from fastlstm.nn.io import LoadedModel

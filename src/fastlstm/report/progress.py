@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from fastlstm.report import lines as words
 from fastlstm.report.terminal import (
@@ -28,6 +28,7 @@ from fastlstm.report.terminal import (
     style_for,
     wrap,
 )
+from fastlstm.storage import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,17 +108,6 @@ class JsonOutput(Output):
 
     def __call__(self, event: Event) -> None:
         self.write(json.dumps(finite(event), allow_nan=False, default=str) + "\n")
-
-
-def finite(value: Any) -> Any:
-    """Returns the value with NaN and infinity, which JSON lacks, replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return value
 
 
 class PlainOutput(Output):

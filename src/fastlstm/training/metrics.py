@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from fastlstm.storage import finite
 
 Event = dict[str, Any]
 Observer = Callable[[Event], None]
@@ -29,17 +30,7 @@ _SCALARS = {
 
 def event_line(event: Event) -> str:
     """Returns an event as one line of strict JSON; NaN and Inf become null."""
-    return json.dumps(_finite(event), ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(finite(event), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 class MetricsFile:

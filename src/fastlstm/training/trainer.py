@@ -133,10 +133,10 @@ class Trainer:
             if resume_from is None:
                 self._save_if_possible()
             self._loop()
-            while (
-                self._last is None or self.state.progress.evaluated_step != self.state.progress.step
-            ):
+            while not self._is_evaluated():
                 self._evaluate()
+                if not self._is_evaluated():  # rolled back: the steps since are to be taken again
+                    self._loop()
             self._save()
         except Stopped:
             self._save_and_stop()
@@ -147,8 +147,11 @@ class Trainer:
         self._emit_end()
         return self._last
 
-    def _loop(self) -> None:
+    def _is_evaluated(self) -> bool:
         progress = self.state.progress
+        return self._last is not None and progress.evaluated_step == progress.step
+
+    def _loop(self) -> None:
         while True:
             progress = self.state.progress
             if self.stop():
