@@ -1,10 +1,6 @@
 """`python -m fastlstm` is the `fastlstm` command."""
 
-from __future__ import annotations
-
-import sys
-
-from fastlstm.cli.main import main
+from fastlstm.cli.main import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -176,7 +176,7 @@ class _Session:
         initialize(model, text.train_counts(config.split), config.seed)
         torch.manual_seed(config.seed)
         sizes = (len(splits.train), len(splits.valid), batches.steps_per_epoch)
-        resolved = resolve(config, precision, device, *sizes)
+        resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = hardware.ceilings(

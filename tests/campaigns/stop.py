@@ -47,7 +47,7 @@ def main() -> None:
             output, _ = process.communicate(timeout=60)
             slowest = max(slowest, time.monotonic() - asked)
             codes[process.returncode] += 1
-            if process.returncode not in (EXIT_STOPPED, EXIT_OK, -signal.SIGTERM):
+            if process.returncode not in (EXIT_STOPPED, EXIT_OK):
                 raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
             saved = checkpoints(run)
             if saved:

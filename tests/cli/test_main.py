@@ -160,3 +160,16 @@ def test_a_reader_that_left_is_quiet() -> None:
     )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_while_the_interpreter_leaves_does_not_replace_the_exit_code(name: str) -> None:
+    program = (
+        "import atexit, os, signal, sys\n"
+        "from fastlstm.cli.main import console\n"
+        f"atexit.register(lambda: os.kill(os.getpid(), signal.{name}))\n"
+        "sys.argv = ['fastlstm', '--version']\n"
+        "console()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -34,9 +34,16 @@ def test_a_short_text_gets_fewer_lanes_and_says_so():
 
 
 def test_dropout_grows_with_the_number_of_epochs():
-    values = [default_dropout(e) for e in (0.1, 1, 3, 8, 15, 100)]
+    values = [default_dropout(e, 1.4) for e in (0.1, 1, 3, 8, 15, 100)]
     assert values[0] == 0
     assert values == sorted(values)
+
+
+def test_dropout_grows_with_the_parameters_per_token():
+    assert default_dropout(7, 1.4) == 0.3
+    assert default_dropout(7, 3.3) == 0.4
+    assert default_dropout(7, 0.3) == 0.0
+    assert default_dropout(1.0, 100) == 0.0
 
 
 def test_no_gpu_is_a_clear_error(monkeypatch):
@@ -76,7 +83,7 @@ def test_gpu_precisions_are_refused_on_the_cpu():
 def test_evaluations_take_about_a_twentieth_of_the_work():
     config = TrainConfig(steps=10_000, precision="fp32", batch_size=8, seq_length=16)
     precision = PrecisionChoice("fp32", "as asked", 0.01)
-    resolved = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800)
+    resolved = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
     every = resolved.config.eval_every
     assert 50_000 * 0.7 / (every * 8 * 16) <= 0.05
     assert resolved.config.learning_rate is not None
@@ -87,7 +94,7 @@ def test_evaluations_take_about_a_twentieth_of_the_work():
 def test_a_budget_too_short_for_the_validation_split_scores_a_part_and_says_so():
     config = TrainConfig(budget="10s", precision="fp32", seq_length=16, batch_size=8)
     precision = PrecisionChoice("fp32", "as asked", 0.1)
-    resolved = resolve(config, precision, torch.device("cpu"), 10**8, 5 * 10**6, 10**6)
+    resolved = resolve(config, precision, torch.device("cpu"), 10**8, 5 * 10**6, 10**6, 10**6)
     assert resolved.evaluation_tokens == 10_000
     assert any("first 10,000 of 5,000,000 validation tokens" in note for note in resolved.notes)
 

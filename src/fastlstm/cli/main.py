@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fastlstm import environment
 from fastlstm.cli.command import Command, help_text
@@ -37,6 +38,18 @@ VERBS = {
     "info": "show a run, or this machine and its kernels",
 }
 """Verb -> summary; the module of the same name in `fastlstm.cli` is imported when it is used."""
+
+
+def console() -> NoReturn:
+    """Runs the command line as a whole process and ends it with the exit code.
+
+    From here on the code is settled; a signal in the moment the interpreter takes to leave must
+    not replace it. Ignored signals stay ignored while it does, Python's own handlers do not.
+    """
+    code = main()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -178,4 +191,4 @@ def _log_folders() -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -118,7 +118,7 @@ def run(argv: list[str]) -> int:
     sources = parsed.positionals
     use_json = bool(parsed.values.get("json"))
     # The flag is up before torch is loaded: a signal in those seconds must not be lost.
-    with default_output(use_json=use_json) as output, StopFlag() as stop:
+    with StopFlag() as stop, default_output(use_json=use_json) as output:
         from fastlstm.run import train
 
         train(

@@ -26,6 +26,8 @@ LONG, SHORT = 128, 64
 third faster; at 1.2 M SHORT is 0.1 bits/char ahead (docs/log.md)."""
 SHORT_RUN_TOKENS = 3_000_000
 _MIN_STEPS_PER_EPOCH = 8
+_FRESH_EPOCHS = 1.5
+"""A text seen once is not memorised, however large the model."""
 _STEP_OVER_PASS = 1.3
 """Time of a whole step with clipping and Muon over its forward and backward pass."""
 
@@ -140,6 +142,7 @@ def resolve(
     train_tokens: int,
     valid_tokens: int,
     steps_per_epoch: int,
+    num_parameters: int,
 ) -> Resolved:
     """Decides learning rate, dropout and the evaluation interval.
 
@@ -150,6 +153,7 @@ def resolve(
         train_tokens: tokens of the training split.
         valid_tokens: tokens of the validation split.
         steps_per_epoch: optimizer steps of one pass over the training split.
+        num_parameters: of the model.
     """
     ending = Ending.of(config, steps_per_epoch)
     assert config.seq_length is not None
@@ -159,8 +163,12 @@ def resolve(
     notes = []
     dropout = config.dropout
     if dropout is None:
-        dropout = default_dropout(epochs)
-        notes.append(f"dropout {dropout:g}: the text will be seen about {epochs:.1f} times")
+        share = num_parameters / train_tokens
+        dropout = default_dropout(epochs, share)
+        notes.append(
+            f"dropout {dropout:g}: the text will be seen about {epochs:.1f} times by"
+            f" {share:.1f} parameters per token of it"
+        )
     rate = config.learning_rate
     if rate is None:
         rate = DEFAULT_LEARNING_RATE[config.optimizer]
@@ -199,9 +207,15 @@ def _expected_tokens(
     return ending.budget_s / step_s * step_tokens
 
 
-def default_dropout(epochs: float) -> float:
-    """Returns the dropout that a text seen `epochs` times wants (measured, docs/log.md)."""
-    for limit, dropout in ((2.5, 0.0), (4.0, 0.1), (5.0, 0.2), (12.0, 0.3)):
-        if epochs <= limit:
+def default_dropout(epochs: float, parameters_per_token: float) -> float:
+    """Returns the dropout that a text seen `epochs` times wants (measured, docs/log.md).
+
+    A model memorises the sooner, the more parameters it has for each token of the text.
+    """
+    if epochs <= _FRESH_EPOCHS:
+        return 0.0
+    pressure = epochs * parameters_per_token
+    for limit, dropout in ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3)):
+        if pressure <= limit:
             return dropout
     return 0.4
