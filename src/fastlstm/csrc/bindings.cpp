@@ -11,6 +11,10 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace fastlstm {
+void bind_lstm(nb::module_& m);
+}
+
 namespace {
 
 void check_threads(int threads) {
@@ -69,4 +73,5 @@ NB_MODULE(_native, m) {
   m.def("peak_gflops", &peak_gflops, "isa"_a, "threads"_a, "seconds"_a = 0.2);
   m.def("keep_freed_memory", &fastlstm::keep_freed_memory);
   m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
+  fastlstm::bind_lstm(m);
 }

@@ -116,12 +116,16 @@ class LanguageModel(nn.Module):
             ShapeError: tokens or state of the wrong shape.
         """
         _check(tokens, state, self.config)
-        x = self._drop(self.embedding(tokens), generator, EMBEDDING_SHARE)
+        # Tokens go into the first layer as they are: its kernel then gathers instead of multiplying.
+        keeps_tokens = not (self.config.residual or (self.training and self.config.dropout > 0))
+        x = tokens if keeps_tokens else self.embedding(tokens)
+        x = x if keeps_tokens else self._drop(x, generator, EMBEDDING_SHARE)
         hs, cs = [], []
         for k, layer in enumerate(self.layers):
             assert isinstance(layer, LSTMLayer)
             w_hh = self._drop_recurrent(layer.weight_hh_l0, generator)
-            y, h, c = layer.run(x, state[0][k], state[1][k], w_hh=w_hh)
+            embedding = self.embedding.weight if keeps_tokens and k == 0 else None
+            y, h, c = layer.run(x, state[0][k], state[1][k], w_hh=w_hh, embedding=embedding)
             if self.config.layer_norm:
                 norm = self.norms[k]
                 assert isinstance(norm, nn.LayerNorm)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fastlstm.ops.lstm import lstm
+from fastlstm.ops.lstm import lstm, lstm_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,20 +39,32 @@ class LSTMLayer(nn.LSTM):
         """Same as `run`."""
         return self.run(*args, **kwargs)
 
-    def run(self, x: Tensor, h0: Tensor, c0: Tensor, *, w_hh: Tensor | None = None) -> LSTMOutput:
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        *,
+        w_hh: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> LSTMOutput:
         """Runs `x` `(T, B, I)` from `h0`, `c0` `(B, H)`.
 
         Args:
-            x: input.
+            x: input; with `embedding`, `(T, B)` int64 rows of it.
             h0: initial output.
             c0: initial cell.
             w_hh: recurrent weights to use instead of the parameter (DropConnect).
+            embedding: `(V, I)`, when `x` holds tokens.
 
         Returns:
             `y` `(T, B, H)`, `hT` and `cT` `(B, H)`.
         """
-        return lstm(
+        arguments = () if embedding is None else (embedding,)
+        call = lstm if embedding is None else lstm_tokens
+        return call(
             x,
+            *arguments,
             h0,
             c0,
             self.weight_ih_l0,

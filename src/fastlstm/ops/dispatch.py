@@ -10,6 +10,7 @@ from torch import nn
 
 from fastlstm.errors import KernelError, nearest_hint
 from fastlstm.ops.backends.aten import AtenBackend
+from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-BACKENDS: tuple[Backend, ...] = (AtenBackend(), ReferenceBackend())
+BACKENDS: tuple[Backend, ...] = (NativeBackend(), AtenBackend(), ReferenceBackend())
 """Fastest first; the reference, last, runs everything."""
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fastlstm.errors import ShapeError
-from fastlstm.ops.call import LSTMOutput, LSTMWeights, describe_call
+from fastlstm.ops.backends.native import NativeBackend
+from fastlstm.ops.call import LSTMCall, LSTMOutput, LSTMWeights, describe_call
 from fastlstm.ops.dispatch import select
 
 if TYPE_CHECKING:
@@ -57,6 +60,67 @@ def lstm(
     chosen = select(call, backend=backend, strict=strict).backend
     y, hT, cT = chosen.run(call, x, h0, c0, weights)
     return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
+
+
+def lstm_tokens(
+    tokens: Tensor,
+    embedding: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    strict: bool = False,
+) -> LSTMOutput:
+    """`lstm` on rows of an embedding, without forming them where the kernel can.
+
+    Args:
+        tokens: `(T, B)` int64 in `[0, V)`.
+        embedding: `(V, I)`.
+        h0: as in `lstm`, like everything after it.
+        c0: `(B, H)`.
+        w_ih: `(4H, I)`.
+        w_hh: `(4H, H)`.
+        b_ih: `(4H,)`; give both biases or none.
+        b_hh: `(4H,)`.
+        backend: run this one instead of the best.
+        strict: a slow path is a KernelError.
+
+    Returns:
+        As `lstm`.
+
+    Numerics:
+        The native kernel multiplies the embedding by `w_ih` once, `(V, 4H)`, and gathers its rows:
+        the same sums, for `V` rows instead of `T*B`. It does so where `V` is the smaller number.
+
+    Cost:
+        `8 T B H H + 8 V H I` floating-point operations forward, twice that backward.
+    """
+    call = _token_call(tokens, embedding, h0, c0, LSTMWeights(w_ih, w_hh, b_ih, b_hh))
+    chosen = select(call, backend=backend, strict=strict).backend
+    if isinstance(chosen, NativeBackend) and embedding.shape[0] < tokens.numel():
+        weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
+        y, hT, cT = chosen.run_tokens(call, tokens, embedding, h0, c0, weights)
+        return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
+    x = torch.nn.functional.embedding(tokens, embedding)
+    return lstm(x, h0, c0, w_ih, w_hh, b_ih, b_hh, backend=backend, strict=strict)
+
+
+def _token_call(
+    tokens: Tensor, embedding: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
+) -> LSTMCall:
+    """Checks the arguments as those of `lstm` on a view of the right shape."""
+    if tokens.dim() != 2 or tokens.dtype != torch.int64:
+        raise ShapeError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B)")
+    if embedding.dim() != 2:
+        raise ShapeError(f"embedding has shape {tuple(embedding.shape)}, expected (V, I)")
+    T, B = tokens.shape
+    x = embedding[:1].expand(T * B, -1).view(T, B, -1)
+    _check(x, h0, c0, weights)
+    return describe_call(x, h0, c0, weights)
 
 
 def _check(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:

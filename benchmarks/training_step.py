@@ -1,0 +1,98 @@
+"""Whole training steps of a token model: fastlstm against its peers, and against the ceiling.
+
+usage: python benchmarks/training_step.py [--rounds 5] [--steps 3] [--only SUBSTRING]
+       [--peer-python PATH]     an interpreter with keras, tensorflow and jax
+Stores one JSON line per shape in benchmarks/results/<machine>/training_step.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+
+from alternation import Worker, alternate
+from machine import describe_machine, results_folder
+from shapes import TOKEN_MODELS, Shape, V
+from step_worker import CANDIDATES
+
+from fastlstm import hardware
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--peer-python")
+    options = parser.parse_args()
+    path = results_folder() / "training_step.jsonl"
+    for shape in TOKEN_MODELS:
+        if options.only not in str(shape):
+            continue
+        result = measure(shape, options.rounds, options.steps, options.peer_python)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+        show(shape, result)
+
+
+def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> dict[str, object]:
+    check()
+    ceilings = {}
+    for dtype in ("fp32", "bf16"):
+        gemm = (shape.B, shape.H, 4 * shape.H)
+        ceilings[dtype] = hardware.ceilings(dtype, shape=gemm, fresh=True).gemm_gflops
+    workers = []
+    for name in CANDIDATES:
+        python = peer_python if name.startswith("keras") else sys.executable
+        if python is not None:
+            workers.append(Worker(name, [python, "step_worker.py", name, *map(str, shape)]))
+    seconds = alternate(workers, rounds, steps)
+    return {
+        "shape": shape._asdict(),
+        "V": V,
+        "machine": describe_machine(),
+        "ceiling_gflops": ceilings,
+        "step_flop": shape.step_flop,
+        "median_s": {name: statistics.median(found) for name, found in seconds.items()},
+        "seconds": seconds,
+    }
+
+
+def check() -> None:
+    """The correctness gate: no figure for a kernel that computes something else."""
+    import torch
+
+    from fastlstm.ops.lstm import lstm
+
+    torch.manual_seed(0)
+    shapes = ((7, 5, 12), (5, 40), (5, 40), (160, 12), (160, 40), (160,), (160,))
+    arguments = [torch.randn(size) * 0.3 for size in shapes]
+    want = lstm(*(a.double() for a in arguments), backend="reference").y
+    got = lstm(*arguments).y
+    error = float((got - want).norm() / want.norm())
+    if not error <= 2e-6:
+        raise SystemExit(f"the kernel is wrong: relative RMS error {error:.1e}; nothing measured")
+
+
+def show(shape: Shape, result: dict[str, object]) -> None:
+    median, ceilings = result["median_s"], result["ceiling_gflops"]
+    assert isinstance(median, dict) and isinstance(ceilings, dict)
+    print(f"{shape}: ceiling {ceilings['fp32']:.0f} fp32, {ceilings['bf16']:.0f} bf16 GFLOP/s")
+    for name, seconds in median.items():
+        rate = shape.step_flop / seconds / 1e9
+        ceiling = ceilings["bf16" if "bf16" in name else "fp32"]
+        ratio = median.get("torch fp32", math.nan) / seconds
+        print(
+            f"  {name:<18} {seconds * 1e3:8.1f} ms  {rate:6.0f} GFLOP/s"
+            f"  {100 * rate / ceiling:4.0f} % of the ceiling  {ratio:5.2f}x torch fp32",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+// exp, sigmoid and tanh on vectors. Measured over all finite floats in tests/ops/test_native.py.
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+// x = n ln2 + r with |r| <= ln2 / 2: returns e^r - 1 and sets `scale` to 2^n. |x| <= 80.
+//
+// Polynomial: Cephes expf (S. L. Moshier). A NaN comes through in the return value.
+FASTLSTM_INLINE Vec reduced_expm1(Vec x, Vec& scale) {
+  // 1.5 * 2^23 rounds to an integer in the low bits; the added 127 makes these the exponent of 2^n.
+  constexpr float kRound = 12582912.0f + 127.0f;
+  const Vec shifted = x * 1.44269504088896341f + kRound;
+  const Vec n = shifted - kRound;
+  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  scale = bits_of<Vec>(bits_of<Words>(shifted) << 23);
+  return r + r * r * p;
+}
+
+// 1 / (1 + e^-x), to 3e-7 relative.
+FASTLSTM_INLINE Vec sigmoid(Vec x) {
+  const Vec y = min_of(max_of(-x, splat(-80.0f)), splat(80.0f));
+  Vec scale;
+  const Vec e = reduced_expm1(y, scale);
+  return reciprocal(1.0f + (scale + scale * e));
+}
+
+// (e^2x - 1) / (e^2x + 1), to 4e-7 relative: e^2x - 1 is formed without cancellation.
+FASTLSTM_INLINE Vec tanh(Vec x) {
+  const Vec y = min_of(max_of(x + x, splat(-30.0f)), splat(30.0f));
+  Vec scale;
+  const Vec e = reduced_expm1(y, scale);
+  const Vec expm1 = (scale - 1.0f) + scale * e;
+  return expm1 * reciprocal(expm1 + 2.0f);
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

@@ -1,0 +1,250 @@
+// A whole sequence forward: the time loop inside one team of threads.
+//
+// A thread owns unit groups for all steps, so that its part of the recurrent weights stays in its
+// own cache, and meets the others once per step. Where the weights are small, it owns lanes
+// instead and meets nobody.
+#pragma once
+
+#include "cpu/activations.h"
+#include "cpu/pack.h"
+#include "cpu/threads.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+inline constexpr int64_t kChunkRows = 128;
+inline constexpr int64_t kSharedWeights = 512 << 10;
+
+// Which units and lanes a thread owns.
+struct Share {
+  Range units, lanes;
+  bool is_alone;  // no other thread needs what this one computes within the time loop
+
+  // `bytes`: of the recurrent weights.
+  Share(Member me, int64_t num_units, int64_t num_lanes, int64_t bytes) {
+    const bool by_lanes = bytes <= kSharedWeights && num_lanes >= 8 * me.count;
+    const int64_t columns = by_lanes ? 1 : min_of(me.count, num_units);
+    const int64_t rows = min_of(me.count / columns, num_lanes > 0 ? num_lanes : 1);
+    const int64_t column = me.index % columns, row = me.index / columns;
+    is_alone = columns == 1;
+    units = part_of({0, num_units}, column, columns);
+    lanes = row < rows ? part_of({0, num_lanes}, row, rows) : Range{0, 0};
+    if (row >= rows) units = {0, 0};
+  }
+};
+
+// Scratch of one forward call, shared by the team. With a null base only `bytes` counts.
+template <typename Format>
+struct ForwardScratch {
+  using Element = typename Format::Element;
+  ForwardScratch(const ForwardArgs& g, const Sizes<Format>& n) {
+    // One more cache line than needed: rows at a power of two would share the same cache sets.
+    state_stride = round_up(n.state_inner * int64_t{sizeof(Element)}, 64) / sizeof(Element) +
+                   64 / sizeof(Element);
+    steps = min_of(g.T, ceil_div(kChunkRows, g.B > 0 ? g.B : 1));
+    const int64_t rows = g.input.tokens != nullptr ? g.input.num_rows : steps * g.B;
+    char* at = static_cast<char*>(g.workspace);
+    char* const start = at;
+    const auto take = [&](int64_t size) {
+      char* const here = at;
+      at += round_up(size, 64);
+      return here;
+    };
+    states = reinterpret_cast<Element*>(take(2 * g.B * state_stride * int64_t{sizeof(Element)}));
+    projected = reinterpret_cast<float*>(take(rows * n.gates * 4));
+    cells = reinterpret_cast<float*>(take(g.cells == nullptr ? g.B * n.hidden * 4 : 0));
+    bytes = at - start;
+  }
+
+  Element* state(int64_t step, int64_t lanes) const {
+    return states + (step & 1) * lanes * state_stride;
+  }
+
+  int64_t state_stride;  // elements
+  int64_t steps;         // of dense input that are projected at once
+  Element* states;       // [2][B][state_stride]: h_{t-1} as the recurrence sees it, and h_t
+  float* projected;      // [rows][G]: input times w_ih, plus bias
+  float* cells;          // [B][hidden] when none are kept
+  int64_t bytes;
+};
+
+template <typename Format>
+int64_t forward_workspace(const ForwardArgs& g) {
+  return ForwardScratch<Format>(g, Sizes<Format>(g.I, g.H)).bytes;
+}
+
+FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64_t t, int64_t b) {
+  return (begins == nullptr || t >= begins[b]) && (ends == nullptr || t < ends[b]);
+}
+
+// Brings h0 and c0 into the scratch, for the lanes and units of one thread.
+template <typename Format>
+void start_forward(const ForwardArgs& g, const Sizes<Format>& n, const ForwardScratch<Format>& s,
+                   float* cells, const Share& my) {
+  using Element = typename Format::Element;
+  const int64_t from = my.units.begin * kLanes;
+  const int64_t to = my.units.end * kLanes;
+  for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+    for (int64_t k = from; k < to; k += kLanes) {
+      const int64_t count = g.H - k;
+      Vec h = g.h0 == nullptr ? Vec{} : load_part<Float32>(g.h0 + b * g.H + k, count);
+      if (g.recurrent_mask != nullptr) {
+        h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
+      }
+      const Vec c = g.c0 == nullptr ? Vec{} : load_part<Float32>(g.c0 + b * g.H + k, count);
+      store_part<Format>(s.state(0, g.B) + b * s.state_stride + k, h, n.state_inner - k);
+      Float32::store(cells + b * n.hidden + k, c);
+    }
+    if (to == n.hidden) {  // the padding of both states is this thread's too
+      for (int64_t t = 0; t < 2; ++t) {
+        Element* const row = s.state(t, g.B) + b * s.state_stride;
+        for (int64_t k = n.hidden; k < n.state_inner; ++k) row[k] = 0;
+      }
+    }
+  }
+}
+
+// One step of one thread: gates = projected input + state * w_hh, then the cell.
+template <typename Format, bool kKeep, typename Engine>
+void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
+                  const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
+                  const float* projected, float* cells, float* new_cells) {
+  using Element = typename Format::Element;
+  const Element* const state = s.state(t, g.B);
+  Element* const new_state = s.state(t + 1, g.B);
+  Element* const y = static_cast<Element*>(g.y) + t * g.B * g.H;
+  Element* const gates = static_cast<Element*>(g.gates) + (kKeep ? t * g.B * n.gates : 0);
+  const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  multiply(engine, state, s.state_stride, my.lanes, w.recurrent, w.recurrent_stride,
+           {4 * my.units.begin, 4 * my.units.end}, n.state_inner,
+           [&](int64_t first, int rows, int64_t strip, int, const float* sums) {
+             const int64_t k = strip / 4 * kLanes;
+             const int64_t count = g.H - k;
+             for (int r = 0; r < rows; ++r) {
+               const int64_t b = first + r;
+               const float* const in = projected + (tokens ? tokens[b] : b) * n.gates + 4 * k;
+               const float* const sum = sums + r * 4 * kLanes;
+               const auto gate = [&](int q) {
+                 return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
+               };
+               const Vec i = sigmoid(gate(0)), f = sigmoid(gate(1)), z = tanh(gate(2));
+               const Vec o = sigmoid(gate(3));
+               Vec c = f * Float32::load(cells + b * n.hidden + k) + i * z;
+               Vec h = o * tanh(c);
+               Vec out = h;
+               if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
+                 c = Float32::load(cells + b * n.hidden + k);
+                 out = Vec{};
+                 Format::store(new_state + b * s.state_stride + k,
+                               Format::load(state + b * s.state_stride + k));
+               } else {
+                 if (g.recurrent_mask != nullptr) {
+                   h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
+                 }
+                 Format::store(new_state + b * s.state_stride + k, h);
+               }
+               Float32::store(new_cells + b * n.hidden + k, c);
+               store_part<Format>(y + b * g.H + k, out, count);
+               if constexpr (kKeep) {
+                 Element* const kept = gates + b * n.gates + 4 * k;
+                 Format::stream(kept, i);
+                 Format::stream(kept + kLanes, f);
+                 Format::stream(kept + 2 * kLanes, z);
+                 Format::stream(kept + 3 * kLanes, o);
+               }
+             }
+           });
+}
+
+// projected[row] = rows of the input times w_ih, plus the bias, for the units of one thread.
+template <typename Format, typename Engine>
+void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
+                   Engine& engine, Range rows, Range units, const void* input, float* projected) {
+  multiply(engine, static_cast<const typename Format::Element*>(input), g.input.stride, rows,
+           w.input, w.input_stride, {4 * units.begin, 4 * units.end}, n.input_inner,
+           [&](int64_t first, int count, int64_t strip, int strips, const float* sums) {
+             for (int r = 0; r < count; ++r) {
+               for (int q = 0; q < strips; ++q) {
+                 const int64_t at = (strip + q) * kLanes;
+                 const Vec sum = Float32::load(sums + (r * strips + q) * kLanes);
+                 Float32::store(projected + (first + r) * n.gates + at,
+                                sum + Float32::load(w.bias + at));
+               }
+             }
+           });
+}
+
+// h_last and c_last of the lanes and units of one thread.
+template <typename Format>
+void finish_forward(const ForwardArgs& g, const Sizes<Format>& n, const float* cells,
+                    const Share& my) {
+  using Element = typename Format::Element;
+  const auto* const y = static_cast<const Element*>(g.y);
+  for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+    const int64_t begin = g.begins == nullptr ? 0 : g.begins[b];
+    const int64_t end = g.ends == nullptr ? g.T : g.ends[b];
+    for (int64_t k = my.units.begin * kLanes; k < my.units.end * kLanes; k += kLanes) {
+      const int64_t count = g.H - k;
+      Vec h{};
+      if (end > begin) {
+        h = load_part<Format>(y + ((end - 1) * g.B + b) * g.H + k, count);
+      } else if (g.h0 != nullptr) {
+        h = load_part<Float32>(g.h0 + b * g.H + k, count);
+      }
+      store_part<Float32>(g.h_last + b * g.H + k, h, count);
+      store_part<Float32>(g.c_last + b * g.H + k, Float32::load(cells + b * n.hidden + k), count);
+    }
+  }
+}
+
+template <typename Format, typename Engine, bool kKeep>
+void forward_loop(const ForwardArgs& g, Member me) {
+  using Element = typename Format::Element;
+  FlushDenormals flush;
+  Engine engine;
+  const Sizes<Format> n(g.I, g.H);
+  const ForwardWeights<Format> w(g.weights, n);
+  const ForwardScratch<Format> s(g, n);
+  const Share my(me, n.units, g.B, n.gates * n.state_inner * int64_t{sizeof(Element)});
+  const bool is_dense = g.input.tokens == nullptr;
+  float* cells = kKeep ? g.cells : s.cells;
+  start_forward(g, n, s, cells, my);
+  if (!is_dense) {
+    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
+    project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected);
+  }
+  me.barrier->wait(me.count);
+  for (int64_t t = 0; t < g.T; ++t) {
+    if (is_dense && t % s.steps == 0) {
+      const int64_t steps = min_of(s.steps, g.T - t);
+      const auto* const rows = static_cast<const Element*>(g.input.rows) + t * g.B * g.input.stride;
+      if (my.lanes.end - my.lanes.begin == g.B) {
+        project_input(g, n, w, engine, {0, steps * g.B}, my.units, rows, s.projected);
+      } else {
+        for (int64_t k = 0; k < steps; ++k) {
+          const Range part{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
+          project_input(g, n, w, engine, part, my.units, rows, s.projected);
+        }
+      }
+    }
+    const float* const projected =
+        is_dense ? s.projected + t % s.steps * g.B * n.gates : s.projected;
+    float* const new_cells = kKeep ? cells + g.B * n.hidden : cells;
+    forward_step<Format, kKeep>(g, n, w, s, my, engine, t, projected, cells, new_cells);
+    cells = new_cells;
+    if (!my.is_alone) me.barrier->wait(me.count);
+  }
+  finish_forward(g, n, cells, my);
+  stream_fence();
+}
+
+template <typename Format, typename Engine>
+void forward(const ForwardArgs& g, Member me) {
+  if (g.gates != nullptr) {
+    forward_loop<Format, Engine, true>(g, me);
+  } else {
+    forward_loop<Format, Engine, false>(g, me);
+  }
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

@@ -1,0 +1,24 @@
+// The table of kernels of one instruction set and memory format.
+#pragma once
+
+#include "cpu/lstm_backward.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+template <typename Format, typename Engine>
+const Kernels& kernel_table(const char* isa) {
+  static const Kernels table{isa,
+                             Format::kPair == 2,
+                             kLanes,
+                             forward_bytes<Format>,
+                             backward_bytes<Format>,
+                             pack_forward<Format>,
+                             pack_backward<Format>,
+                             forward_workspace<Format>,
+                             backward_workspace<Format>,
+                             forward<Format, Engine>,
+                             backward<Format, Engine>};
+  return table;
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

@@ -1,0 +1,175 @@
+// Weights and activations in the order in which the block product reads them.
+//
+// A strip holds kLanes columns of the right operand: [inner / pair][kLanes][pair].
+#pragma once
+
+#include "cpu/gemm.h"
+#include "lstm.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+// Padded sizes of a layer for one memory format.
+template <typename Format>
+struct Sizes {
+  Sizes(int64_t I, int64_t H)
+      : units(ceil_div(H, kLanes)),
+        hidden(units * kLanes),
+        gates(4 * hidden),
+        state_inner(round_up(H, Format::kInner)),
+        input_inner(round_up(I, Format::kInner)),
+        gate_inner(round_up(gates, Format::kInner)),
+        input_strips(ceil_div(I, kLanes)) {}
+
+  int64_t units;        // groups of kLanes hidden units
+  int64_t hidden;       // H padded to whole groups
+  int64_t gates;        // G of lstm.h
+  int64_t state_inner;  // H as an inner dimension
+  int64_t input_inner;  // I as an inner dimension
+  int64_t gate_inner;   // G as an inner dimension
+  int64_t input_strips;
+};
+
+// Strips of the forward pass, then the bias in the order of the gates.
+template <typename Format>
+struct ForwardWeights {
+  using Element = typename Format::Element;
+  ForwardWeights(const void* packed, const Sizes<Format>& n)
+      : recurrent(static_cast<const Element*>(packed)),
+        recurrent_stride(n.state_inner * kLanes),
+        input(recurrent + 4 * n.units * recurrent_stride),
+        input_stride(n.input_inner * kLanes),
+        bias(reinterpret_cast<const float*>(input + 4 * n.units * input_stride)) {}
+
+  const Element* recurrent;  // strip 4 u + gate
+  int64_t recurrent_stride;
+  const Element* input;
+  int64_t input_stride;
+  const float* bias;
+};
+
+// Strips of the backward pass: columns are hidden units and inputs, the inner dimension is gates.
+template <typename Format>
+struct BackwardWeights {
+  using Element = typename Format::Element;
+  BackwardWeights(const void* packed, const Sizes<Format>& n)
+      : recurrent(static_cast<const Element*>(packed)),
+        stride(n.gate_inner * kLanes),
+        input(recurrent + n.units * stride) {}
+
+  const Element* recurrent;
+  int64_t stride;
+  const Element* input;
+};
+
+template <typename Format>
+int64_t forward_bytes(int64_t I, int64_t H) {
+  const Sizes<Format> n(I, H);
+  const int64_t elements = n.gates * (n.state_inner + n.input_inner);
+  return elements * static_cast<int64_t>(sizeof(typename Format::Element)) + n.gates * 4;
+}
+
+template <typename Format>
+int64_t backward_bytes(int64_t I, int64_t H) {
+  const Sizes<Format> n(I, H);
+  const int64_t elements = n.gate_inner * kLanes * (n.units + n.input_strips);
+  return elements * static_cast<int64_t>(sizeof(typename Format::Element));
+}
+
+// Words of `count` (at most kLanes * pair) floats in memory format, zero from there on.
+template <typename Format>
+FASTLSTM_INLINE Words load_words(const float* p, int64_t count) {
+  if constexpr (Format::kPair == 1) {
+    return bits_of<Words>(count <= 0 ? Vec{} : load_part<Float32>(p, count));
+  } else {
+    const Vec low = count <= 0 ? Vec{} : load_part<Float32>(p, count);
+    const int64_t rest = count - kLanes;
+    const Vec high = rest <= 0 ? Vec{} : load_part<Float32>(p + kLanes, rest);
+    Halves both[2] = {round_to_bf16(low), round_to_bf16(high)};
+    Words words;
+    __builtin_memcpy(&words, both, sizeof words);
+    return words;
+  }
+}
+
+// Two rows of bf16 as pairs: the left operand of a pair is in the low half.
+FASTLSTM_INLINE Words pair_rows(Halves first, Halves second) {
+  return __builtin_convertvector(first, Words) | (__builtin_convertvector(second, Words) << 16);
+}
+
+FASTLSTM_INLINE void store_words(void* p, Words w) { __builtin_memcpy(p, &w, sizeof w); }
+
+// One strip of w (4H, columns) for gate group `u`, gate `gate`: column l is row gate*H + u*lanes +
+// l.
+template <typename Format>
+void pack_gate_strip(const float* w, int64_t H, int64_t columns, int64_t inner, int64_t u,
+                     int64_t gate, typename Format::Element* strip) {
+  constexpr int64_t kStep = kLanes * Format::kPair;
+  for (int64_t k = 0; k < round_up(inner, kStep); k += kStep) {
+    Words rows[kLanes];
+    for (int l = 0; l < kLanes; ++l) {
+      const int64_t unit = u * kLanes + l;
+      const float* row = w + (gate * H + unit) * columns + k;
+      rows[l] = unit < H ? load_words<Format>(row, columns - k) : Words{};
+    }
+    transpose(rows);
+    const int64_t count = min_of(kLanes, ceil_div(inner - k, Format::kPair));
+    for (int64_t j = 0; j < count; ++j)
+      store_words(strip + (k + j * Format::kPair) * kLanes, rows[j]);
+  }
+}
+
+// One strip of w (4H, columns) with gates as the inner dimension: columns first, first + 1, ...
+template <typename Format>
+void pack_column_strip(const float* w, int64_t H, int64_t columns, int64_t inner, int64_t first,
+                       typename Format::Element* strip) {
+  const auto row = [&](int64_t k) {
+    const int64_t unit = k / (4 * kLanes) * kLanes + k % kLanes;
+    const int64_t gate = k / kLanes % 4;
+    if (unit >= H || k >= 4 * round_up(H, kLanes)) return Vec{};
+    return load_part<Float32>(w + (gate * H + unit) * columns + first, columns - first);
+  };
+  for (int64_t k = 0; k < inner; k += Format::kPair) {
+    if constexpr (Format::kPair == 1) {
+      Float32::store(strip + k * kLanes, row(k));
+    } else {
+      store_words(strip + k * kLanes, pair_rows(round_to_bf16(row(k)), round_to_bf16(row(k + 1))));
+    }
+  }
+}
+
+template <typename Format>
+void pack_forward(const PackArgs& args, Member me) {
+  using Element = typename Format::Element;
+  const Sizes<Format> n(args.I, args.H);
+  const ForwardWeights<Format> packed(args.out, n);
+  const Range mine = part_of({0, 4 * n.units}, me.index, me.count);
+  for (int64_t s = mine.begin; s < mine.end; ++s) {
+    const int64_t u = s / 4, gate = s % 4;
+    pack_gate_strip<Format>(args.w_hh, args.H, args.H, n.state_inner, u, gate,
+                            const_cast<Element*>(packed.recurrent) + s * packed.recurrent_stride);
+    pack_gate_strip<Format>(args.w_ih, args.H, args.I, n.input_inner, u, gate,
+                            const_cast<Element*>(packed.input) + s * packed.input_stride);
+    Vec bias{};
+    const int64_t at = gate * args.H + u * kLanes, count = args.H - u * kLanes;
+    if (args.b_ih != nullptr) bias += load_part<Float32>(args.b_ih + at, count);
+    if (args.b_hh != nullptr) bias += load_part<Float32>(args.b_hh + at, count);
+    Float32::store(const_cast<float*>(packed.bias) + s * kLanes, bias);
+  }
+}
+
+template <typename Format>
+void pack_backward(const PackArgs& args, Member me) {
+  using Element = typename Format::Element;
+  const Sizes<Format> n(args.I, args.H);
+  const BackwardWeights<Format> packed(args.out, n);
+  const Range mine = part_of({0, n.units + n.input_strips}, me.index, me.count);
+  for (int64_t s = mine.begin; s < mine.end; ++s) {
+    const bool is_recurrent = s < n.units;
+    const int64_t first = (is_recurrent ? s : s - n.units) * kLanes;
+    pack_column_strip<Format>(is_recurrent ? args.w_hh : args.w_ih, args.H,
+                              is_recurrent ? args.H : args.I, n.gate_inner, first,
+                              const_cast<Element*>(packed.recurrent) + s * packed.stride);
+  }
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

@@ -1,0 +1,109 @@
+// The LSTM kernels: what goes in, what comes out, how it lies in memory. One layer, one direction.
+//
+// Sizes: T steps, B lanes, I input, H hidden units. U = ceil(H / lanes) unit groups of `lanes`
+// units (Kernels::lanes); G = 4 * U * lanes is the padded number of gates. Gates lie as
+// [row][group][i, f, g, o][lane], rows count t * B + b. An "element" is float or bf16 (uint16_t),
+// as Kernels::is_bf16 says; states, sums and gradients of weights are always float.
+//
+// Every pointer may be null where "or null" is said and is otherwise valid for the whole call; no
+// two arguments overlap unless said. Nothing outside the stated sizes is read or written.
+#pragma once
+
+#include <cstdint>
+
+namespace fastlstm {
+
+class Barrier;
+
+// A thread of the team that runs a kernel; every member calls it with the same arguments.
+struct Member {
+  int index;
+  int count;
+  Barrier* barrier;
+};
+
+// Weights as torch has them: w_ih (4H, I), w_hh (4H, H), both biases (4H) or null; float.
+struct PackArgs {
+  int64_t I, H;
+  const float* w_ih;
+  const float* w_hh;
+  const float* b_ih;
+  const float* b_hh;
+  void* out;  // packed_bytes(...), aligned to 64
+};
+
+// What the input of a layer is: dense rows, or tokens that name rows of an embedding.
+struct Input {
+  const void* rows;       // elements, num_rows x stride; columns from I on are zero
+  int64_t num_rows;       // T * B, or the vocabulary size
+  int64_t stride;         // in elements: at least I; for bf16 at least I rounded up to 32
+  const int64_t* tokens;  // (T * B), each in [0, num_rows), or null for dense rows
+};
+
+struct ForwardArgs {
+  int64_t T, B, I, H;
+  Input input;
+  const void* weights;          // packed by pack_forward
+  const float* h0;              // (B, H) or null for zero
+  const float* c0;              // (B, H) or null for zero
+  const float* recurrent_mask;  // (B, H) factors of the state that enters the recurrence, or null
+  const int64_t* begins;        // (B) first step of each lane, or null for 0
+  const int64_t* ends;          // (B) one past the last step of each lane, or null for T
+  void* y;                      // (T * B, H) elements; zero outside a lane's steps
+  float* h_last;                // (B, H)
+  float* c_last;                // (B, H)
+  void* gates;                  // (T * B, G) elements kept for backward, aligned to 64, or null
+  float* cells;                 // ((T + 1) * B, U * lanes) kept for backward, or null with gates
+  void* workspace;              // forward_workspace(...) bytes, aligned to 64
+};
+
+// T and B are at least 1.
+struct BackwardArgs {
+  int64_t T, B, I, H;
+  int64_t threads;  // the workspace is for a team of at most this many
+  Input input;
+  const void* weights;          // packed by pack_backward
+  const float* h0;              // as in forward
+  const float* recurrent_mask;  // as in forward
+  const int64_t* begins;        // as in forward
+  const int64_t* ends;          // as in forward
+  const void* y;                // of forward
+  const float* cells;           // of forward
+  void* gates;                  // of forward; overwritten with their gradients
+  const void* dy;               // (T * B, H) elements or null for zero
+  const float* dh_last;         // (B, H) or null for zero
+  const float* dc_last;         // (B, H) or null for zero
+  void* dx;                     // dense: (T * B, I) elements; tokens: (num_rows, I) float; or null
+  float* dh0;                   // (B, H)
+  float* dc0;                   // (B, H)
+  float* dw_ih;                 // (4H, I) or null
+  float* dw_hh;                 // (4H, H) or null
+  float* db;                    // (4H) or null
+  void* workspace;              // backward_workspace(...) bytes, aligned to 64
+};
+
+// The kernels of one instruction set and element.
+struct Kernels {
+  const char* isa;
+  bool is_bf16;
+  int lanes;
+  int64_t (*forward_bytes)(int64_t I, int64_t H);   // of pack_forward
+  int64_t (*backward_bytes)(int64_t I, int64_t H);  // of pack_backward
+  void (*pack_forward)(const PackArgs&, Member);
+  void (*pack_backward)(const PackArgs&, Member);
+  int64_t (*forward_workspace)(const ForwardArgs&);
+  int64_t (*backward_workspace)(const BackwardArgs&);
+  void (*forward)(const ForwardArgs&, Member);
+  void (*backward)(const BackwardArgs&, Member);
+};
+
+const Kernels& lstm_f32__scalar();
+const Kernels& lstm_bf16__scalar();
+const Kernels& lstm_f32__avx2();
+const Kernels& lstm_bf16__avx2();
+const Kernels& lstm_f32__avx512();
+const Kernels& lstm_bf16__avx512();
+const Kernels& lstm_bf16__avx512_bf16();
+const Kernels& lstm_bf16__amx_bf16();
+
+}  // namespace fastlstm

@@ -1,0 +1,140 @@
+// The LSTM kernels in Python: addresses come in as integers, checked by ops/backends/native.py.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "cpu/dispatch.h"
+#include "cpu/features.h"
+#include "cpu/threads.h"
+#include "lstm.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastlstm {
+namespace {
+
+using Address = uintptr_t;
+
+template <typename T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+std::unique_ptr<void, Free> workspace(int64_t bytes) {
+  std::unique_ptr<void, Free> memory(
+      std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64)));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+const Kernels& kernels(const std::string& isa, bool is_bf16) {
+  const Kernels* found = find_kernels(isa, is_bf16);
+  if (found == nullptr) throw nb::value_error("this build has no kernels for that");
+  return *found;
+}
+
+void pack(const Kernels& k, int threads, bool is_backward, int64_t I, int64_t H, Address w_ih,
+          Address w_hh, Address b_ih, Address b_hh, Address out) {
+  const PackArgs args{I,
+                      H,
+                      pointer<const float>(w_ih),
+                      pointer<const float>(w_hh),
+                      pointer<const float>(b_ih),
+                      pointer<const float>(b_hh),
+                      pointer<void>(out)};
+  const auto body = is_backward ? k.pack_backward : k.pack_forward;
+  nb::gil_scoped_release release;
+  run_team(threads, [&](Member me) { body(args, me); });
+}
+
+void forward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
+             Address rows, int64_t num_rows, int64_t stride, Address tokens, Address weights,
+             Address h0, Address c0, Address mask, Address begins, Address ends, Address y,
+             Address h_last, Address c_last, Address gates, Address cells) {
+  ForwardArgs args{T,
+                   B,
+                   I,
+                   H,
+                   {pointer<const void>(rows), num_rows, stride, pointer<const int64_t>(tokens)},
+                   pointer<const void>(weights),
+                   pointer<const float>(h0),
+                   pointer<const float>(c0),
+                   pointer<const float>(mask),
+                   pointer<const int64_t>(begins),
+                   pointer<const int64_t>(ends),
+                   pointer<void>(y),
+                   pointer<float>(h_last),
+                   pointer<float>(c_last),
+                   pointer<void>(gates),
+                   pointer<float>(cells),
+                   nullptr};
+  nb::gil_scoped_release release;
+  const auto scratch = workspace(k.forward_workspace(args));
+  args.workspace = scratch.get();
+  run_team(threads, [&](Member me) { k.forward(args, me); });
+}
+
+void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
+              Address rows, int64_t num_rows, int64_t stride, Address tokens, Address weights,
+              Address h0, Address mask, Address begins, Address ends, Address y, Address cells,
+              Address gates, Address dy, Address dh_last, Address dc_last, Address dx, Address dh0,
+              Address dc0, Address dw_ih, Address dw_hh, Address db) {
+  BackwardArgs args{T,
+                    B,
+                    I,
+                    H,
+                    threads,
+                    {pointer<const void>(rows), num_rows, stride, pointer<const int64_t>(tokens)},
+                    pointer<const void>(weights),
+                    pointer<const float>(h0),
+                    pointer<const float>(mask),
+                    pointer<const int64_t>(begins),
+                    pointer<const int64_t>(ends),
+                    pointer<const void>(y),
+                    pointer<const float>(cells),
+                    pointer<void>(gates),
+                    pointer<const void>(dy),
+                    pointer<const float>(dh_last),
+                    pointer<const float>(dc_last),
+                    pointer<void>(dx),
+                    pointer<float>(dh0),
+                    pointer<float>(dc0),
+                    pointer<float>(dw_ih),
+                    pointer<float>(dw_hh),
+                    pointer<float>(db),
+                    nullptr};
+  nb::gil_scoped_release release;
+  const auto scratch = workspace(k.backward_workspace(args));
+  args.workspace = scratch.get();
+  run_team(threads, [&](Member me) { k.backward(args, me); });
+}
+
+}  // namespace
+
+void bind_lstm(nb::module_& m) {
+  nb::class_<Kernels>(m, "Kernels")
+      .def_prop_ro("isa", [](const Kernels& k) { return std::string(k.isa); })
+      .def_ro("is_bf16", &Kernels::is_bf16)
+      .def_ro("lanes", &Kernels::lanes)
+      .def("forward_bytes",
+           [](const Kernels& k, int64_t I, int64_t H) { return k.forward_bytes(I, H); })
+      .def("backward_bytes",
+           [](const Kernels& k, int64_t I, int64_t H) { return k.backward_bytes(I, H); })
+      .def("pack", &pack)
+      .def("forward", &forward)
+      .def("backward", &backward);
+  m.def("lstm_kernels", &kernels, "isa"_a, "is_bf16"_a, nb::rv_policy::reference);
+  m.def(
+      "use_openmp", [](const std::string& library) { return use_openmp(library.c_str()); },
+      "library"_a);
+}
+
+}  // namespace fastlstm

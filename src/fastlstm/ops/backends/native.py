@@ -1,0 +1,95 @@
+"""Our own fused kernels (csrc): the whole sequence in one call, weights packed, gates in cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fastlstm import hardware
+from fastlstm.errors import ShapeError
+from fastlstm.ops import native_call
+from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
+from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.sequence import is_traced, run_sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_UNITS = {
+    "scalar": "portable code",
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "avx512_bf16": "AVX512-BF16",
+    "amx_bf16": "AMX",
+}
+
+
+class NativeBackend:
+    """Sequence forward and backward in float32 or bf16 (float32 sums and cell state)."""
+
+    name = "native"
+
+    def supports(self, call: LSTMCall) -> str | None:
+        """Returns None for a CPU call in float32 or bf16."""
+        if call.device != "cpu":
+            return f"these kernels run on the CPU, not on {call.device}"
+        if call.dtype not in _DTYPES:
+            name = str(call.dtype).removeprefix("torch.")
+            return f"these kernels compute in float32 and bf16, not in {name}"
+        return None
+
+    def kernel(self, call: LSTMCall) -> Kernel:
+        """Returns the kernel with its instruction set and threads."""
+        is_bf16 = call.dtype == torch.bfloat16
+        table = native_call.kernels(hardware.cpu().isa, is_bf16)
+        name = f"fused LSTM {_DTYPES[call.dtype]} ({_UNITS[table.isa]})"
+        if table.isa == "scalar":
+            return Kernel(name, is_fast=False, why="this CPU has none of AVX2, AVX-512, AMX")
+        return Kernel(name, is_fast=True)
+
+    def run(
+        self, call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
+    ) -> LSTMOutput:
+        """Runs a supported call."""
+        sequence = Sequence(x, None, h0, c0, *weights)
+        return run_sequence(sequence, call.dtype, keep=call.requires_grad)
+
+    def run_tokens(
+        self,
+        call: LSTMCall,
+        tokens: Tensor,
+        embedding: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: LSTMWeights,
+    ) -> LSTMOutput:
+        """Runs a supported call whose input is `embedding[tokens]`.
+
+        Raises:
+            ShapeError: a token that is no row of the embedding.
+        """
+        num_rows = embedding.shape[0]
+        if not is_traced(tokens):
+            low, high = (int(v) for v in tokens.aminmax())
+            if low < 0 or high >= num_rows:
+                raise ShapeError(
+                    f"tokens run from {low} to {high}, the embedding has rows 0 to {num_rows - 1}"
+                )
+        sequence = Sequence(embedding, tokens, h0, c0, *weights)
+        return run_sequence(sequence, call.dtype, keep=call.requires_grad)
+
+    def run_lanes(
+        self,
+        call: LSTMCall,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: LSTMWeights,
+        begins: Tensor,
+        ends: Tensor,
+    ) -> LSTMOutput:
+        """Runs a supported call in which lane b takes the steps `begins[b]` to `ends[b] - 1`."""
+        sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
+        return run_sequence(sequence, call.dtype, keep=call.requires_grad)

@@ -1,0 +1,247 @@
+"""The native LSTM kernels on tensors: check nothing twice, convert, pass addresses.
+
+Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fastlstm import hardware
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INNER = 32
+"""A bf16 row is padded to a multiple of this."""
+_MIN_FLOP_PER_STEP = 1 << 17
+"""A step with less work than this runs on one thread: meeting the others would cost more."""
+
+
+class Sequence(NamedTuple):
+    """Arguments of one layer over one sequence.
+
+    Attributes:
+        rows: dense input `(T, B, I)`, or with `tokens` an embedding `(V, I)`.
+        tokens: `(T, B)` int64 rows of the embedding, or None.
+        h0: `(B, H)`.
+        c0: `(B, H)`.
+        w_ih: `(4H, I)`.
+        w_hh: `(4H, H)`.
+        b_ih: `(4H,)` or None.
+        b_hh: `(4H,)` or None.
+        mask: `(B, H)` factors of the state that enters the recurrence, or None.
+        begins: `(B,)` int64 first step of each lane, or None.
+        ends: `(B,)` int64 one past the last step of each lane, or None.
+    """
+
+    rows: Tensor
+    tokens: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    mask: Tensor | None = None
+    begins: Tensor | None = None
+    ends: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """T, B, I, H."""
+        T, B = (self.rows if self.tokens is None else self.tokens).shape[:2]
+        return T, B, self.rows.shape[-1], self.w_hh.shape[1]
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs: activated gates `(T*B, G)`, cells `((T+1)*B, H padded)`."""
+
+    gates: Tensor
+    cells: Tensor
+
+
+class Gradients(NamedTuple):
+    """Gradients of a sequence's arguments; None where none was asked for."""
+
+    rows: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    w_ih: Tensor | None
+    w_hh: Tensor | None
+    bias: Tensor | None
+
+
+@cache
+def kernels(isa: str, is_bf16: bool) -> Any:
+    """Returns the native kernels for an instruction set; the OpenMP runtime is found once."""
+    _join_openmp()
+    return hardware.native().lstm_kernels(isa, is_bf16)
+
+
+def element_dtype(is_bf16: bool) -> torch.dtype:
+    """Returns the dtype of matrix operands and of `y`."""
+    return torch.bfloat16 if is_bf16 else torch.float32
+
+
+def kept_sizes(T: int, B: int, H: int, is_bf16: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the shapes of `Kept`."""
+    lanes = kernels(hardware.cpu().isa, is_bf16).lanes
+    padded = -(-H // lanes) * lanes
+    return (T * B, 4 * padded), ((T + 1) * B, padded)
+
+
+def forward(
+    s: Sequence, is_bf16: bool, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
+    """Runs a sequence; returns `y` `(T, B, H)`, `hT`, `cT` `(B, H)` float32 and what is kept."""
+    T, B, I, H = s.sizes  # noqa: E741
+    kernel = kernels(hardware.cpu().isa, is_bf16)
+    threads = _threads(B, I, H)
+    weights = _pack_forward(s, kernel, threads) if keep else _packed_forward(s, kernel, threads)
+    rows = _elements(s.rows, is_bf16)
+    y = torch.empty((T, B, H), dtype=element_dtype(is_bf16))
+    hT, cT = torch.empty((B, H)), torch.empty((B, H))
+    kept = None
+    if keep:
+        gates, cells = kept_sizes(T, B, H, is_bf16)
+        kept = Kept(torch.empty(gates, dtype=element_dtype(is_bf16)), torch.empty(cells))
+    state = [_floats(t) for t in (s.h0, s.c0, s.mask)]
+    whole = [_dense(t) for t in (s.begins, s.ends)]
+    tokens = _dense(s.tokens)
+    kernel.forward(
+        threads, T, B, I, H,
+        rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens),
+        weights.data_ptr(), *map(_address, state), *map(_address, whole),
+        y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
+        *(map(_address, kept) if kept is not None else (0, 0)),
+    )  # fmt: skip
+    return y, hT, cT, kept
+
+
+def backward(
+    s: Sequence,
+    y: Tensor,
+    kept: Kept,
+    grads: tuple[Tensor | None, Tensor | None, Tensor | None],
+    needs: tuple[bool, bool, bool, bool],
+) -> Gradients:
+    """Runs a sequence backward; `kept.gates` is overwritten.
+
+    Args:
+        s: as given to `forward`.
+        y: its output.
+        kept: what it kept.
+        grads: of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`.
+        needs: whether the gradients of rows, w_ih, w_hh and the biases are wanted.
+
+    Returns:
+        Float32 gradients, that of dense rows in the dtype of `y`.
+    """
+    T, B, I, H = s.sizes  # noqa: E741
+    is_bf16 = y.dtype == torch.bfloat16
+    kernel = kernels(hardware.cpu().isa, is_bf16)
+    threads = _threads(B, I, H)
+    weights = torch.empty(kernel.backward_bytes(I, H), dtype=torch.uint8)
+    w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
+    kernel.pack(threads, True, I, H, _address(w_ih), _address(w_hh), 0, 0, weights.data_ptr())
+    rows = _elements(s.rows, is_bf16)
+    dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
+    d_state = [_floats(t) for t in grads[1:]]
+    d_rows = None
+    if needs[0]:
+        dtype = torch.float32 if s.tokens is not None else y.dtype
+        d_rows = torch.empty(s.rows.shape, dtype=dtype)
+    dh0, dc0 = torch.empty((B, H)), torch.empty((B, H))
+    dw_ih = torch.empty((4 * H, I)) if needs[1] else None
+    dw_hh = torch.empty((4 * H, H)) if needs[2] else None
+    db = torch.empty(4 * H) if needs[3] else None
+    h0, mask, tokens = _floats(s.h0), _floats(s.mask), _dense(s.tokens)
+    begins, ends = _dense(s.begins), _dense(s.ends)
+    kernel.backward(
+        threads, T, B, I, H,
+        rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens), weights.data_ptr(),
+        *map(_address, (h0, mask, begins, ends, y, kept.cells, kept.gates, dy, *d_state)),
+        *map(_address, (d_rows, dh0, dc0, dw_ih, dw_hh, db)),
+    )  # fmt: skip
+    return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db)
+
+
+def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
+    """Returns the weights as the forward kernel reads them."""
+    _, _, I, H = s.sizes  # noqa: E741
+    packed = torch.empty(kernel.forward_bytes(I, H), dtype=torch.uint8)
+    given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
+    kernel.pack(threads, False, I, H, *map(_address, given), packed.data_ptr())
+    return packed
+
+
+_PACKED: Any = WeakIdKeyDictionary()
+"""w_hh -> (versions of all four weights, their packed form)."""
+
+
+def _packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
+    """As `_pack_forward`, but done once per version of the weights.
+
+    A version counts every in-place change that torch knows of; a write through `.data` or numpy
+    is none of them.
+    """
+    given = (s.w_ih, s.w_hh, s.b_ih, s.b_hh)
+    try:
+        versions = tuple((t.data_ptr(), t._version) for t in given if t is not None)
+    except RuntimeError:  # tensors made in inference mode count no versions
+        return _pack_forward(s, kernel, threads)
+    key = (id(kernel), versions)
+    found = _PACKED.get(s.w_hh)
+    if found is not None and found[0] == key:
+        packed: Tensor = found[1]
+        return packed
+    packed = _pack_forward(s, kernel, threads)
+    _PACKED[s.w_hh] = (key, packed)
+    return packed
+
+
+def _threads(B: int, I: int, H: int) -> int:  # noqa: E741
+    return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _dense(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach().contiguous()
+
+
+def _floats(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach().float().contiguous()
+
+
+def _elements(rows: Tensor, is_bf16: bool) -> Tensor:
+    """Returns `(rows, columns)` in memory format, bf16 padded with zeros to whole tiles."""
+    I = rows.shape[-1]  # noqa: E741
+    flat = rows.detach().reshape(-1, I)
+    if not is_bf16:
+        return flat.float().contiguous()
+    if I % _INNER == 0:
+        return flat.to(torch.bfloat16).contiguous()
+    padded = torch.zeros((flat.shape[0], -(-I // _INNER) * _INNER), dtype=torch.bfloat16)
+    padded[:, :I] = flat
+    return padded
+
+
+def _join_openmp() -> None:
+    """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
+    for path in sorted(loaded):
+        if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")):
+            if hardware.native().use_openmp(path):
+                return

@@ -1,0 +1,186 @@
+"""Our kernels: every instruction set this machine has, against the float64 reference."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fastlstm import environment, hardware
+from fastlstm.errors import KernelError, ShapeError
+from fastlstm.ops import native_call
+from fastlstm.ops.lstm import lstm, lstm_tokens
+from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.sequence import run_sequence
+
+ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = {
+    "small": (5, 3, 4, 6),
+    "T=1": (1, 4, 8, 16),
+    "B=1": (9, 1, 8, 16),
+    "all 1": (1, 1, 1, 1),
+    "H=63": (7, 5, 33, 63),
+    "H=257": (3, 2, 129, 257),
+    "B=33": (4, 33, 16, 32),
+    "B=67": (3, 67, 40, 72),
+    "many rows": (41, 17, 5, 24),
+}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, monkeypatch):
+    info = dataclasses.replace(hardware.cpu(), isa=request.param)
+    monkeypatch.setattr(hardware, "cpu", lambda: info)
+    return request.param
+
+
+@pytest.fixture(params=(1, 2, 4), ids=lambda n: f"{n} threads")
+def threads(request, monkeypatch):
+    monkeypatch.setattr(native_call, "_threads", lambda B, I, H: request.param)  # noqa: E741
+    return request.param
+
+
+def judge(ops, args, dtype, grads=None, **fields):
+    grads = ops.names if grads is None else grads
+    given = args.copy(dtype, grads)
+    out = lstm(*given.list(), backend="native", **fields)
+    ops.backpropagate(given, out)
+    want = ops.reference(args, dtype, grads)
+    for name, value in zip(("y", "hT", "cT"), out, strict=True):
+        ops.assert_close(name, value, want[name], dtype)
+    for name in grads:
+        ops.assert_close(f"d{name}", given.tensors[name].grad, want[f"d{name}"], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_instruction_set(ops, isa, shape, dtype, threads):
+    judge(ops, ops.make(*SHAPES[shape]), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_asked_instruction_set_runs(isa, dtype):
+    table = native_call.kernels(isa, dtype == torch.bfloat16)
+    narrower = {"avx512_bf16": "avx512", "amx_bf16": "avx512"}
+    expected = isa if dtype == torch.bfloat16 else narrower.get(isa, isa)
+    assert table.isa == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(6, 4, 7, 20, 40), (3, 40, 9, 64, 64), (1, 2, 1, 8, 4)])
+def test_tokens_equal_rows_of_the_embedding(ops, isa, dtype, sizes, threads):
+    T, B, V, I, H = sizes  # noqa: E741
+    args = ops.make(T, B, I, H)
+    rng = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, V, (T, B), generator=rng)
+    embedding = torch.randn((V, I), generator=rng, dtype=torch.float64)
+    args.tensors["x"] = embedding[tokens]
+    want = ops.reference(args, dtype, ops.names)
+    given = args.copy(dtype)
+    leaf = embedding.to(dtype).requires_grad_()
+    out = lstm_tokens(tokens, leaf, *given.list()[1:], backend="native")
+    ops.backpropagate(given, out)
+    for name, value in zip(("y", "hT", "cT"), out, strict=True):
+        ops.assert_close(name, value, want[name], dtype)
+    for name in ops.names[1:]:
+        ops.assert_close(f"d{name}", given.tensors[name].grad, want[f"d{name}"], dtype)
+    summed = torch.zeros_like(embedding).index_add_(0, tokens.flatten(), want["dx"].flatten(0, 1))
+    ops.assert_close("dx", leaf.grad, summed, dtype)
+
+
+def test_a_token_outside_the_embedding_is_named(ops):
+    args = ops.make(3, 2, 4, 8).copy(torch.float32)
+    tokens = torch.tensor([[0, 1], [9, 1], [0, 0]])
+    with pytest.raises(ShapeError, match="tokens run from 0 to 9, the embedding has rows 0 to 4"):
+        lstm_tokens(tokens, torch.zeros(5, 4), *args.list()[1:], backend="native")
+
+
+def lanes_reference(args, begins, ends, mask):
+    """The loop with lengths and a mask on the recurrent state, in float64."""
+    x, h, c, w_ih, w_hh, b_ih, b_hh = args.list()
+    steps = []
+    for t, x_t in enumerate(x):
+        gates = x_t @ w_ih.t() + (h * mask) @ w_hh.t() + b_ih + b_hh
+        i, f, g, o = gates.chunk(4, dim=1)
+        new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        new_h = o.sigmoid() * new_c.tanh()
+        active = ((begins <= t) & (t < ends))[:, None]
+        c, h = torch.where(active, new_c, c), torch.where(active, new_h, h)
+        steps.append(torch.where(active, h, torch.zeros_like(h)))
+    return torch.stack(steps), h, c
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
+    T, B, I, H = 7, 19, 10, 40  # noqa: E741
+    args = ops.make(T, B, I, H)
+    rng = torch.Generator().manual_seed(2)
+    begins = torch.randint(0, 3, (B,), generator=rng)
+    ends = (begins + torch.randint(0, T - 1, (B,), generator=rng)).clamp(max=T)
+    mask = (torch.rand((B, H), generator=rng) < 0.7).to(torch.float32) / 0.7
+    exact = args.copy(dtype, ()).copy(torch.float64)
+    want = lanes_reference(exact, begins, ends, mask.double())
+    ops.backpropagate(exact, want)
+    given = args.copy(dtype)
+    x, h0, c0, *weights = given.list()
+    s = Sequence(x, None, h0, c0, *weights, mask, begins, ends)
+    out = run_sequence(s, dtype, keep=True)
+    ops.backpropagate(given, out)
+    for name, value, exact_value in zip(("y", "hT", "cT"), out, want, strict=True):
+        ops.assert_close(name, value.to(dtype), exact_value.detach(), dtype)
+    for name in ops.names:
+        got, exact_value = given.tensors[name].grad, exact.tensors[name].grad
+        ops.assert_close(f"d{name}", got, exact_value, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, monkeypatch):
+    def run(num):
+        monkeypatch.setattr(native_call, "_threads", lambda B, I, H: num)  # noqa: E741
+        given = ops.make(9, 21, 24, 80).copy(dtype)
+        out = lstm(*given.list(), backend="native")
+        ops.backpropagate(given, out)
+        return [*out, *(given.tensors[name].grad for name in ops.names)]
+
+    first = run(1)
+    for num in (1, 2, 2, 3, 4):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(num), strict=True))
+
+
+def test_a_second_pass_over_the_same_graph(ops, isa):
+    given = ops.make(5, 3, 8, 16).copy(torch.float32)
+    out = lstm(*given.list(), backend="native")
+    out.y.sum().backward(retain_graph=True)
+    first = {name: given.tensors[name].grad.clone() for name in ops.names}
+    out.y.sum().backward()
+    for name in ops.names:
+        torch.testing.assert_close(given.tensors[name].grad, 2 * first[name], rtol=0, atol=0)
+
+
+def test_a_second_derivative_is_a_clear_error(ops):
+    given = ops.make(5, 3, 8, 16).copy(torch.float32)
+    out = lstm(*given.list(), backend="native")
+    with pytest.raises(KernelError, match="no second derivative"):
+        torch.autograd.grad(out.y.sum(), given.tensors["x"], create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_nan_stays_in_its_lane(ops, isa, dtype, threads):
+    given = ops.make(6, 35, 20, 48).copy(dtype)
+    with torch.no_grad():
+        given.tensors["x"][2, 33, 5] = float("nan")
+    y = lstm(*given.list(), backend="native").y
+    assert y[2:, 33].isnan().all()
+    assert not y[:2].isnan().any()
+    assert not y[:, [b for b in range(35) if b != 33]].isnan().any()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 30.0, 1e30])
+def test_tiny_and_huge_inputs(ops, isa, scale):
+    args = ops.make(4, 5, 6, 16)
+    args.tensors["x"] = args.tensors["x"] * scale
+    with torch.no_grad():
+        got = lstm(*args.copy(torch.float32, ()).list(), backend="native")
+    want = ops.reference(args, torch.float32, ())
+    for name, value in zip(("y", "hT", "cT"), got, strict=True):
+        ops.assert_close(name, value, want[name], torch.float32)
