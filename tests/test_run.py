@@ -131,10 +131,12 @@ def test_accumulation_equals_the_big_batch(text, tmp_path):
         events: list[dict] = []
         fastlstm.train(
             text, out=tmp_path / name, observers=[events.append],
-            **{**TINY, "dropout": 0.0, "steps": 12, "log_every": 1, **fields},
+            # Muon's bf16 iteration would enlarge a difference in the order of a sum ten thousand times.
+            **{**TINY, "dropout": 0.0, "steps": 12, "log_every": 1, "optimizer": "sgd", **fields},
         )  # fmt: skip
         losses.append([e["loss"] for e in events if e["event"] == "step"])
     assert len(losses[0]) == 12
+    assert losses[0][-1] < losses[0][0] - 0.1
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

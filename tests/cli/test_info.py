@@ -71,7 +71,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "L1d 32.8 kB, L2 1.05 MB" in out
     assert "98.5 GFLOP/s in matrix products (oneDNN), copy 20.0 GB/s" in out
     assert "none that torch can use" in out
-    assert "fp32, H=512, aten" in out
+    assert "fp32, H=512, native" in out
 
 
 @pytest.mark.usefixtures("machine")

@@ -9,28 +9,37 @@ from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.dispatch import BACKENDS, explain, select
 
 
+REFUSED = "native: these kernels compute in float32 and bf16, not in float64"
+
+
 def make_call(**changes):
     fields = {"T": 8, "B": 4, "I": 16, "H": 32, "dtype": torch.float32, "device": "cpu"}
     return LSTMCall(**{**fields, "requires_grad": True, **changes})
 
 
-def test_fp32_on_a_cpu_runs_onednn():
-    chosen = select(make_call(), strict=True)
-    assert chosen.backend.name == "aten"
+def test_fp32_and_bf16_on_a_cpu_run_our_kernels():
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+        chosen = select(make_call(dtype=dtype))
+        assert chosen.backend.name == "native"
+        assert chosen.kernel.name.startswith(f"fused LSTM {name}")
+        assert chosen.refusals == ()
+
+
+def test_torchs_kernel_can_be_asked_for():
+    chosen = select(make_call(), backend="aten", strict=True)
     assert chosen.kernel.name.startswith("oneDNN fused LSTM fp32")
-    assert chosen.refusals == ()
 
 
 def test_float64_says_why_it_is_slow():
     chosen = select(make_call(dtype=torch.float64))
     assert chosen.kernel.name == "ATen per-step loop"
-    assert chosen.why == "because oneDNN has no LSTM in float64"
+    assert chosen.why == f"{REFUSED}; because oneDNN has no LSTM in float64"
 
 
 def test_strict_refuses_a_slow_path():
     message = (
         r"LSTM T=8 B=4 I=16 H=32 float64 cpu train would run on a slow path, aten: ATen per-step"
-        r" loop \(because oneDNN has no LSTM in float64\); change that or leave out"
+        rf" loop \({REFUSED}; because oneDNN has no LSTM in float64\); change that or leave out"
         r" --strict-kernels"
     )
     with pytest.raises(KernelError, match=message):
@@ -40,14 +49,17 @@ def test_strict_refuses_a_slow_path():
 @pytest.mark.usefixtures("without_onednn")
 def test_strict_refuses_when_onednn_is_off():
     with pytest.raises(KernelError, match="switched off"):
-        select(make_call(), strict=True)
+        select(make_call(), backend="aten", strict=True)
 
 
 def test_refusals_name_the_backend_and_the_reason():
     chosen = select(make_call(device="xpu"))
     assert chosen.backend.name == "reference"
-    assert chosen.refusals == (("aten", "torch has no LSTM kernel for device xpu"),)
-    assert chosen.why.startswith("aten: torch has no LSTM kernel for device xpu; ")
+    assert chosen.refusals == (
+        ("native", "these kernels run on the CPU, not on xpu"),
+        ("aten", "torch has no LSTM kernel for device xpu"),
+    )
+    assert "; aten: torch has no LSTM kernel for device xpu; " in chosen.why
     with pytest.raises(KernelError, match=r"no backend can run LSTM .* aten: torch has no LSTM"):
         select(make_call(dtype=torch.int32), backend="aten")
 
@@ -63,12 +75,12 @@ def test_explain_has_one_line_per_layer_and_follows_autocast():
     reports = explain(stack, torch.zeros(6, 5, dtype=torch.long))
     assert [report.layer for report in reports] == ["layer 0", "layer 1"]
     assert (reports[1].call.T, reports[1].call.B, reports[1].call.I) == (6, 5, 32)
-    assert str(reports[0]).startswith("layer 0: aten, oneDNN fused LSTM fp32")
+    assert str(reports[0]).startswith("layer 0: native, fused LSTM fp32")
     with torch.autocast("cpu", torch.bfloat16):
         assert explain(stack)[0].call.dtype == torch.bfloat16
     slow = explain(stack.double())[0]
     assert str(slow) == (
-        "layer 0: aten, ATen per-step loop (because oneDNN has no LSTM in float64)"
+        f"layer 0: aten, ATen per-step loop ({REFUSED}; because oneDNN has no LSTM in float64)"
     )
     assert not slow.is_fast
 

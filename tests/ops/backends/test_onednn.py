@@ -13,7 +13,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def run(ops, args, grads):
-    out = lstm(*args.list())
+    out = lstm(*args.list(), backend="aten")
     if grads:
         ops.backpropagate(args, out)
 
@@ -25,7 +25,7 @@ def test_the_kernel_that_is_announced_is_the_one_that_runs(ops, sizes, dtype, tr
     grads = ops.names if train else ()
     args = ops.make(*sizes).copy(dtype, grads)
     x, h0, c0, *weights = args.list()
-    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights))).kernel
+    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights)), backend="aten").kernel
     events = ops.events(lambda: run(ops, args, grads))
     is_fused = kernel.name.startswith("oneDNN fused LSTM")
     assert (FUSED in events) == is_fused, f"announced {kernel.name}"
@@ -53,7 +53,7 @@ def test_switched_off_runs_the_loop_and_says_so(ops):
     args = ops.make(4, 3, 8, 16).copy(torch.float32)
     x, h0, c0, *weights = args.list()
     events = ops.events(lambda: run(ops, args, ops.names))
-    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights))).kernel
+    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights)), backend="aten").kernel
     assert FUSED not in events
     assert kernel.why == "because torch.backends.mkldnn is switched off"
     assert not kernel.is_fast
@@ -85,7 +85,7 @@ def test_bf16_keeps_the_cell_and_weight_gradients_finer_than_torchs_own_path(ops
         x, h0, c0, *weights = given.list()
         with torch.autocast("cpu", torch.bfloat16):
             if kind == "direct":
-                out = lstm(*given.list())
+                out = lstm(*given.list(), backend="aten")
             else:
                 state = (h0.unsqueeze(0), c0.unsqueeze(0))
                 y, h, c = torch.lstm(x, state, weights, True, 1, 0.0, True, False, False)
