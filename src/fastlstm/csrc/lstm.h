@@ -1,9 +1,13 @@
 // The LSTM kernels: what goes in, what comes out, how it lies in memory. One layer, one direction.
 //
 // Sizes: T steps, B lanes, I input, H hidden units. U = ceil(H / lanes) unit groups of `lanes`
-// units (Kernels::lanes); G = 4 * U * lanes is the padded number of gates. Gates lie as
-// [row][group][i, f, g, o][lane], rows count t * B + b. An "element" is float or bf16 (uint16_t),
-// as Kernels::is_bf16 says; states, sums and gradients of weights are always float.
+// units (Kernels::lanes); G = 4 * U * lanes is the padded number of gates. An "element" is float or
+// bf16 (uint16_t), as Kernels::is_bf16 says; states, sums and gradients of weights are always
+// float.
+//
+// Kept for backward, in the order in which a thread goes over them: cells as [t][group][b][lane]
+// for t = 0 (the initial ones) to T; gates as [chunk][group][row][i, f, g, o][lane], where a chunk
+// is S = chunk_steps(T, B) steps and row counts the S * B lanes of its steps.
 //
 // Every pointer may be null where "or null" is said and is otherwise valid for the whole call; no
 // two arguments overlap unless said. Nothing outside the stated sizes is read or written.
@@ -14,6 +18,19 @@
 namespace fastlstm {
 
 class Barrier;
+
+// Steps that a chunk holds: enough rows for an efficient product, one step for a large batch.
+static inline int64_t chunk_steps(int64_t T, int64_t B) {
+  constexpr int64_t kRows = 128;
+  const int64_t steps = B > 0 ? (kRows + B - 1) / B : 1;
+  return steps < T ? steps : (T > 0 ? T : 1);
+}
+
+// Rows of gates in whole chunks.
+static inline int64_t gate_rows(int64_t T, int64_t B) {
+  const int64_t steps = chunk_steps(T, B);
+  return (T + steps - 1) / steps * steps * B;
+}
 
 // A thread of the team that runs a kernel; every member calls it with the same arguments.
 struct Member {
@@ -52,9 +69,9 @@ struct ForwardArgs {
   void* y;                      // (T * B, H) elements; zero outside a lane's steps
   float* h_last;                // (B, H)
   float* c_last;                // (B, H)
-  void* gates;                  // (T * B, G) elements kept for backward, aligned to 64, or null
-  float* cells;                 // ((T + 1) * B, U * lanes) kept for backward, or null with gates
-  void* workspace;              // forward_workspace(...) bytes, aligned to 64
+  void* gates;      // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
+  float* cells;     // (T + 1) * B * U * lanes kept for backward, or null with gates
+  void* workspace;  // forward_workspace(...) bytes, aligned to 64
 };
 
 // T and B are at least 1.

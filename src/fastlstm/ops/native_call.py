@@ -60,7 +60,7 @@ class Sequence(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs: activated gates `(T*B, G)`, cells `((T+1)*B, H padded)`."""
+    """What the backward pass needs, in the kernels' own order: activated gates, and cells."""
 
     gates: Tensor
     cells: Tensor
@@ -89,11 +89,11 @@ def element_dtype(is_bf16: bool) -> torch.dtype:
     return torch.bfloat16 if is_bf16 else torch.float32
 
 
-def kept_sizes(T: int, B: int, H: int, is_bf16: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns the shapes of `Kept`."""
-    lanes = kernels(hardware.cpu().isa, is_bf16).lanes
-    padded = -(-H // lanes) * lanes
-    return (T * B, 4 * padded), ((T + 1) * B, padded)
+def kept_sizes(T: int, B: int, H: int, is_bf16: bool) -> tuple[int, int]:
+    """Returns the number of values in each of `Kept`."""
+    kernel = kernels(hardware.cpu().isa, is_bf16)
+    padded = -(-H // kernel.lanes) * kernel.lanes
+    return kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
 
 
 def forward(

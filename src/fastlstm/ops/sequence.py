@@ -56,7 +56,7 @@ def lstm_sequence(
     """Returns y, hT, cT, and what backward needs: gates and cells (empty without `keep`)."""
     s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh, mask, begins, ends)
     y, hT, cT, kept = native_call.forward(s, is_bf16, keep)
-    return y, hT, cT, *(kept or (torch.empty((0, 0)), torch.empty((0, 0))))
+    return y, hT, cT, *(kept or (torch.empty(0), torch.empty(0)))
 
 
 @lstm_sequence.register_fake
@@ -64,7 +64,7 @@ def _(*args: Any) -> tuple[Tensor, ...]:
     *tensors, is_bf16, keep = args
     s = Sequence(*tensors)
     T, B, _, H = s.sizes
-    gates, cells = native_call.kept_sizes(T, B, H, is_bf16) if keep else ((0, 0), (0, 0))
+    gates, cells = native_call.kept_sizes(T, B, H, is_bf16) if keep else (0, 0)
     dtype = native_call.element_dtype(is_bf16)
     empty = s.h0.new_empty
     f32 = torch.float32

@@ -12,6 +12,7 @@
 namespace fastlstm::FASTLSTM_ISA {
 
 inline constexpr int kStrips = 4;
+inline constexpr int kInnerGrain = 64;  // whole blocks of gates, whole tiles
 
 struct Range {
   int64_t begin, end;
@@ -25,6 +26,30 @@ FASTLSTM_INLINE Range part_of(Range whole, int64_t index, int64_t count, int64_t
   return {min_of(begin, whole.end), min_of(end, whole.end)};
 }
 
+// The left operand: rows `row_stride` apart, their inner dimension in blocks `block_stride` apart.
+template <typename Element>
+struct Left {
+  const Element* rows;
+  int64_t row_stride;
+  int64_t block;  // values of the inner dimension that lie side by side
+  int64_t block_stride;
+
+  FASTLSTM_INLINE Left from_row(int64_t row) const {
+    return {rows + row * row_stride, row_stride, block, block_stride};
+  }
+  // `count` values of the inner dimension from `at` on; both whole blocks where there are several.
+  FASTLSTM_INLINE Left part(int64_t at, int64_t count) const {
+    if (block_stride == 0) return {rows + at, row_stride, count, 0};
+    return {rows + at / block * block_stride, row_stride, block, block_stride};
+  }
+};
+
+// A left operand whose rows are contiguous.
+template <typename Element>
+FASTLSTM_INLINE Left<Element> plain(const Element* rows, int64_t stride, int64_t inner) {
+  return {rows, stride, inner, 0};
+}
+
 // Sums in vector registers: 6 x 4 of 32 AVX-512 registers, 3 x 4 of 16 others.
 template <typename Format>
 struct VectorEngine {
@@ -33,67 +58,81 @@ struct VectorEngine {
 
   VectorEngine() = default;
 
-  // out[rows][strips * kLanes] = a[rows][inner] * b; strip s starts at b + s * strip_stride.
-  static void block(const Element* a, int64_t lda, int rows, const Element* b, int64_t strip_stride,
-                    int strips, int64_t inner, float* out) {
-    by_rows<kRows>(a, lda, rows, b, strip_stride, strips, inner, out);
+  // out[rows][strips * kLanes] = a * b over `inner` values, whole blocks of a, on top of
+  // what `out` holds with `add`; strip s starts at b
+  // + s * strip_stride.
+  static void block(Left<Element> a, int rows, const Element* b, int64_t strip_stride, int strips,
+                    int64_t inner, bool add, float* out) {
+    by_rows<kRows>(a, rows, b, strip_stride, strips, inner, add, out);
   }
 
  private:
   template <int kRow>
-  static FASTLSTM_INLINE void by_rows(const Element* a, int64_t lda, int rows, const Element* b,
-                                      int64_t strip_stride, int strips, int64_t inner, float* out) {
+  static FASTLSTM_INLINE void by_rows(Left<Element> a, int rows, const Element* b,
+                                      int64_t strip_stride, int strips, int64_t inner, bool add,
+                                      float* out) {
     if (rows == kRow) {
       switch (strips) {
         case 4:
-          return tile<kRow, 4>(a, lda, b, strip_stride, inner, out);
+          return tile<kRow, 4>(a, b, strip_stride, inner, add, out);
         case 3:
-          return tile<kRow, 3>(a, lda, b, strip_stride, inner, out);
+          return tile<kRow, 3>(a, b, strip_stride, inner, add, out);
         case 2:
-          return tile<kRow, 2>(a, lda, b, strip_stride, inner, out);
+          return tile<kRow, 2>(a, b, strip_stride, inner, add, out);
         default:
-          return tile<kRow, 1>(a, lda, b, strip_stride, inner, out);
+          return tile<kRow, 1>(a, b, strip_stride, inner, add, out);
       }
     }
-    if constexpr (kRow > 1) by_rows<kRow - 1>(a, lda, rows, b, strip_stride, strips, inner, out);
+    if constexpr (kRow > 1) by_rows<kRow - 1>(a, rows, b, strip_stride, strips, inner, add, out);
   }
 
   template <int kRow, int kStrip>
-  static __attribute__((noinline)) void tile(const float* a, int64_t lda, const float* b,
-                                             int64_t strip_stride, int64_t inner, float* out) {
-    Vec sum[kRow][kStrip] = {};
-    for (int64_t k = 0; k < inner; ++k) {
-      Vec right[kStrip];
+  static __attribute__((noinline)) void tile(Left<float> a, const float* b, int64_t strip_stride,
+                                             int64_t inner, bool add, float* out) {
+    Vec sum[kRow][kStrip];
+    read(sum, add, out);
+    for (int64_t at = 0; at < inner; at += a.block) {
+      for (int64_t k = 0; k < a.block; ++k) {
+        Vec right[kStrip];
 #pragma GCC unroll 4
-      for (int s = 0; s < kStrip; ++s) right[s] = Float32::load(b + s * strip_stride + k * kLanes);
+        for (int s = 0; s < kStrip; ++s) right[s] = Float32::load(b + s * strip_stride);
+        b += kLanes;
 #pragma GCC unroll 6
-      for (int r = 0; r < kRow; ++r) {
-        const Vec left = splat(a[r * lda + k]);
+        for (int r = 0; r < kRow; ++r) {
+          const Vec left = splat(a.rows[r * a.row_stride + k]);
 #pragma GCC unroll 4
-        for (int s = 0; s < kStrip; ++s) sum[r][s] += left * right[s];
+          for (int s = 0; s < kStrip; ++s) sum[r][s] += left * right[s];
+        }
       }
+      a.rows += a.block_stride;
     }
     write(sum, out);
   }
 
   template <int kRow, int kStrip>
-  static __attribute__((noinline)) void tile(const uint16_t* a, int64_t lda, const uint16_t* b,
-                                             int64_t strip_stride, int64_t inner, float* out) {
-    Vec sum[kRow][kStrip] = {};
-    for (int64_t k = 0; k < inner; k += 2) {
-      Words right[kStrip];
+  static __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b,
+                                             int64_t strip_stride, int64_t inner, bool add,
+                                             float* out) {
+    Vec sum[kRow][kStrip];
+    read(sum, add, out);
+    for (int64_t at = 0; at < inner; at += a.block) {
+      for (int64_t k = 0; k < a.block; k += 2) {
+        Words right[kStrip];
 #pragma GCC unroll 4
-      for (int s = 0; s < kStrip; ++s) {
-        __builtin_memcpy(&right[s], b + s * strip_stride + k * kLanes, sizeof right[s]);
-      }
+        for (int s = 0; s < kStrip; ++s) {
+          __builtin_memcpy(&right[s], b + s * strip_stride, sizeof right[s]);
+        }
+        b += 2 * kLanes;
 #pragma GCC unroll 6
-      for (int r = 0; r < kRow; ++r) {
-        uint32_t pair;
-        __builtin_memcpy(&pair, a + r * lda + k, sizeof pair);
-        const Words left = pair - Words{};
+        for (int r = 0; r < kRow; ++r) {
+          uint32_t pair;
+          __builtin_memcpy(&pair, a.rows + r * a.row_stride + k, sizeof pair);
+          const Words left = pair - Words{};
 #pragma GCC unroll 4
-        for (int s = 0; s < kStrip; ++s) sum[r][s] = dot_pairs(sum[r][s], left, right[s]);
+          for (int s = 0; s < kStrip; ++s) sum[r][s] = dot_pairs(sum[r][s], left, right[s]);
+        }
       }
+      a.rows += a.block_stride;
     }
     write(sum, out);
   }
@@ -110,6 +149,17 @@ struct VectorEngine {
   }
 
   template <int kRow, int kStrip>
+  static FASTLSTM_INLINE void read(Vec (&sum)[kRow][kStrip], bool add, const float* out) {
+#pragma GCC unroll 6
+    for (int r = 0; r < kRow; ++r) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrip; ++s) {
+        sum[r][s] = add ? Float32::load(out + (r * kStrip + s) * kLanes) : Vec{};
+      }
+    }
+  }
+
+  template <int kRow, int kStrip>
   static FASTLSTM_INLINE void write(const Vec (&sum)[kRow][kStrip], float* out) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRow; ++r) {
@@ -121,24 +171,43 @@ struct VectorEngine {
   }
 };
 
-// Left operand `a`, rows lda elements apart, times the strips of `b`. For each block calls
-// epilogue(first row, rows, first strip, strips, block [rows][strips * kLanes]).
+// Rows of `a` times the strips of `b`. Calls epilogue(row, first strip, strips,
+// sums [strips * kLanes]) for every row and panel of up to kStrips strips.
+//
+// A panel of strips that is too long for the second-level cache goes over a group of rows in parts.
 template <typename Engine, typename Epilogue>
-FASTLSTM_INLINE void multiply(Engine& engine, const typename Engine::Element* a, int64_t lda,
-                              Range rows, const typename Engine::Element* b, int64_t strip_stride,
-                              Range strips, int64_t inner, Epilogue&& epilogue) {
-  alignas(64) float out[Engine::kRows * kStrips * kLanes];
-  const int64_t num_rows = rows.end - rows.begin;
-  const int64_t blocks = ceil_div(num_rows, Engine::kRows);
+FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, Range rows,
+                              const typename Engine::Element* b, int64_t strip_stride, Range strips,
+                              int64_t inner, Epilogue&& epilogue) {
+  constexpr int64_t kPanelBytes = 256 << 10;
+  constexpr int64_t kPart =
+      kPanelBytes / (kStrips * kLanes * int64_t{sizeof(typename Engine::Element)});
+  constexpr int64_t kGroup = 24;  // blocks
+  alignas(64) float out[kGroup][Engine::kRows * kStrips * kLanes];
+  const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
+  const int64_t parts = ceil_div(inner, kPart + kPart / 2);
+  const int64_t group = parts == 1 ? 1 : kGroup;
   for (int64_t s = strips.begin; s < strips.end; s += kStrips) {
     const int num_strips = static_cast<int>(min_of(kStrips, strips.end - s));
-    for (int64_t block = 0; block < blocks; ++block) {
-      const Range part = Engine::kRows >= 16 ? part_of(rows, block, blocks, Engine::kRows)
-                                             : part_of(rows, block, blocks);
-      const int count = static_cast<int>(part.end - part.begin);
-      engine.block(a + part.begin * lda, lda, count, b + s * strip_stride, strip_stride, num_strips,
-                   inner, out);
-      epilogue(part.begin, count, s, num_strips, out);
+    for (int64_t first = 0; first < blocks; first += group) {
+      const int64_t last = min_of(first + group, blocks);
+      for (int64_t p = 0; p < parts; ++p) {
+        const Range part = part_of({0, inner}, p, parts, kInnerGrain);
+        const auto left = a.part(part.begin, part.end - part.begin);
+        const auto* const right = b + s * strip_stride + part.begin * kLanes;
+        for (int64_t block = first; block < last; ++block) {
+          const Range mine = part_of(rows, block, blocks);
+          engine.block(left.from_row(mine.begin), static_cast<int>(mine.end - mine.begin), right,
+                       strip_stride, num_strips, part.end - part.begin, p > 0, out[block - first]);
+        }
+      }
+      for (int64_t block = first; block < last; ++block) {
+        const Range mine = part_of(rows, block, blocks);
+        const float* sums = out[block - first];
+        for (int64_t row = mine.begin; row < mine.end; ++row, sums += num_strips * kLanes) {
+          epilogue(row, s, num_strips, sums);
+        }
+      }
     }
   }
 }

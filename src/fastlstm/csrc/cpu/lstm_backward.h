@@ -11,7 +11,7 @@ struct BackwardScratch {
   using Element = typename Format::Element;
 
   BackwardScratch(const BackwardArgs& g, const Sizes<Format>& n, int64_t threads) {
-    steps = min_of(g.T, ceil_div(kChunkRows, g.B > 0 ? g.B : 1));
+    steps = chunk_steps(g.T, g.B);
     char* at = static_cast<char*>(g.workspace);
     char* const start = at;
     const auto take = [&](int64_t size) {
@@ -24,19 +24,20 @@ struct BackwardScratch {
     dc = reinterpret_cast<float*>(take(g.B * n.hidden * 4));
     carry = reinterpret_cast<float*>(take(g.B * n.hidden * 4));
     first = reinterpret_cast<Element*>(take(g.B * g.H * int64_t{sizeof(Element)}));
-    d_table = reinterpret_cast<float*>(take(tables * 4));
-    table_elements = reinterpret_cast<Element*>(take(tables * int64_t{sizeof(Element)}));
+    d_table = {reinterpret_cast<float*>(take(tables * 4)), g.input.num_rows, n.units};
+    d_table_elements = {reinterpret_cast<Element*>(take(tables * int64_t{sizeof(Element)})),
+                        g.input.num_rows, n.units};
     const int64_t width = round_up(g.H, kLanes) + round_up(g.I, kLanes) + kLanes;
     gradient = take(GradientScratch<Format>::bytes(width, n, threads));
     bytes = at - start;
   }
 
-  int64_t steps;            // whose dx is formed at once
-  float* dc;                // [B][hidden]
-  float* carry;             // [B][hidden]: dh that passes a step where its lane does nothing
-  Element* first;           // [B][H]: h0 in memory format
-  float* d_table;           // [num_rows][G]: gradient of the projected embedding
-  Element* table_elements;  // the same in memory format
+  int64_t steps;              // whose dx is formed at once
+  float* dc;                  // [group][B][lane]
+  float* carry;               // [group][B][lane]: dh that passes a step where its lane does nothing
+  Element* first;             // [B][H]: h0 in memory format
+  GateMatrix<float> d_table;  // gradient of the projected embedding
+  GateMatrix<Element> d_table_elements;  // the same in memory format
   char* gradient;
   int64_t bytes;
 };
@@ -55,8 +56,8 @@ void start_backward(const BackwardArgs& g, const Sizes<Format>& n, const Backwar
       const auto read = [&](const float* p) {
         return p == nullptr ? Vec{} : load_part<Float32>(p + b * g.H + k, count);
       };
-      Float32::store(s.dc + b * n.hidden + k, read(g.dc_last));
-      Float32::store(s.carry + b * n.hidden + k, read(g.dh_last));
+      Float32::store(s.dc + k * g.B + b * kLanes, read(g.dc_last));
+      Float32::store(s.carry + k * g.B + b * kLanes, read(g.dh_last));
       store_part<Format>(s.first + b * g.H + k, read(g.h0), count);
     }
   }
@@ -67,58 +68,56 @@ template <typename Format, typename Engine>
 void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
                    const BackwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t) {
   using Element = typename Format::Element;
-  Element* const gates = static_cast<Element*>(g.gates) + t * g.B * n.gates;
+  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const float* const cells = g.cells + t * g.B * n.hidden;
   const float* const new_cells = cells + g.B * n.hidden;
   const Element* const dy =
       g.dy == nullptr ? nullptr : static_cast<const Element*>(g.dy) + t * g.B * g.H;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   const bool is_last = t == g.T - 1;
-  const auto cell = [&](int64_t first, int rows, int64_t strip, int strips, const float* sums) {
-    for (int r = 0; r < rows; ++r) {
-      const int64_t b = first + r;
-      for (int q = 0; q < strips; ++q) {
-        const int64_t k = (strip + q) * kLanes;
-        const int64_t count = g.H - k;
-        Vec dh{};
-        if (!is_last) {
-          dh = Float32::load(sums + (r * strips + q) * kLanes);
-          if (g.recurrent_mask != nullptr) {
-            dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
-          }
+  const auto cell = [&](int64_t b, int64_t strip, int strips, const float* sums) {
+    for (int q = 0; q < strips; ++q) {
+      const int64_t k = (strip + q) * kLanes;
+      const int64_t count = g.H - k;
+      Vec dh{};
+      if (!is_last) {
+        dh = Float32::load(sums + q * kLanes);
+        if (g.recurrent_mask != nullptr) {
+          dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
         }
-        if (is_last || has_lengths) dh += Float32::load(s.carry + b * n.hidden + k);
-        Element* const gate = gates + b * n.gates + 4 * k;
-        if (has_lengths) {
-          const bool active = is_active(g.begins, g.ends, t, b);
-          Float32::store(s.carry + b * n.hidden + k, active ? Vec{} : dh);
-          if (!active) {
-            for (int j = 0; j < 4; ++j) Format::store(gate + j * kLanes, Vec{});
-            continue;
-          }
-        }
-        if (dy != nullptr) dh += load_part<Format>(dy + b * g.H + k, count);
-        const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
-        const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
-        const Vec squashed = tanh(Float32::load(new_cells + b * n.hidden + k));
-        float* const at = s.dc + b * n.hidden + k;
-        const Vec dc = Float32::load(at) + dh * o * (1.0f - squashed * squashed);
-        Float32::store(at, dc * f);
-        Format::store(gate, dc * z * i * (1.0f - i));
-        Format::store(gate + kLanes, dc * Float32::load(cells + b * n.hidden + k) * f * (1.0f - f));
-        Format::store(gate + 2 * kLanes, dc * i * (1.0f - z * z));
-        Format::store(gate + 3 * kLanes, dh * squashed * o * (1.0f - o));
       }
+      if (is_last || has_lengths) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+      Element* const gate = gates.at(t / s.steps, strip + q, t % s.steps * g.B + b);
+      if (has_lengths) {
+        const bool active = is_active(g.begins, g.ends, t, b);
+        Float32::store(s.carry + k * g.B + b * kLanes, active ? Vec{} : dh);
+        if (!active) {
+          for (int j = 0; j < 4; ++j) Format::store(gate + j * kLanes, Vec{});
+          continue;
+        }
+      }
+      if (dy != nullptr) dh += load_part<Format>(dy + b * g.H + k, count);
+      const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
+      const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
+      const Vec squashed = tanh(Float32::load(new_cells + k * g.B + b * kLanes));
+      float* const at = s.dc + k * g.B + b * kLanes;
+      const Vec dc = Float32::load(at) + dh * o * (1.0f - squashed * squashed);
+      Float32::store(at, dc * f);
+      Format::store(gate, dc * z * i * (1.0f - i));
+      Format::store(gate + kLanes,
+                    dc * Float32::load(cells + k * g.B + b * kLanes) * f * (1.0f - f));
+      Format::store(gate + 2 * kLanes, dc * i * (1.0f - z * z));
+      Format::store(gate + 3 * kLanes, dh * squashed * o * (1.0f - o));
     }
   };
   if (is_last) {
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
-      for (int64_t u = my.units.begin; u < my.units.end; ++u) cell(b, 1, u, 1, nullptr);
+      for (int64_t u = my.units.begin; u < my.units.end; ++u) cell(b, u, 1, nullptr);
     }
     return;
   }
-  multiply(engine, gates + g.B * n.gates, n.gates, my.lanes, w.recurrent, w.stride, my.units,
-           n.gate_inner, cell);
+  const Left<Element> next = gates.left((t + 1) / s.steps, (t + 1) % s.steps * g.B);
+  multiply(engine, next, my.lanes, w.recurrent, w.stride, my.units, n.gates, cell);
 }
 
 // dh0 = gate gradients of the first step * w_hh; dc0 is what the loop left.
@@ -128,22 +127,19 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                      const Share& my, Engine& engine) {
   using Element = typename Format::Element;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
-  multiply(engine, static_cast<const Element*>(g.gates), n.gates, my.lanes, w.recurrent, w.stride,
-           my.units, n.gate_inner,
-           [&](int64_t first, int rows, int64_t strip, int strips, const float* sums) {
-             for (int r = 0; r < rows; ++r) {
-               const int64_t b = first + r;
-               for (int q = 0; q < strips; ++q) {
-                 const int64_t k = (strip + q) * kLanes, count = g.H - k;
-                 Vec dh = Float32::load(sums + (r * strips + q) * kLanes);
-                 if (g.recurrent_mask != nullptr) {
-                   dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
-                 }
-                 if (has_lengths) dh += Float32::load(s.carry + b * n.hidden + k);
-                 store_part<Float32>(g.dh0 + b * g.H + k, dh, count);
-                 const Vec dc = Float32::load(s.dc + b * n.hidden + k);
-                 store_part<Float32>(g.dc0 + b * g.H + k, dc, count);
+  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
+  multiply(engine, gates.left(0, 0), my.lanes, w.recurrent, w.stride, my.units, n.gates,
+           [&](int64_t b, int64_t strip, int strips, const float* sums) {
+             for (int q = 0; q < strips; ++q) {
+               const int64_t k = (strip + q) * kLanes, count = g.H - k;
+               Vec dh = Float32::load(sums + q * kLanes);
+               if (g.recurrent_mask != nullptr) {
+                 dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
                }
+               if (has_lengths) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+               store_part<Float32>(g.dh0 + b * g.H + k, dh, count);
+               const Vec dc = Float32::load(s.dc + k * g.B + b * kLanes);
+               store_part<Float32>(g.dc0 + b * g.H + k, dc, count);
              }
            });
 }
@@ -151,39 +147,39 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
 // out (rows, I) = gate gradients * w_ih for some rows and strips.
 template <typename Format, typename Out, typename Engine>
 void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
-                    Engine& engine, const typename Format::Element* gates, Range rows, Range strips,
-                    typename Out::Element* out) {
-  multiply(engine, gates, n.gates, rows, w.input, w.stride, strips, n.gate_inner,
-           [&](int64_t first, int count, int64_t strip, int num, const float* sums) {
-             for (int r = 0; r < count; ++r) {
-               for (int q = 0; q < num; ++q) {
-                 const int64_t k = (strip + q) * kLanes;
-                 store_part<Out>(out + (first + r) * g.I + k,
-                                 Float32::load(sums + (r * num + q) * kLanes), g.I - k);
-               }
+                    Engine& engine, const Left<typename Format::Element>& gates, Range rows,
+                    Range strips, typename Out::Element* out) {
+  multiply(engine, gates, rows, w.input, w.stride, strips, n.gates,
+           [&](int64_t row, int64_t strip, int num, const float* sums) {
+             for (int q = 0; q < num; ++q) {
+               const int64_t k = (strip + q) * kLanes;
+               store_part<Out>(out + row * g.I + k, Float32::load(sums + q * kLanes), g.I - k);
              }
            });
 }
 
 // Sums the gate gradients by token, for the units of one thread.
 template <typename Format>
-void sum_by_token(const BackwardArgs& g, const Sizes<Format>& n, const BackwardScratch<Format>& s,
-                  Range units) {
-  using Element = typename Format::Element;
-  const int64_t from = units.begin * 4 * kLanes, to = units.end * 4 * kLanes;
-  for (int64_t v = 0; v < g.input.num_rows; ++v) {
-    for (int64_t k = from; k < to; k += kLanes) Float32::store(s.d_table + v * n.gates + k, Vec{});
-  }
-  for (int64_t row = 0; row < g.T * g.B; ++row) {
-    const Element* const gate = static_cast<const Element*>(g.gates) + row * n.gates;
-    float* const sum = s.d_table + g.input.tokens[row] * n.gates;
-    for (int64_t k = from; k < to; k += kLanes) {
-      Float32::store(sum + k, Float32::load(sum + k) + Format::load(gate + k));
+void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s,
+                  const GateMatrix<const typename Format::Element>& gates, Range units) {
+  constexpr int64_t kGroup = 4 * kLanes;
+  for (int64_t u = units.begin; u < units.end; ++u) {
+    float* const table = s.d_table.at(0, u, 0);
+    for (int64_t k = 0; k < g.input.num_rows * kGroup; k += kLanes) {
+      Float32::store(table + k, Vec{});
     }
-  }
-  for (int64_t v = 0; v < g.input.num_rows; ++v) {
-    for (int64_t k = from; k < to; k += kLanes) {
-      Format::store(s.table_elements + v * n.gates + k, Float32::load(s.d_table + v * n.gates + k));
+    for (int64_t t = 0; t < g.T; ++t) {
+      const auto* gate = gates.at(t / s.steps, u, t % s.steps * g.B);
+      for (int64_t b = 0; b < g.B; ++b, gate += kGroup) {
+        float* const sum = table + g.input.tokens[t * g.B + b] * kGroup;
+        for (int64_t k = 0; k < kGroup; k += kLanes) {
+          Float32::store(sum + k, Float32::load(sum + k) + Format::load(gate + k));
+        }
+      }
+    }
+    auto* const elements = s.d_table_elements.at(0, u, 0);
+    for (int64_t k = 0; k < g.input.num_rows * kGroup; k += kLanes) {
+      Format::store(elements + k, Float32::load(table + k));
     }
   }
 }
@@ -193,7 +189,9 @@ void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardScratch<Format>& s, Engine& engine, Member me) {
   using Element = typename Format::Element;
   using F = Factor<Format>;
-  const auto* const gates = static_cast<const Element*>(g.gates);
+  const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
+                                        n.units};
+  const GateMatrix<const Element> table{s.d_table_elements.gates, g.input.num_rows, n.units};
   const auto* const y = static_cast<const Element*>(g.y);
   const auto* const input = static_cast<const Element*>(g.input.rows);
   // Row r of the state is y of the step before.
@@ -217,8 +215,28 @@ void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   if (g.dw_ih != nullptr) factors[count++] = dense;
   if (g.db != nullptr) factors[count++] = bias;
   if (count > 0) {
-    weight_gradient(factors, count, g.input.num_rows, g.H, s.table_elements, n, s.gradient, engine,
-                    me);
+    weight_gradient(factors, count, g.input.num_rows, g.H, table, n, s.gradient, engine, me);
+  }
+}
+
+// dx of the chunk that begins at step t, the part of one thread.
+template <typename Format, typename Engine>
+void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
+                          const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                          const Share& my, Engine& engine, Member me, int64_t t) {
+  using Element = typename Format::Element;
+  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
+  const Left<Element> chunk = gates.left(t / s.steps, 0);
+  Element* const dx = static_cast<Element*>(g.dx) + t * g.B * g.I;
+  const int64_t steps = min_of(s.steps, g.T - t);
+  if (!my.is_alone) {
+    const Range strips = part_of({0, n.input_strips}, me.index, me.count);
+    input_gradient<Format, Format>(g, n, w, engine, chunk, {0, steps * g.B}, strips, dx);
+    return;
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    const Range rows{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
+    input_gradient<Format, Format>(g, n, w, engine, chunk, rows, {0, n.input_strips}, dx);
   }
 }
 
@@ -230,36 +248,25 @@ void backward(const BackwardArgs& g, Member me) {
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
-  const Share my(me, n.units, g.B, n.gate_inner * n.hidden * int64_t{sizeof(Element)});
+  const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(Element)});
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
-  const auto* const gates = static_cast<const Element*>(g.gates);
   start_backward(g, n, s, my);
   for (int64_t t = g.T - 1; t >= 0; --t) {
     backward_step(g, n, w, s, my, engine, t);
     if (!my.is_alone) me.barrier->wait(me.count);
-    if (has_dx && t % s.steps == 0) {
-      const int64_t steps = min_of(s.steps, g.T - t);
-      const Range strips =
-          my.is_alone ? Range{0, n.input_strips} : part_of({0, n.input_strips}, me.index, me.count);
-      const Range lanes = my.is_alone ? my.lanes : Range{0, g.B};
-      const bool is_whole = lanes.end - lanes.begin == g.B;
-      for (int64_t k = 0; k < (is_whole ? 1 : steps); ++k) {
-        const Range rows = is_whole ? Range{t * g.B, (t + steps) * g.B}
-                                    : Range{(t + k) * g.B + lanes.begin, (t + k) * g.B + lanes.end};
-        input_gradient<Format, Format>(g, n, w, engine, gates, rows, strips,
-                                       static_cast<Element*>(g.dx));
-      }
-    }
+    if (has_dx && t % s.steps == 0) chunk_input_gradient(g, n, w, s, my, engine, me, t);
   }
   finish_backward(g, n, w, s, my, engine);
   me.barrier->wait(me.count);
   if (g.input.tokens != nullptr) {
-    sum_by_token(g, n, s, part_of({0, n.units}, me.index, me.count));
+    const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
+                                          n.units};
+    sum_by_token(g, s, gates, part_of({0, n.units}, me.index, me.count));
     me.barrier->wait(me.count);
     if (g.dx != nullptr) {
       const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
-      input_gradient<Format, Float32>(g, n, w, engine, s.table_elements, rows, {0, n.input_strips},
-                                      static_cast<float*>(g.dx));
+      input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
+                                      {0, n.input_strips}, static_cast<float*>(g.dx));
     }
   }
   all_weight_gradients(g, n, s, engine, me);

@@ -11,7 +11,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr int64_t kChunkRows = 128;
 inline constexpr int64_t kSharedWeights = 512 << 10;
 
 // Which units and lanes a thread owns.
@@ -40,7 +39,7 @@ struct ForwardScratch {
     // One more cache line than needed: rows at a power of two would share the same cache sets.
     state_stride = round_up(n.state_inner * int64_t{sizeof(Element)}, 64) / sizeof(Element) +
                    64 / sizeof(Element);
-    steps = min_of(g.T, ceil_div(kChunkRows, g.B > 0 ? g.B : 1));
+    steps = chunk_steps(g.T, g.B);
     const int64_t rows = g.input.tokens != nullptr ? g.input.num_rows : steps * g.B;
     char* at = static_cast<char*>(g.workspace);
     char* const start = at;
@@ -50,7 +49,7 @@ struct ForwardScratch {
       return here;
     };
     states = reinterpret_cast<Element*>(take(2 * g.B * state_stride * int64_t{sizeof(Element)}));
-    projected = reinterpret_cast<float*>(take(rows * n.gates * 4));
+    projected = {reinterpret_cast<float*>(take(rows * n.gates * 4)), rows, n.units};
     cells = reinterpret_cast<float*>(take(g.cells == nullptr ? g.B * n.hidden * 4 : 0));
     bytes = at - start;
   }
@@ -59,11 +58,11 @@ struct ForwardScratch {
     return states + (step & 1) * lanes * state_stride;
   }
 
-  int64_t state_stride;  // elements
-  int64_t steps;         // of dense input that are projected at once
-  Element* states;       // [2][B][state_stride]: h_{t-1} as the recurrence sees it, and h_t
-  float* projected;      // [rows][G]: input times w_ih, plus bias
-  float* cells;          // [B][hidden] when none are kept
+  int64_t state_stride;         // elements
+  int64_t steps;                // of dense input that are projected at once
+  Element* states;              // [2][B][state_stride]: h_{t-1} as the recurrence sees it, and h_t
+  GateMatrix<float> projected;  // input times w_ih, plus bias: of a chunk, or of every token
+  float* cells;                 // [group][B][lane] when none are kept
   int64_t bytes;
 };
 
@@ -92,7 +91,7 @@ void start_forward(const ForwardArgs& g, const Sizes<Format>& n, const ForwardSc
       }
       const Vec c = g.c0 == nullptr ? Vec{} : load_part<Float32>(g.c0 + b * g.H + k, count);
       store_part<Format>(s.state(0, g.B) + b * s.state_stride + k, h, n.state_inner - k);
-      Float32::store(cells + b * n.hidden + k, c);
+      Float32::store(cells + k * g.B + b * kLanes, c);
     }
     if (to == n.hidden) {  // the padding of both states is this thread's too
       for (int64_t t = 0; t < 2; ++t) {
@@ -107,69 +106,66 @@ void start_forward(const ForwardArgs& g, const Sizes<Format>& n, const ForwardSc
 template <typename Format, bool kKeep, typename Engine>
 void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
-                  const float* projected, float* cells, float* new_cells) {
+                  float* cells, float* new_cells) {
   using Element = typename Format::Element;
   const Element* const state = s.state(t, g.B);
   Element* const new_state = s.state(t + 1, g.B);
   Element* const y = static_cast<Element*>(g.y) + t * g.B * g.H;
-  Element* const gates = static_cast<Element*>(g.gates) + (kKeep ? t * g.B * n.gates : 0);
+  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
+  const int64_t first_row = t % s.steps * g.B;
   const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
-  multiply(engine, state, s.state_stride, my.lanes, w.recurrent, w.recurrent_stride,
-           {4 * my.units.begin, 4 * my.units.end}, n.state_inner,
-           [&](int64_t first, int rows, int64_t strip, int, const float* sums) {
-             const int64_t k = strip / 4 * kLanes;
+  multiply(engine, plain(state, s.state_stride, n.state_inner), my.lanes, w.recurrent,
+           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end}, n.state_inner,
+           [&](int64_t b, int64_t strip, int, const float* sum) {
+             const int64_t u = strip / 4, k = u * kLanes;
              const int64_t count = g.H - k;
-             for (int r = 0; r < rows; ++r) {
-               const int64_t b = first + r;
-               const float* const in = projected + (tokens ? tokens[b] : b) * n.gates + 4 * k;
-               const float* const sum = sums + r * 4 * kLanes;
-               const auto gate = [&](int q) {
-                 return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
-               };
-               const Vec i = sigmoid(gate(0)), f = sigmoid(gate(1)), z = tanh(gate(2));
-               const Vec o = sigmoid(gate(3));
-               Vec c = f * Float32::load(cells + b * n.hidden + k) + i * z;
-               Vec h = o * tanh(c);
-               Vec out = h;
-               if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
-                 c = Float32::load(cells + b * n.hidden + k);
-                 out = Vec{};
-                 Format::store(new_state + b * s.state_stride + k,
-                               Format::load(state + b * s.state_stride + k));
-               } else {
-                 if (g.recurrent_mask != nullptr) {
-                   h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
-                 }
-                 Format::store(new_state + b * s.state_stride + k, h);
+             const float* const in = s.projected.at(0, u, tokens ? tokens[b] : first_row + b);
+             const auto gate = [&](int q) {
+               return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
+             };
+             const Vec i = sigmoid(gate(0)), f = sigmoid(gate(1)), z = tanh(gate(2));
+             const Vec o = sigmoid(gate(3));
+             const Vec old = Float32::load(cells + k * g.B + b * kLanes);
+             Vec c = f * old + i * z;
+             Vec h = o * tanh(c);
+             Vec out = h;
+             if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
+               c = old;
+               out = Vec{};
+               Format::store(new_state + b * s.state_stride + k,
+                             Format::load(state + b * s.state_stride + k));
+             } else {
+               if (g.recurrent_mask != nullptr) {
+                 h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
                }
-               Float32::store(new_cells + b * n.hidden + k, c);
-               store_part<Format>(y + b * g.H + k, out, count);
-               if constexpr (kKeep) {
-                 Element* const kept = gates + b * n.gates + 4 * k;
-                 Format::stream(kept, i);
-                 Format::stream(kept + kLanes, f);
-                 Format::stream(kept + 2 * kLanes, z);
-                 Format::stream(kept + 3 * kLanes, o);
-               }
+               Format::store(new_state + b * s.state_stride + k, h);
+             }
+             Float32::store(new_cells + k * g.B + b * kLanes, c);
+             store_part<Format>(y + b * g.H + k, out, count);
+             if constexpr (kKeep) {
+               Element* const kept = gates.at(t / s.steps, u, first_row + b);
+               Format::stream(kept, i);
+               Format::stream(kept + kLanes, f);
+               Format::stream(kept + 2 * kLanes, z);
+               Format::stream(kept + 3 * kLanes, o);
              }
            });
 }
 
-// projected[row] = rows of the input times w_ih, plus the bias, for the units of one thread.
+// Rows of the input times w_ih, plus the bias, for the units of one thread.
 template <typename Format, typename Engine>
 void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
-                   Engine& engine, Range rows, Range units, const void* input, float* projected) {
-  multiply(engine, static_cast<const typename Format::Element*>(input), g.input.stride, rows,
-           w.input, w.input_stride, {4 * units.begin, 4 * units.end}, n.input_inner,
-           [&](int64_t first, int count, int64_t strip, int strips, const float* sums) {
-             for (int r = 0; r < count; ++r) {
-               for (int q = 0; q < strips; ++q) {
-                 const int64_t at = (strip + q) * kLanes;
-                 const Vec sum = Float32::load(sums + (r * strips + q) * kLanes);
-                 Float32::store(projected + (first + r) * n.gates + at,
-                                sum + Float32::load(w.bias + at));
-               }
+                   Engine& engine, Range rows, Range units, const void* input,
+                   const GateMatrix<float>& projected) {
+  const auto* const elements = static_cast<const typename Format::Element*>(input);
+  multiply(engine, plain(elements, g.input.stride, n.input_inner), rows, w.input, w.input_stride,
+           {4 * units.begin, 4 * units.end}, n.input_inner,
+           [&](int64_t row, int64_t strip, int, const float* sums) {
+             float* const out = projected.at(0, strip / 4, row);
+             for (int q = 0; q < 4; ++q) {
+               const Vec sum = Float32::load(sums + q * kLanes);
+               Float32::store(out + q * kLanes, sum + Float32::load(w.bias + (strip + q) * kLanes));
              }
            });
 }
@@ -192,7 +188,8 @@ void finish_forward(const ForwardArgs& g, const Sizes<Format>& n, const float* c
         h = load_part<Float32>(g.h0 + b * g.H + k, count);
       }
       store_part<Float32>(g.h_last + b * g.H + k, h, count);
-      store_part<Float32>(g.c_last + b * g.H + k, Float32::load(cells + b * n.hidden + k), count);
+      store_part<Float32>(g.c_last + b * g.H + k, Float32::load(cells + k * g.B + b * kLanes),
+                          count);
     }
   }
 }
@@ -227,10 +224,8 @@ void forward_loop(const ForwardArgs& g, Member me) {
         }
       }
     }
-    const float* const projected =
-        is_dense ? s.projected + t % s.steps * g.B * n.gates : s.projected;
     float* const new_cells = kKeep ? cells + g.B * n.hidden : cells;
-    forward_step<Format, kKeep>(g, n, w, s, my, engine, t, projected, cells, new_cells);
+    forward_step<Format, kKeep>(g, n, w, s, my, engine, t, cells, new_cells);
     cells = new_cells;
     if (!my.is_alone) me.barrier->wait(me.count);
   }

@@ -17,15 +17,13 @@ struct Sizes {
         gates(4 * hidden),
         state_inner(round_up(H, Format::kInner)),
         input_inner(round_up(I, Format::kInner)),
-        gate_inner(round_up(gates, Format::kInner)),
         input_strips(ceil_div(I, kLanes)) {}
 
   int64_t units;        // groups of kLanes hidden units
   int64_t hidden;       // H padded to whole groups
-  int64_t gates;        // G of lstm.h
+  int64_t gates;        // G of lstm.h; whole tiles as an inner dimension
   int64_t state_inner;  // H as an inner dimension
   int64_t input_inner;  // I as an inner dimension
-  int64_t gate_inner;   // G as an inner dimension
   int64_t input_strips;
 };
 
@@ -53,12 +51,29 @@ struct BackwardWeights {
   using Element = typename Format::Element;
   BackwardWeights(const void* packed, const Sizes<Format>& n)
       : recurrent(static_cast<const Element*>(packed)),
-        stride(n.gate_inner * kLanes),
+        stride(n.gates * kLanes),
         input(recurrent + n.units * stride) {}
 
   const Element* recurrent;
   int64_t stride;
   const Element* input;
+};
+
+// Rows of gates as lstm.h lays them out: a chunk of `rows`, group by group.
+template <typename Element>
+struct GateMatrix {
+  static constexpr int64_t kGroup = 4 * kLanes;
+  Element* gates;
+  int64_t rows;    // of a chunk
+  int64_t groups;  // U
+
+  FASTLSTM_INLINE Element* at(int64_t chunk, int64_t group, int64_t row) const {
+    return gates + ((chunk * groups + group) * rows + row) * kGroup;
+  }
+  // Rows from `row` of a chunk on as a left operand, gates as the inner dimension.
+  FASTLSTM_INLINE Left<Element> left(int64_t chunk, int64_t row) const {
+    return {at(chunk, 0, row), kGroup, kGroup, rows * kGroup};
+  }
 };
 
 template <typename Format>
@@ -71,7 +86,7 @@ int64_t forward_bytes(int64_t I, int64_t H) {
 template <typename Format>
 int64_t backward_bytes(int64_t I, int64_t H) {
   const Sizes<Format> n(I, H);
-  const int64_t elements = n.gate_inner * kLanes * (n.units + n.input_strips);
+  const int64_t elements = n.gates * kLanes * (n.units + n.input_strips);
   return elements * static_cast<int64_t>(sizeof(typename Format::Element));
 }
 
@@ -167,7 +182,7 @@ void pack_backward(const PackArgs& args, Member me) {
     const bool is_recurrent = s < n.units;
     const int64_t first = (is_recurrent ? s : s - n.units) * kLanes;
     pack_column_strip<Format>(is_recurrent ? args.w_hh : args.w_ih, args.H,
-                              is_recurrent ? args.H : args.I, n.gate_inner, first,
+                              is_recurrent ? args.H : args.I, n.gates, first,
                               const_cast<Element*>(packed.recurrent) + s * packed.stride);
   }
 }

@@ -41,7 +41,7 @@ FASTLSTM_INLINE Vec max_of(Vec a, Vec b) { return b > a ? b : a; }
 // 1 / x to about 1 ulp for normal, finite x whose reciprocal is normal.
 FASTLSTM_INLINE Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
-  const Vec r = bits_of<Vec>(_mm512_rcp14_ps(bits_of<__m512>(x)));
+  const Vec r = bits_of<Vec>(_mm512_maskz_rcp14_ps(0xffff, bits_of<__m512>(x)));
   return r * (2.0f - x * r);
 #else
   return 1.0f / x;

@@ -92,22 +92,29 @@ void transpose_factor(const Factor<Format>& factor, int64_t k, Range rows, int64
   }
 }
 
-// Packs rows of the gate gradients as strips: [padded / pair][kLanes][pair] each.
+// Packs rows of the gate gradients of a group as four strips: [padded / pair][kLanes][pair] each.
 template <typename Format>
-void pack_gates(const typename Format::Element* gates, int64_t stride, Range rows, int64_t padded,
-                int64_t strip, int strips, typename Format::Element* out) {
+void pack_gates(const GateMatrix<const typename Format::Element>& gates, Range rows, int64_t padded,
+                int64_t group, typename Format::Element* out) {
+  using Element = typename Format::Element;
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
+  static constexpr Element kZero[4 * kLanes] = {};
+  const auto row = [&](int64_t r) {
+    return r < rows.end ? gates.at(r / gates.rows, group, r % gates.rows) : kZero;
+  };
   for (int64_t r = 0; r < padded; r += Format::kPair) {
-    for (int s = 0; s < strips; ++s) {
-      const auto* const from = gates + (rows.begin + r) * stride + (strip + s) * kLanes;
-      auto* const to = out + (s * kChunk + r) * kLanes;
-      if constexpr (Format::kPair == 1) {
-        Float32::store(to, rows.begin + r < rows.end ? Float32::load(from) : Vec{});
-      } else {
-        Halves low{}, high{};
-        if (rows.begin + r < rows.end) __builtin_memcpy(&low, from, sizeof low);
-        if (rows.begin + r + 1 < rows.end) __builtin_memcpy(&high, from + stride, sizeof high);
-        store_words(to, pair_rows(low, high));
+    const Element* const first = row(rows.begin + r);
+    if constexpr (Format::kPair == 1) {
+      for (int s = 0; s < 4; ++s) {
+        Float32::store(out + (s * kChunk + r) * kLanes, Float32::load(first + s * kLanes));
+      }
+    } else {
+      const Element* const second = row(rows.begin + r + 1);
+      for (int s = 0; s < 4; ++s) {
+        Halves low, high;
+        __builtin_memcpy(&low, first + s * kLanes, sizeof low);
+        __builtin_memcpy(&high, second + s * kLanes, sizeof high);
+        store_words(out + (s * kChunk + r) * kLanes, pair_rows(low, high));
       }
     }
   }
@@ -134,11 +141,11 @@ void write_gradient(const float* sums, int64_t num_gates, int64_t width, int64_t
   }
 }
 
-// Every factor's gradient over `num_rows` rows of gate gradients, row stride n.gates.
+// Every factor's gradient over `num_rows` rows of gate gradients.
 template <typename Format, typename Engine>
 void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t num_rows, int64_t H,
-                     const typename Format::Element* gates, const Sizes<Format>& n, char* scratch,
-                     Engine& engine, Member me) {
+                     const GateMatrix<const typename Format::Element>& gates,
+                     const Sizes<Format>& n, char* scratch, Engine& engine, Member me) {
   int64_t total = 0;
   for (int f = 0; f < num_factors; ++f) total += round_up(factors[f].width, kLanes);
   const GradientScratch<Format> s(scratch, total, me.index, me.count);
@@ -162,19 +169,17 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t num
     }
     me.barrier->wait(me.count);
     for (int64_t strip = strips.begin; strip < strips.end; strip += kStrips) {
-      pack_gates<Format>(gates, n.gates, rows, padded, strip, kStrips, s.right);
+      pack_gates<Format>(gates, rows, padded, strip / 4, s.right);
       at = 0;
       for (int f = 0; f < num_factors; ++f) {
-        multiply(engine, left, GradientScratch<Format>::kStride, {at, at + factors[f].width},
-                 s.right, kChunk * kLanes, {0, kStrips}, padded,
-                 [&](int64_t first, int count, int64_t, int, const float* block) {
-                   for (int r = 0; r < count; ++r) {
-                     float* const sum = s.sums + (first + r) * n.gates + strip * kLanes;
-                     for (int q = 0; q < kStrips; ++q) {
-                       Vec v = Float32::load(block + (r * kStrips + q) * kLanes);
-                       if (chunk != 0) v += Float32::load(sum + q * kLanes);
-                       Float32::store(sum + q * kLanes, v);
-                     }
+        multiply(engine, plain(left, GradientScratch<Format>::kStride, padded),
+                 {at, at + factors[f].width}, s.right, kChunk * kLanes, {0, kStrips}, padded,
+                 [&](int64_t row, int64_t, int, const float* block) {
+                   float* const sum = s.sums + row * n.gates + strip * kLanes;
+                   for (int q = 0; q < kStrips; ++q) {
+                     Vec v = Float32::load(block + q * kLanes);
+                     if (chunk != 0) v += Float32::load(sum + q * kLanes);
+                     Float32::store(sum + q * kLanes, v);
                    }
                  });
         at += round_up(factors[f].width, kLanes);
