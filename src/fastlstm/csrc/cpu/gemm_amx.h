@@ -64,11 +64,6 @@ class TileEngine {
           if constexpr (kStrip > 1) _tile_dpbf16ps(3, 5, 7);
         }
         b += 32 * kLanes;
-#pragma GCC unroll 16
-        for (int line = 0; line < 16; ++line) {
-          __builtin_prefetch(b + line * 32, 0, 3);
-          if constexpr (kStrip > 1) __builtin_prefetch(b + strip_stride + line * 32, 0, 3);
-        }
         beside();
       }
       a.rows += a.block_stride;

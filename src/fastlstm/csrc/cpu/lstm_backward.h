@@ -88,6 +88,16 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       }
       if (is_last || has_lengths) dh += Float32::load(s.carry + k * g.B + b * kLanes);
       Element* const gate = gates.at(t / s.steps, strip + q, t % s.steps * g.B + b);
+      if (t > 0) {  // what the next step will read comes from memory
+        const int64_t before = t - 1;
+        const Element* const ahead =
+            gates.at(before / s.steps, strip + q, before % s.steps * g.B + b);
+        for (int64_t line = 0; line < 4 * kLanes; line += 64 / int64_t{sizeof(Element)}) {
+          __builtin_prefetch(ahead + line, 1, 2);
+        }
+        __builtin_prefetch(cells - g.B * n.hidden + k * g.B + b * kLanes, 0, 2);
+        if (dy != nullptr) __builtin_prefetch(dy - g.B * g.H + b * g.H + k, 0, 2);
+      }
       if (has_lengths) {
         const bool active = is_active(g.begins, g.ends, t, b);
         Float32::store(s.carry + k * g.B + b * kLanes, active ? Vec{} : dh);
@@ -99,7 +109,8 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       if (dy != nullptr) dh += load_part<Format>(dy + b * g.H + k, count);
       const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
       const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
-      const Vec squashed = tanh(Float32::load(new_cells + k * g.B + b * kLanes));
+      const Vec squashed =
+          Activation<Format>::tanh(Float32::load(new_cells + k * g.B + b * kLanes));
       float* const at = s.dc + k * g.B + b * kLanes;
       const Vec dc = Float32::load(at) + dh * o * (1.0f - squashed * squashed);
       Float32::store(at, dc * f);

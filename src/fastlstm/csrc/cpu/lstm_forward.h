@@ -108,6 +108,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
                   float* cells, float* new_cells) {
   using Element = typename Format::Element;
+  using A = Activation<Format>;
   const Element* const state = s.state(t, g.B);
   Element* const new_state = s.state(t + 1, g.B);
   Element* const y = static_cast<Element*>(g.y) + t * g.B * g.H;
@@ -124,11 +125,11 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              const auto gate = [&](int q) {
                return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
              };
-             const Vec i = sigmoid(gate(0)), f = sigmoid(gate(1)), z = tanh(gate(2));
-             const Vec o = sigmoid(gate(3));
+             const Vec i = A::sigmoid(gate(0)), f = A::sigmoid(gate(1)), z = A::tanh(gate(2));
+             const Vec o = A::sigmoid(gate(3));
              const Vec old = Float32::load(cells + k * g.B + b * kLanes);
              Vec c = f * old + i * z;
-             Vec h = o * tanh(c);
+             Vec h = o * A::tanh(c);
              Vec out = h;
              if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
                c = old;
