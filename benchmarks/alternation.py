@@ -37,7 +37,8 @@ class Worker:
 
     def run(self, steps: int) -> None:
         """Lets it run `steps` steps and keeps their seconds."""
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
         self.seconds += json.loads(self._read())
@@ -48,7 +49,8 @@ class Worker:
             self._process.wait(timeout=60)
 
     def _read(self) -> str:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
 

@@ -81,7 +81,8 @@ def check() -> None:
 
 def show(shape: Shape, result: dict[str, object]) -> None:
     median, ceilings = result["median_s"], result["ceiling_gflops"]
-    assert isinstance(median, dict) and isinstance(ceilings, dict)
+    assert isinstance(median, dict)
+    assert isinstance(ceilings, dict)
     print(f"{shape}: ceiling {ceilings['fp32']:.0f} fp32, {ceilings['bf16']:.0f} bf16 GFLOP/s")
     for name, seconds in median.items():
         rate = shape.step_flop / seconds / 1e9

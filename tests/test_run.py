@@ -131,7 +131,7 @@ def test_accumulation_equals_the_big_batch(text, tmp_path):
         events: list[dict] = []
         fastlstm.train(
             text, out=tmp_path / name, observers=[events.append],
-            # Muon's bf16 iteration would enlarge a difference in the order of a sum ten thousand times.
+            # Muon's bf16 iteration would enlarge a rounding of the sums ten thousand times.
             **{**TINY, "dropout": 0.0, "steps": 12, "log_every": 1, "optimizer": "sgd", **fields},
         )  # fmt: skip
         losses.append([e["loss"] for e in events if e["event"] == "step"])

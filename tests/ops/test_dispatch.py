@@ -8,7 +8,6 @@ from fastlstm.errors import KernelError
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.dispatch import BACKENDS, explain, select
 
-
 REFUSED = "native: these kernels compute in float32 and bf16, not in float64"
 
 

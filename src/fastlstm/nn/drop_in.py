@@ -47,7 +47,7 @@ class LSTM(nn.LSTM):
     strict = False
     backend: str | None = None
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input: Tensor | PackedSequence,
         hx: tuple[Tensor, Tensor] | None = None,

@@ -116,7 +116,7 @@ class LanguageModel(nn.Module):
             ShapeError: tokens or state of the wrong shape.
         """
         _check(tokens, state, self.config)
-        # Tokens go into the first layer as they are: its kernel then gathers instead of multiplying.
+        # Tokens go into the first layer as they are: its kernel gathers instead of multiplying.
         keeps_tokens = not (self.config.residual or (self.training and self.config.dropout > 0))
         x = tokens if keeps_tokens else self.embedding(tokens)
         x = x if keeps_tokens else self._drop(x, generator, EMBEDDING_SHARE)

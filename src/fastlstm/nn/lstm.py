@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.lstm import lstm, lstm_tokens
 
 if TYPE_CHECKING:
@@ -60,20 +61,15 @@ class LSTMLayer(nn.LSTM):
         Returns:
             `y` `(T, B, H)`, `hT` and `cT` `(B, H)`.
         """
-        arguments = () if embedding is None else (embedding,)
-        call = lstm if embedding is None else lstm_tokens
-        return call(
-            x,
-            *arguments,
-            h0,
-            c0,
+        weights = LSTMWeights(
             self.weight_ih_l0,
             self.weight_hh_l0 if w_hh is None else w_hh,
             self.bias_ih_l0,
             self.bias_hh_l0,
-            backend=self.backend,
-            strict=self.strict,
         )
+        if embedding is None:
+            return lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
+        return lstm_tokens(x, embedding, h0, c0, *weights, backend=self.backend, strict=self.strict)
 
 
 def dropped(

@@ -96,9 +96,7 @@ def kept_sizes(T: int, B: int, H: int, is_bf16: bool) -> tuple[int, int]:
     return kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
 
 
-def forward(
-    s: Sequence, is_bf16: bool, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
+def forward(s: Sequence, is_bf16: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
     """Runs a sequence; returns `y` `(T, B, H)`, `hT`, `cT` `(B, H)` float32 and what is kept."""
     T, B, I, H = s.sizes  # noqa: E741
     kernel = kernels(hardware.cpu().isa, is_bf16)
@@ -242,6 +240,6 @@ def _join_openmp() -> None:
         return
     loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
     for path in sorted(loaded):
-        if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")):
-            if hardware.native().use_openmp(path):
-                return
+        is_openmp = Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))
+        if is_openmp and hardware.native().use_openmp(path):
+            return

@@ -127,15 +127,15 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, y, gates, cells = ctx.saved_tensors
-    s, given = Sequence(*tensors), grads[:3]
+    s, given = Sequence(*tensors), (grads[0], grads[1], grads[2])
     if all(grad is None for grad in given):
         return (None,) * (_NUM_ARGUMENTS + 2)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*s, *given)):
-        if not is_traced(s.rows):
-            raise KernelError(
-                "the native LSTM kernel has no second derivative (create_graph=True);"
-                " use backend='reference' for that"
-            )
+    has_graph = any(t is not None and t.requires_grad for t in (*s, *given))
+    if torch.is_grad_enabled() and has_graph and not is_traced(s.rows):
+        raise KernelError(
+            "the native LSTM kernel has no second derivative (create_graph=True);"
+            " use backend='reference' for that"
+        )
     names = Sequence._fields
     needs = {name: ctx.needs_input_grad[k] for k, name in enumerate(names)}
     wanted = (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])
