@@ -7,6 +7,7 @@ Nothing is measured here: the newest line of each experiment in benchmarks/resul
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,52 @@ def table(quality: dict[str, dict[str, Any]]) -> list[str]:
                 f" {r['tokens'] / 1e6:.1f} M | {r['elapsed_s']:.0f} | {r['tokens_per_s']:,.0f} |"
             )
     return rows
+
+
+def step_lines(folder: Path) -> list[str]:
+    """Returns the table of whole training steps, the newest line of every shape."""
+    path = folder / "training_step.jsonl"
+    if not path.exists():
+        return []
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    shapes = {tuple(line["shape"].values()): line for line in lines}
+    names = list(dict.fromkeys(name for line in shapes.values() for name in line["median_s"]))
+    rows = [
+        "Whole training steps (embedding, LSTM, softmax, clipping, Adam; V = 100), milliseconds,"
+        " medians of one alternating run; in brackets the share of oneDNN's matrix product at the"
+        " recurrent shape, measured in the same run, that the needed operations reach:",
+        "",
+        "| E, H, L, B, T | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for shape, line in shapes.items():
+        cells = []
+        for name in names:
+            seconds = line["median_s"].get(name)
+            if seconds is None:
+                cells.append("")
+                continue
+            ceiling = line["ceiling_gflops"]["bf16" if "bf16" in name else "fp32"]
+            share = line["step_flop"] / seconds / 1e9 / ceiling
+            cells.append(f"{seconds * 1e3:.0f} ({100 * share:.0f} %)")
+        rows.append(f"| {', '.join(map(str, shape))} | " + " | ".join(cells) + " |")
+    rows += ["", *ratio_lines(list(shapes.values()), names), ""]
+    return rows
+
+
+def ratio_lines(lines: list[dict[str, Any]], names: list[str]) -> list[str]:
+    """Returns a sentence with the geometric means over all shapes."""
+    parts = []
+    for own in (name for name in names if name.startswith("fastlstm")):
+        for peer in (name for name in names if not name.startswith("fastlstm")):
+            ratios = [
+                line["median_s"][peer] / line["median_s"][own]
+                for line in lines
+                if peer in line["median_s"]
+            ]
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            parts.append(f"{own} {mean:.2f}x {peer}")
+    return ["Geometric means of the ratios: " + "; ".join(parts) + "."]
 
 
 def keras_lines(quality: dict[str, Any], keras: dict[str, Any] | None) -> list[str]:
@@ -139,7 +186,9 @@ def main() -> None:
         ]
         page += [f"## {folder.name}", "", *block, "![quality against time](images/quality.svg)", ""]
         page += ["Each row: `python benchmarks/quality.py EXPERIMENT TEXT`.", ""]
-        summary = [*block, "![quality against time](docs/images/quality.svg)", ""]
+        steps = step_lines(folder)
+        page += [*steps, "By `python benchmarks/training_step.py`.", ""] if steps else []
+        summary = [*block, "![quality against time](docs/images/quality.svg)", "", *steps]
     (REPOSITORY / "docs" / "results.md").write_text("\n".join(page), encoding="utf-8")
     readme = REPOSITORY / "README.md"
     whole = readme.read_text(encoding="utf-8")

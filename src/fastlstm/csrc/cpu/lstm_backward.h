@@ -48,8 +48,7 @@ int64_t backward_workspace(const BackwardArgs& g) {
 }
 
 template <typename Format>
-void start_backward(const BackwardArgs& g, const Sizes<Format>& n, const BackwardScratch<Format>& s,
-                    const Share& my) {
+void start_backward(const BackwardArgs& g, const BackwardScratch<Format>& s, const Share& my) {
   for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
     for (int64_t k = my.units.begin * kLanes; k < my.units.end * kLanes; k += kLanes) {
       const int64_t count = g.H - k;
@@ -169,65 +168,82 @@ void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const Backwar
            });
 }
 
-// Sums the gate gradients by token, for the units of one thread.
+// Adds gate gradients of some rows to the table row of their token, for one group.
 template <typename Format>
-void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s,
-                  const GateMatrix<const typename Format::Element>& gates, Range units) {
+void sum_by_token(const BackwardArgs& g, const GateMatrix<float>& table,
+                  const GateMatrix<const typename Format::Element>& gates, Range rows,
+                  int64_t group) {
   constexpr int64_t kGroup = 4 * kLanes;
-  for (int64_t u = units.begin; u < units.end; ++u) {
-    float* const table = s.d_table.at(0, u, 0);
-    for (int64_t k = 0; k < g.input.num_rows * kGroup; k += kLanes) {
-      Float32::store(table + k, Vec{});
+  float* const sums = table.at(0, group, 0);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const auto* const gate = gates.at(r / gates.rows, group, r % gates.rows);
+    float* const sum = sums + g.input.tokens[r] * kGroup;
+    for (int64_t k = 0; k < kGroup; k += kLanes) {
+      Float32::store(sum + k, Float32::load(sum + k) + Format::load(gate + k));
     }
-    for (int64_t t = 0; t < g.T; ++t) {
-      const auto* gate = gates.at(t / s.steps, u, t % s.steps * g.B);
-      for (int64_t b = 0; b < g.B; ++b, gate += kGroup) {
-        float* const sum = table + g.input.tokens[t * g.B + b] * kGroup;
-        for (int64_t k = 0; k < kGroup; k += kLanes) {
-          Float32::store(sum + k, Float32::load(sum + k) + Format::load(gate + k));
-        }
-      }
-    }
-    auto* const elements = s.d_table_elements.at(0, u, 0);
-    for (int64_t k = 0; k < g.input.num_rows * kGroup; k += kLanes) {
-      Format::store(elements + k, Float32::load(table + k));
-    }
+  }
+}
+
+// dw_hh, and with tokens the gradient of the projected embedding, from the same pass over gates.
+template <typename Format, typename Engine>
+void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
+                        const BackwardScratch<Format>& s, Factor<Format>* factors, int count,
+                        Engine& engine, Member me) {
+  using Element = typename Format::Element;
+  const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
+                                        n.units};
+  const bool has_tokens = g.input.tokens != nullptr;
+  const Range units = part_of({0, n.units}, me.index, me.count);
+  const int64_t values = g.input.num_rows * 4 * kLanes;
+  for (int64_t u = units.begin; u < units.end && has_tokens; ++u) {
+    float* const sums = s.d_table.at(0, u, 0);
+    for (int64_t k = 0; k < values; k += kLanes) Float32::store(sums + k, Vec{});
+  }
+  const auto beside = [&](Range rows, int64_t group) {
+    if (has_tokens) sum_by_token<Format>(g, s.d_table, gates, rows, group);
+  };
+  if (count > 0) {
+    weight_gradient(factors, count, g.T * g.B, g.H, gates, n, s.gradient, engine, me, beside);
+  } else {
+    for (int64_t u = units.begin; u < units.end; ++u) beside({0, g.T * g.B}, u);
+  }
+  for (int64_t u = units.begin; u < units.end && has_tokens; ++u) {
+    const float* const sums = s.d_table.at(0, u, 0);
+    Element* const out = s.d_table_elements.at(0, u, 0);
+    for (int64_t k = 0; k < values; k += kLanes) Format::store(out + k, Float32::load(sums + k));
   }
 }
 
 template <typename Format, typename Engine>
 void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
-                          const BackwardScratch<Format>& s, Engine& engine, Member me) {
+                          const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                          Engine& engine, Member me) {
   using Element = typename Format::Element;
   using F = Factor<Format>;
-  const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
-                                        n.units};
-  const GateMatrix<const Element> table{s.d_table_elements.gates, g.input.num_rows, n.units};
   const auto* const y = static_cast<const Element*>(g.y);
   const auto* const input = static_cast<const Element*>(g.input.rows);
   // Row r of the state is y of the step before.
   const F recurrent{g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, g.recurrent_mask, g.B};
   const F dense{g.I, g.dw_ih, input, g.input.stride, nullptr, nullptr, nullptr, 0};
   const F bias{1, g.db, nullptr, 0, nullptr, nullptr, nullptr, 0};
-  F factors[3];
-  int count = 0;
-  if (g.dw_hh != nullptr) factors[count++] = recurrent;
-  if (g.input.tokens == nullptr) {
-    if (g.dw_ih != nullptr) factors[count++] = dense;
-    if (g.db != nullptr) factors[count++] = bias;
-    if (count > 0) {
-      weight_gradient(factors, count, g.T * g.B, g.H, gates, n, s.gradient, engine, me);
-    }
-    return;
+  F first[3], second[2];
+  int num_first = 0, num_second = 0;
+  if (g.dw_hh != nullptr) first[num_first++] = recurrent;
+  const bool has_tokens = g.input.tokens != nullptr;
+  if (g.dw_ih != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = dense;
+  if (g.db != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = bias;
+  recurrent_gradient(g, n, s, first, num_first, engine, me);
+  if (!has_tokens) return;
+  me.barrier->wait(me.count);  // the table is whole, and the scratch can be used anew
+  if (g.dx != nullptr) {
+    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
+    input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
+                                    {0, n.input_strips}, static_cast<float*>(g.dx));
   }
-  if (count > 0) weight_gradient(factors, 1, g.T * g.B, g.H, gates, n, s.gradient, engine, me);
-  me.barrier->wait(me.count);  // the scratch is used anew
-  count = 0;
-  if (g.dw_ih != nullptr) factors[count++] = dense;
-  if (g.db != nullptr) factors[count++] = bias;
-  if (count > 0) {
-    weight_gradient(factors, count, g.input.num_rows, g.H, table, n, s.gradient, engine, me);
-  }
+  if (num_second == 0) return;
+  const GateMatrix<const Element> table{s.d_table_elements.gates, g.input.num_rows, n.units};
+  weight_gradient(second, num_second, g.input.num_rows, g.H, table, n, s.gradient, engine, me,
+                  [](Range, int64_t) {});
 }
 
 // dx of the chunk that begins at step t, the part of one thread.
@@ -253,15 +269,14 @@ void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
 
 template <typename Format, typename Engine>
 void backward(const BackwardArgs& g, Member me) {
-  using Element = typename Format::Element;
   FlushDenormals flush;
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
-  const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(Element)});
+  const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(typename Format::Element)});
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
-  start_backward(g, n, s, my);
+  start_backward(g, s, my);
   for (int64_t t = g.T - 1; t >= 0; --t) {
     backward_step(g, n, w, s, my, engine, t);
     if (!my.is_alone) me.barrier->wait(me.count);
@@ -269,18 +284,7 @@ void backward(const BackwardArgs& g, Member me) {
   }
   finish_backward(g, n, w, s, my, engine);
   me.barrier->wait(me.count);
-  if (g.input.tokens != nullptr) {
-    const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
-                                          n.units};
-    sum_by_token(g, s, gates, part_of({0, n.units}, me.index, me.count));
-    me.barrier->wait(me.count);
-    if (g.dx != nullptr) {
-      const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
-      input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
-                                      {0, n.input_strips}, static_cast<float*>(g.dx));
-    }
-  }
-  all_weight_gradients(g, n, s, engine, me);
+  all_weight_gradients(g, n, w, s, engine, me);
 }
 
 }  // namespace fastlstm::FASTLSTM_ISA

@@ -173,8 +173,7 @@ void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
 
 // h_last and c_last of the lanes and units of one thread.
 template <typename Format>
-void finish_forward(const ForwardArgs& g, const Sizes<Format>& n, const float* cells,
-                    const Share& my) {
+void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
   using Element = typename Format::Element;
   const auto* const y = static_cast<const Element*>(g.y);
   for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
@@ -230,7 +229,7 @@ void forward_loop(const ForwardArgs& g, Member me) {
     cells = new_cells;
     if (!my.is_alone) me.barrier->wait(me.count);
   }
-  finish_forward(g, n, cells, my);
+  finish_forward<Format>(g, cells, my);
   stream_fence();
 }
 

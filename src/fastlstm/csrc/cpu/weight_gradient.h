@@ -141,11 +141,13 @@ void write_gradient(const float* sums, int64_t num_gates, int64_t width, int64_t
   }
 }
 
-// Every factor's gradient over `num_rows` rows of gate gradients.
-template <typename Format, typename Engine>
+// Every factor's gradient over `num_rows` rows of gate gradients. Calls beside(rows, group) for
+// every chunk and group of the thread while the gates are in its cache.
+template <typename Format, typename Engine, typename Beside>
 void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t num_rows, int64_t H,
                      const GateMatrix<const typename Format::Element>& gates,
-                     const Sizes<Format>& n, char* scratch, Engine& engine, Member me) {
+                     const Sizes<Format>& n, char* scratch, Engine& engine, Member me,
+                     Beside&& beside) {
   int64_t total = 0;
   for (int f = 0; f < num_factors; ++f) total += round_up(factors[f].width, kLanes);
   const GradientScratch<Format> s(scratch, total, me.index, me.count);
@@ -170,6 +172,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t num
     me.barrier->wait(me.count);
     for (int64_t strip = strips.begin; strip < strips.end; strip += kStrips) {
       pack_gates<Format>(gates, rows, padded, strip / 4, s.right);
+      beside(rows, strip / 4);
       at = 0;
       for (int f = 0; f < num_factors; ++f) {
         multiply(engine, plain(left, GradientScratch<Format>::kStride, padded),
