@@ -104,6 +104,8 @@ struct Kernels {
   const char* isa;
   bool is_bf16;
   int lanes;
+  // Whether the forward pass deals lanes out to the threads, and not units.
+  bool (*splits_lanes)(int64_t B, int64_t H, int threads);
   int64_t (*forward_bytes)(int64_t I, int64_t H);   // of pack_forward
   int64_t (*backward_bytes)(int64_t I, int64_t H);  // of pack_backward
   void (*pack_forward)(const PackArgs&, Member);

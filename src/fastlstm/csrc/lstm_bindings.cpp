@@ -128,6 +128,8 @@ void bind_lstm(nb::module_& m) {
            [](const Kernels& k, int64_t I, int64_t H) { return k.forward_bytes(I, H); })
       .def("backward_bytes",
            [](const Kernels& k, int64_t I, int64_t H) { return k.backward_bytes(I, H); })
+      .def("splits_lanes", [](const Kernels& k, int64_t B, int64_t H,
+                              int threads) { return k.splits_lanes(B, H, threads); })
       .def_static("gate_rows", &gate_rows)
       .def("pack", &pack)
       .def("forward", &forward)

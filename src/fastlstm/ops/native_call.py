@@ -100,7 +100,7 @@ def forward(s: Sequence, is_bf16: bool, keep: bool) -> tuple[Tensor, Tensor, Ten
     """Runs a sequence; returns `y` `(T, B, H)`, `hT`, `cT` `(B, H)` float32 and what is kept."""
     T, B, I, H = s.sizes  # noqa: E741
     kernel = kernels(hardware.cpu().isa, is_bf16)
-    threads = _threads(B, I, H)
+    threads = num_threads(B, I, H)
     weights = _pack_forward(s, kernel, threads) if keep else _packed_forward(s, kernel, threads)
     rows = _elements(s.rows, is_bf16)
     y = torch.empty((T, B, H), dtype=element_dtype(is_bf16))
@@ -144,7 +144,7 @@ def backward(
     T, B, I, H = s.sizes  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16
     kernel = kernels(hardware.cpu().isa, is_bf16)
-    threads = _threads(B, I, H)
+    threads = num_threads(B, I, H)
     weights = torch.empty(kernel.backward_bytes(I, H), dtype=torch.uint8)
     w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
     kernel.pack(threads, True, I, H, _address(w_ih), _address(w_hh), 0, 0, weights.data_ptr())
@@ -204,7 +204,8 @@ def _packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     return packed
 
 
-def _threads(B: int, I: int, H: int) -> int:  # noqa: E741
+def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
+    """Returns how many threads a sequence of this size runs on."""
     return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
 
 

@@ -36,7 +36,7 @@ def isa(request, monkeypatch):
 
 @pytest.fixture(params=(1, 2, 4), ids=lambda n: f"{n} threads")
 def threads(request, monkeypatch):
-    monkeypatch.setattr(native_call, "_threads", lambda B, I, H: request.param)  # noqa: E741
+    monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: request.param)  # noqa: E741
     return request.param
 
 
@@ -136,7 +136,7 @@ def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, monkeypatch):
     def run(num):
-        monkeypatch.setattr(native_call, "_threads", lambda B, I, H: num)  # noqa: E741
+        monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: num)  # noqa: E741
         given = ops.make(9, 21, 24, 80).copy(dtype)
         out = lstm(*given.list(), backend="native")
         ops.backpropagate(given, out)

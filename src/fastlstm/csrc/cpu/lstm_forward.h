@@ -19,8 +19,12 @@ struct Share {
   bool is_alone;  // no other thread needs what this one computes within the time loop
 
   // `bytes`: of the recurrent weights.
+  static bool splits_lanes(int64_t num_lanes, int64_t bytes, int count) {
+    return bytes <= kSharedWeights && num_lanes >= 8 * count;
+  }
+
   Share(Member me, int64_t num_units, int64_t num_lanes, int64_t bytes) {
-    const bool by_lanes = bytes <= kSharedWeights && num_lanes >= 8 * me.count;
+    const bool by_lanes = splits_lanes(num_lanes, bytes, me.count);
     const int64_t columns = by_lanes ? 1 : min_of(me.count, num_units);
     const int64_t rows = min_of(me.count / columns, num_lanes > 0 ? num_lanes : 1);
     const int64_t column = me.index % columns, row = me.index / columns;
@@ -69,6 +73,13 @@ struct ForwardScratch {
 template <typename Format>
 int64_t forward_workspace(const ForwardArgs& g) {
   return ForwardScratch<Format>(g, Sizes<Format>(g.I, g.H)).bytes;
+}
+
+template <typename Format>
+bool splits_lanes(int64_t B, int64_t H, int threads) {
+  const Sizes<Format> n(1, H);
+  const int64_t bytes = n.gates * n.state_inner * int64_t{sizeof(typename Format::Element)};
+  return Share::splits_lanes(B, bytes, threads);
 }
 
 FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64_t t, int64_t b) {

@@ -10,6 +10,7 @@ const Kernels& kernel_table(const char* isa) {
   static const Kernels table{isa,
                              Format::kPair == 2,
                              kLanes,
+                             splits_lanes<Format>,
                              forward_bytes<Format>,
                              backward_bytes<Format>,
                              pack_forward<Format>,

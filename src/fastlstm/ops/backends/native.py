@@ -41,10 +41,15 @@ class NativeBackend:
         return None
 
     def kernel(self, call: LSTMCall) -> Kernel:
-        """Returns the kernel with its instruction set and threads."""
-        is_bf16 = call.dtype == torch.bfloat16
-        table = native_call.kernels(hardware.cpu().isa, is_bf16)
-        name = f"fused LSTM {_DTYPES[call.dtype]} ({_UNITS[table.isa]})"
+        """Returns the kernel with its instruction set, threads and panels."""
+        table = native_call.kernels(hardware.cpu().isa, call.dtype == torch.bfloat16)
+        threads = native_call.num_threads(call.B, call.I, call.H)
+        split = "1 thread"
+        if threads > 1:
+            owned = "lanes" if table.splits_lanes(call.B, call.H, threads) else "units"
+            split = f"{threads} threads by {owned}"
+        panel = f"panels of {table.lanes} units"
+        name = f"fused LSTM {_DTYPES[call.dtype]} ({_UNITS[table.isa]}, {split}, {panel})"
         if table.isa == "scalar":
             return Kernel(name, is_fast=False, why="this CPU has none of AVX2, AVX-512, AMX")
         return Kernel(name, is_fast=True)
