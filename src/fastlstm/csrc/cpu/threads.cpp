@@ -1,14 +1,19 @@
 #include "cpu/threads.h"
 
 #include <dlfcn.h>
-#include <sched.h>
 
+#include <climits>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -16,14 +21,28 @@
 namespace fastlstm {
 namespace {
 
-constexpr int kSpins = 4000;  // some 50 us: longer than colleagues that are running differ
-constexpr int kYields = 100;
+constexpr int kSpins = 2000;  // some 100 us: longer than colleagues that are running differ
 
 void relax() {
 #if defined(__x86_64__)
   _mm_pause();
 #endif
 }
+
+// std::atomic::wait yields a few times before it sleeps; beside a busy process every yield costs a
+// whole time slice.
+#if defined(__linux__)
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake_all(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+#else
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) { word.wait(value); }
+void wake_all(std::atomic<uint32_t>& word) { word.notify_all(); }
+#endif
 
 // The entry points of an OpenMP runtime that is already in the process.
 struct OpenMP {
@@ -112,19 +131,17 @@ void Barrier::wait(int count) {
   const uint32_t phase = phase_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-    phase_.notify_all();
+    phase_.store(phase + 1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(phase_);
     return;
   }
   for (int n = 0; n < kSpins; ++n) {
     if (phase_.load(std::memory_order_acquire) != phase) return;
     relax();
   }
-  for (int n = 0; n < kYields; ++n) {
-    if (phase_.load(std::memory_order_acquire) != phase) return;
-    sched_yield();
-  }
-  while (phase_.load(std::memory_order_acquire) == phase) phase_.wait(phase);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (phase_.load(std::memory_order_seq_cst) == phase) sleep_while(phase_, phase);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void run_team(int threads, void (*body)(void*, Member), void* context) {

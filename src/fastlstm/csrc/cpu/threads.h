@@ -8,8 +8,8 @@
 
 namespace fastlstm {
 
-// Meeting point of a team. Waiting spins, then yields, then sleeps: on a machine with other work a
-// member whose colleague is not running must give its core away.
+// Meeting point of a team. Waiting spins for a moment, then sleeps: on a machine with other work a
+// member whose colleague is not running must give its core away, and get it back at once.
 class Barrier {
  public:
   void wait(int count);
@@ -17,6 +17,7 @@ class Barrier {
  private:
   std::atomic<int> arrived_{0};
   std::atomic<uint32_t> phase_{0};
+  std::atomic<int> sleepers_{0};
 };
 
 // Calls body(context, member) on `threads` threads at once, the calling one among them, and
