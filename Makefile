@@ -18,7 +18,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fas
 # An environment that was moved or copied points to its old place: make it again.
 $(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
 
-.PHONY: help demo install test check format bench docs clean
+.PHONY: help demo install test check format sanitize bench docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' Makefile
@@ -43,6 +43,9 @@ format: .venv/.dev  ## put Python and C++ into the common format
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 	.venv/bin/clang-format -i $$(find src/fastlstm/csrc -name '*.h' -o -name '*.cpp')
+
+sanitize:  ## the kernels under the address, undefined-behaviour and thread sanitizers; no Python
+	tests/native/sanitize.sh
 
 bench: install  ## what this machine is and what it was measured to reach
 	.venv/bin/fastlstm info

@@ -94,6 +94,7 @@ def test_features_agree_with_the_kernel() -> None:
 
 def test_cpu_describes_this_machine() -> None:
     info = hardware.cpu()
+    assert hardware.cpu() is info  # every call of a kernel asks
     assert info.isa in environment.ISA_NAMES
     assert 1 <= info.cores <= (os.cpu_count() or 1)
     assert info.vendor

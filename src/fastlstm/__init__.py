@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from fastlstm.infer.language_model import LM
+    from fastlstm.nn.drop_in import LSTM, accelerate
     from fastlstm.ops.dispatch import explain, select
     from fastlstm.run import train
 
@@ -59,7 +60,9 @@ _ERRORS = (
 )
 _HOMES = {
     "LM": "fastlstm.infer.language_model",
+    "LSTM": "fastlstm.nn.drop_in",
     "TrainConfig": "fastlstm.config",
+    "accelerate": "fastlstm.nn.drop_in",
     "explain": "fastlstm.ops.dispatch",
     "select": "fastlstm.ops.dispatch",
     "train": "fastlstm.run",
@@ -68,6 +71,7 @@ _HOMES = {
 
 __all__ = [
     "LM",
+    "LSTM",
     "ConfigError",
     "CorruptFileError",
     "DataError",
@@ -84,6 +88,7 @@ __all__ = [
     "TrainConfig",
     "UsageError",
     "__version__",
+    "accelerate",
     "explain",
     "select",
     "train",

@@ -147,12 +147,18 @@ def cpu() -> CpuInfo:
         ConfigError: FASTLSTM_ISA asks for more than this CPU offers.
         KernelError: the native code cannot be loaded.
     """
-    record, isa, features = _detected()
+    return _described(_lowered(_detected()[1]))
+
+
+@functools.cache
+def _described(isa: str) -> CpuInfo:
+    """Reads some 30 files, every call of a kernel asks: once per process."""
+    record, _, features = _detected()
     caches = _cache_bytes()
     return CpuInfo(
         vendor=record.vendor or platform.machine(),
         model=record.model or platform.processor() or platform.machine(),
-        isa=_lowered(isa),
+        isa=isa,
         features=features,
         cores=cores(),
         l1d_bytes=caches.get(1, 0),

@@ -84,6 +84,27 @@ def test_explain_has_one_line_per_layer_and_follows_autocast():
     assert not slow.is_fast
 
 
+def test_explain_has_one_line_per_direction():
+    model = nn.ModuleList([nn.LSTM(16, 32, 2, bidirectional=True), nn.LSTM(8, 4, bias=False)])
+    reports = explain(model, T=3, B=2)
+    assert [(r.layer, r.call.I, r.call.H, r.call.has_bias) for r in reports] == [
+        ("layer 0", 16, 32, True),
+        ("layer 0 reverse", 16, 32, True),
+        ("layer 1", 64, 32, True),
+        ("layer 1 reverse", 64, 32, True),
+        ("layer 2", 8, 4, False),
+    ]
+    assert {r.backend for r in reports} == {"native"}
+
+
+def test_explain_says_that_a_projection_is_left_to_torch():
+    reports = explain(nn.LSTM(16, 32, 2, proj_size=5))
+    assert [(str(r), r.call.I, r.is_fast) for r in reports] == [
+        (f"layer {k}: torch, its own nn.LSTM (no kernel here projects its output, proj_size=5)", *v)
+        for k, v in enumerate([(16, False), (5, False)])
+    ]
+
+
 def test_explain_knows_training_from_inference():
     layer = nn.LSTM(4, 4)
     assert explain(layer)[0].call.requires_grad

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastlstm.errors import KernelError, ShapeError
-from fastlstm.ops.lstm import lstm
+from fastlstm.ops.lstm import lstm, lstm_tokens
 
 CASES = {
     "small": (5, 3, 4, 6),
@@ -135,6 +135,27 @@ def test_state_carries_over_a_cut(ops):
     torch.testing.assert_close(second.cT, whole.cT, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(0, 3), (4, 0), (0, 0)], ids=["T=0", "B=0", "both 0"])
+def test_no_step_and_no_lane(ops, sizes, dtype, backend):
+    T, B = sizes
+    given = ops.make(T, B, 8, 16).copy(dtype)
+    tokens = torch.zeros((T, B), dtype=torch.int64)
+    embedding = torch.ones((5, 8), dtype=dtype)
+    for out in (
+        lstm(*given.list(), backend=backend),
+        lstm_tokens(tokens, embedding, *given.list()[1:], backend=backend),
+    ):
+        assert (out.y.shape, out.y.dtype) == ((T, B, 16), dtype)
+        assert torch.equal(out.hT, given.tensors["h0"])
+        assert torch.equal(out.cT, given.tensors["c0"])
+    ops.backpropagate(given, lstm(*given.list(), backend=backend))
+    for name, tensor in given.tensors.items():
+        want = {"h0": given.dh, "c0": given.dc}.get(name, torch.zeros(tensor.shape))
+        assert torch.equal(tensor.grad, want.to(dtype)), name
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
@@ -144,7 +165,6 @@ def test_state_carries_over_a_cut(ops):
             r"x has last axis 7, this layer has input_size=8; pass x of shape \(5, 3, 8\)",
         ),
         ("x", (5, 24), r"x has shape \(5, 24\), expected \(T, B, I\)"),
-        ("x", (0, 3, 8), r"x has shape \(0, 3, 8\), expected \(T, B, I\), T and B at least 1"),
         ("h0", (1, 3, 16), r"h0 has shape \(1, 3, 16\), expected \(3, 16\)"),
         ("c0", (4, 16), r"c0 has shape \(4, 16\), expected \(3, 16\)"),
         ("w_ih", (60, 8), r"w_ih has shape \(60, 8\), expected \(64, 8\)"),

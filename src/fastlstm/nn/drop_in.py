@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import ShapeError
+from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMOutput, LSTMWeights, describe_call
-from fastlstm.ops.dispatch import select
+from fastlstm.ops.call import LSTMOutput, LSTMWeights, compute_dtype, describe_call, is_autocast
+from fastlstm.ops.dispatch import left_to_torch, select
 from fastlstm.ops.lstm import lstm
+from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.sequence import run_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
+    State = tuple[Tensor, Tensor]
 
 Padding = Literal["right", "left"]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Lanes(NamedTuple):
@@ -37,24 +38,31 @@ class LSTM(nn.LSTM):
     """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
 
     Layers and directions run one by one through `ops.lstm`. What these kernels cannot run
-    (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it.
+    (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it. So
+    does what `torch.func.grad` or `torch.jit.trace` looks into. `torch.jit.script` takes
+    an `nn.LSTM` only.
+
+    Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
+    into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
 
     Attributes:
-        strict: a slow kernel is a KernelError.
+        strict: a slow kernel, or torch's own, is a KernelError.
         backend: name of the backend to force, or None for the best.
+        is_drop_in: tells `explain` that torch's own runs what no kernel here can.
     """
 
     strict = False
     backend: str | None = None
+    is_drop_in = True
 
     def forward(
         self,
         input: Tensor | PackedSequence,
-        hx: tuple[Tensor, Tensor] | None = None,
+        hx: State | None = None,
         *,
-        lengths: Tensor | Sequence[int] | None = None,
+        lengths: Tensor | list[int] | tuple[int, ...] | None = None,
         padding: Padding = "right",
-    ) -> tuple[Any, tuple[Tensor, Tensor]]:
+    ) -> tuple[Any, State]:
         """Runs a batch of sequences.
 
         Args:
@@ -70,71 +78,138 @@ class LSTM(nn.LSTM):
 
         Raises:
             ShapeError: lengths that do not fit the input.
+            KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
             RuntimeError, ValueError: torch's own, for input and hx that do not fit the layer.
         """
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
-            return self._run_packed(input, hx)
-        if self.proj_size > 0:
-            if lengths is not None:
-                raise ShapeError("lengths= and proj_size do not go together; use a PackedSequence")
-            return super().forward(input, hx)
+            return self._forward_packed(input, hx)
+        is_ours = self._is_ours(input)
+        if not is_ours and lengths is None:
+            return self._torch(input, hx)
+        weights = self._weights()
+        if not self._fits(input, hx, weights):
+            found = self._torch(input, hx)  # names the fault, or runs an empty batch
+            if lengths is not None and input.numel() > 0:
+                raise ShapeError("lengths= needs input, hx and weights of one dtype and device")
+            return found
         is_batched = input.dim() == 3
-        if input.dim() not in (2, 3):
-            raise ValueError(f"LSTM: Expected input to be 2D or 3D, got {input.dim()}D instead")
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
         x = x.transpose(0, 1) if self.batch_first else x
-        state = self._state(x, hx, is_batched)
-        lanes = None if lengths is None else _lanes(lengths, padding, x)
-        y, h, c = self._run(x, state, lanes)
+        state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+        lanes = None
+        if lengths is not None:
+            lanes = _lanes(lengths, padding, x)
+            x = _without_padding(x, lanes)  # NaN there would reach the gradient of the weights
+        if is_ours:
+            y, h, c = self._run(x, state, lanes, weights)
+        else:
+            assert lanes is not None
+            y, h, c = self._run_torch(x, state, lanes)
         y = y.transpose(0, 1) if self.batch_first else y
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
         return y, (h, c)
 
-    def _state(
-        self, x: Tensor, hx: tuple[Tensor, Tensor] | None, is_batched: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Returns `(h_0, c_0)`, checked as torch checks them."""
+    def _weights(self) -> list[LSTMWeights]:
+        """The weights of every layer and direction, whoever has put them there."""
+        own: dict[str, Any] = self._parameters
+        found = []
+        for names in self._all_weights:
+            w_ih, w_hh, *rest = [own[n] if n in own else getattr(self, n) for n in names]
+            b_ih, b_hh = rest[:2] if self.bias else (None, None)
+            found.append(LSTMWeights(w_ih, w_hh, b_ih, b_hh))
+        return found
+
+    def _fits(
+        self,
+        x: Tensor,
+        hx: State | None,
+        weights: list[LSTMWeights],
+        batch_sizes: Tensor | None = None,
+    ) -> bool:
+        """Whether input, state and weights are what this layer takes, and none is empty."""
+        weight = weights[0].w_ih
+        device = weight.device
+        is_cast = is_autocast(device.type)
+        if (
+            x.dim() not in ((2, 3) if batch_sizes is None else (2,))
+            or x.shape[-1] != self.input_size
+            or 0 in x.shape
+            or x.device != device
+            or (x.dtype != weight.dtype and not (is_cast and x.dtype.is_floating_point))
+        ):
+            return False
+        H, P = self.hidden_size, self.proj_size or self.hidden_size
+        I, directions = self.input_size, 2 if self.bidirectional else 1  # noqa: E741
+        for index, layer in enumerate(weights):
+            expected = ((4 * H, I if index < directions else directions * P), (4 * H, P))
+            shapes = (*expected, (4 * H,), (4 * H,))
+            for k, (w, shape) in enumerate(zip(layer, shapes, strict=True)):
+                if w is None:
+                    continue
+                if w.shape != shape:  # oneDNN would read beyond it
+                    name = self._all_weights[index][k]
+                    raise ShapeError(f"{name} has shape {tuple(w.shape)}, expected {shape}")
+                if w.device != device:
+                    return False
         if hx is None:
-            shape = (self.num_layers * (2 if self.bidirectional else 1), x.shape[1])
-            zero = torch.zeros((*shape, self.hidden_size), dtype=x.dtype, device=x.device)
-            self.check_input(x, None)
-            return zero, zero
-        if hx[0].dim() != (3 if is_batched else 2) or hx[1].dim() != hx[0].dim():
-            kind, dims = ("batched 3-D", 3) if is_batched else ("unbatched 2-D", 2)
-            raise RuntimeError(
-                f"For {kind} input, hx and cx should also be {dims}-D but got"
-                f" ({hx[0].dim()}-D, {hx[1].dim()}-D) tensors"
+            return True
+        sizes: tuple[int, ...] = (len(weights),)
+        if batch_sizes is not None:
+            sizes += (int(batch_sizes[0]),)
+        elif x.dim() == 3:
+            sizes += (x.shape[0 if self.batch_first else 1],)
+        h, c = hx
+        return (
+            h.shape == (*sizes, P)
+            and c.shape == (*sizes, H)
+            and h.device == c.device == device
+            and (h.dtype == c.dtype == x.dtype or is_cast)
+        )
+
+    def _is_ours(self, x: Tensor) -> bool:
+        """Whether the kernels here run this input, or torch's own must."""
+        reason = left_to_torch(self, compute_dtype(x), x.device.type) or _transform()
+        if reason is not None and (self.strict or self.backend is not None):
+            demand = "strict" if self.backend is None else f"backend '{self.backend}'"
+            raise KernelError(
+                f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
+                f" {demand}"
             )
-        state = hx if is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-        batch = torch.tensor([x.shape[1]])  # check_forward_args reads the batch from the sizes
-        self.check_forward_args(x, state, batch)
-        return state
+        return reason is None
+
+    def _torch(self, input: Tensor | PackedSequence, hx: State | None) -> tuple[Any, State]:
+        found: tuple[Any, State] = super().forward(input, hx)
+        return found
 
     def _run(
-        self, x: Tensor, state: tuple[Tensor, Tensor], lanes: Lanes | None
+        self, x: Tensor, state: State | None, lanes: Lanes | None, weights: list[LSTMWeights]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """All layers and directions over `x` `(T, B, I)`."""
         directions = 2 if self.bidirectional else 1
+        dtype = compute_dtype(x)
+        if state is None:
+            zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
         hs, cs = [], []
         for layer in range(self.num_layers):
             outputs = []
-            for direction in range(directions):
-                index = layer * directions + direction
-                weights = self._weights(layer, direction)
-                h0, c0 = state[0][index], state[1][index]
-                y, h, c = self._run_direction(x, h0, c0, weights, lanes, direction == 1)
-                outputs.append(y)
-                hs.append(h)
-                cs.append(c)
+            for index in range(layer * directions, (layer + 1) * directions):
+                h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
+                is_reverse = index % directions == 1
+                out = self._run_one(x, h0, c0, weights[index], lanes, is_reverse, dtype)
+                outputs.append(out.y)
+                hs.append(out.hT)
+                cs.append(out.cT)
             x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
-            if self.dropout > 0 and layer < self.num_layers - 1:
-                x = nn.functional.dropout(x, self.dropout, self.training)
-        return x, torch.stack(hs), torch.stack(cs)
+            if self.dropout > 0 and self.training and layer < self.num_layers - 1:
+                x = nn.functional.dropout(x, self.dropout)
+        if len(hs) == 1:
+            return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
+        return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
 
-    def _run_direction(
+    def _run_one(
         self,
         x: Tensor,
         h0: Tensor,
@@ -142,53 +217,76 @@ class LSTM(nn.LSTM):
         weights: LSTMWeights,
         lanes: Lanes | None,
         is_reverse: bool,
+        dtype: torch.dtype,
     ) -> LSTMOutput:
+        """One layer in one direction."""
         if is_reverse:
             x = x.flip(0)
             lanes = None if lanes is None else lanes.reversed(x.shape[0])
-        if lanes is None:
+        if self._is_forced(x, h0, c0, weights):
+            if lanes is not None:
+                raise KernelError(
+                    f"backend '{self.backend}' takes no lengths and no PackedSequence; leave"
+                    " backend at None"
+                )
             out = lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
         else:
-            out = self._run_lanes(x, h0, c0, weights, lanes)
-        return LSTMOutput(out.y.flip(0), out.hT, out.cT) if is_reverse else out
+            tensors = [t for t in (x, h0, c0, *weights) if t is not None]
+            keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+            begins, ends = lanes or (None, None)
+            sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
+            out = run_sequence(sequence, dtype, keep=keep)
+        return out._replace(y=out.y.flip(0)) if is_reverse else out
 
-    def _run_lanes(
-        self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, lanes: Lanes
-    ) -> LSTMOutput:
+    def _is_forced(self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> bool:
+        """Whether `backend` asks for other kernels than ours; refuses what `strict` refuses."""
+        if not self.strict and self.backend is None:
+            return False
+        if torch.compiler.is_compiling() and self.backend in (None, "native"):
+            return False  # what runs is known, what this CPU is cannot be asked in a trace
         call = describe_call(x, h0, c0, weights)
         chosen = select(call, backend=self.backend, strict=self.strict).backend
-        if isinstance(chosen, NativeBackend):
-            y, h, c = chosen.run_lanes(call, x, h0, c0, weights, *lanes)
-            return LSTMOutput(y, h.to(h0.dtype), c.to(c0.dtype))
-        return _masked_lstm(x, h0, c0, weights, lanes, self.backend)
+        return not isinstance(chosen, NativeBackend)
 
-    def _weights(self, layer: int, direction: int) -> LSTMWeights:
-        suffix = f"l{layer}" + ("_reverse" if direction else "")
-        names = [f"weight_ih_{suffix}", f"weight_hh_{suffix}"]
-        names += [f"bias_ih_{suffix}", f"bias_hh_{suffix}"] if self.bias else []
-        values = [getattr(self, name) for name in names]
-        return LSTMWeights(*values, *(() if self.bias else (None, None)))
+    def _run_torch(
+        self, x: Tensor, state: State | None, lanes: Lanes
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Lengths on torch's own: packed, and sequences of no step mended afterwards."""
+        T, B = x.shape[:2]
+        H, P = self.hidden_size, self.proj_size or self.hidden_size
+        steps = torch.arange(T, device=x.device)[:, None]
+        lengths = lanes.ends - lanes.begins
+        is_real = (steps < lengths)[:, :, None]
+        is_some = (lengths > 0)[None, :, None]
+        sources = ((steps + lanes.begins) % T)[:, :, None]  # all sequences begin together
+        shifted = x.gather(0, sources.expand_as(x))
+        if state is None:
+            sizes = (len(self._all_weights), B)
+            state = (x.new_zeros((*sizes, P)), x.new_zeros((*sizes, H)))
+        packed = pack_padded_sequence(shifted, lengths.clamp(min=1).cpu(), enforce_sorted=False)
+        y_packed, (h, c) = self._torch(packed, state)
+        y, _ = pad_packed_sequence(y_packed, total_length=T)
+        y = y.where(is_real, y.new_zeros(()))
+        back = ((steps - lanes.begins) % T)[:, :, None]
+        y = y.gather(0, back.expand_as(y))
+        return y, h.where(is_some, state[0].to(h.dtype)), c.where(is_some, state[1].to(c.dtype))
 
-    def _run_packed(
-        self, input: PackedSequence, hx: tuple[Tensor, Tensor] | None
-    ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]:
-        if self.proj_size > 0:
-            return super().forward(input, hx)
-        order, back = input.sorted_indices, input.unsorted_indices
-        plain = PackedSequence(input.data, input.batch_sizes)
-        x, lengths = pad_packed_sequence(plain)
-        state = None if hx is None else hx
-        if hx is not None and order is not None:
-            state = (hx[0].index_select(1, order), hx[1].index_select(1, order))
-        state = self._state(x, state, is_batched=True)
-        y, h, c = self._run(x, state, _lanes(lengths, "right", x))
-        packed = pack_padded_sequence(y, lengths)
-        if back is not None:
-            h, c = h.index_select(1, back), c.index_select(1, back)
-        return PackedSequence(packed.data, input.batch_sizes, order, back), (h, c)
+    def _forward_packed(
+        self, input: PackedSequence, hx: State | None
+    ) -> tuple[PackedSequence, State]:
+        data, batch_sizes, order, back = input
+        weights = self._weights()
+        if not self._is_ours(data) or not self._fits(data, hx, weights, batch_sizes):
+            return self._torch(input, hx)
+        x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        state = None if hx is None else self.permute_hidden(hx, order)
+        y, h, c = self._run(x, state, _lanes(lengths, "right", x), weights)
+        y = pack_padded_sequence(y, lengths).data.to(data.dtype)
+        last: State = self.permute_hidden((h.to(data.dtype), c.to(data.dtype)), back)
+        return PackedSequence(y, batch_sizes, order, back), last
 
 
-def accelerate(model: nn.Module) -> nn.Module:
+def accelerate(model: Module) -> Module:
     """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
 
     The layers stay the same objects: parameters, hooks, references and training state are kept.
@@ -203,7 +301,22 @@ def accelerate(model: nn.Module) -> nn.Module:
     return model
 
 
-def _lanes(lengths: Tensor | Sequence[int], padding: Padding, x: Tensor) -> Lanes:
+def _transform() -> str | None:
+    """Returns which of torch's older transforms is at work: they see through no kernel here."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "torch.jit.trace records torch's operators only"
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms torch's operators only"
+    return None
+
+
+def _without_padding(x: Tensor, lanes: Lanes) -> Tensor:
+    steps = torch.arange(x.shape[0], device=x.device)[:, None]
+    is_real = (lanes.begins <= steps) & (steps < lanes.ends)
+    return x.where(is_real[:, :, None], x.new_zeros(()))
+
+
+def _lanes(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x: Tensor) -> Lanes:
     T, B = x.shape[:2]
     if padding not in ("right", "left"):
         raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")
@@ -214,35 +327,12 @@ def _lanes(lengths: Tensor | Sequence[int], padding: Padding, x: Tensor) -> Lane
             " sequence"
         )
     steps = steps.to(torch.int64)
-    if B > 0 and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        steps = steps.clamp(0, T)  # a graph cannot raise; the kernels must not leave the sequence
+    else:
         low, high = (int(v) for v in steps.aminmax())
         if low < 0 or high > T:
             raise ShapeError(f"lengths run from {low} to {high}, expected 0 to T = {T}")
     if padding == "right":
         return Lanes(torch.zeros_like(steps), steps)
     return Lanes(T - steps, torch.full_like(steps, T))
-
-
-def _masked_lstm(
-    x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, lanes: Lanes, backend: str | None
-) -> LSTMOutput:
-    """Lengths on a backend without them: the sequences begin together, later states are ignored."""
-    T, B = x.shape[:2]
-    steps = torch.arange(T, device=x.device)[:, None]
-    lengths = lanes.ends - lanes.begins
-    source = (steps + lanes.begins).remainder(max(T, 1))
-    shifted = x.gather(0, source[:, :, None].expand_as(x))
-    shifted = shifted.where((steps < lengths)[:, :, None], torch.zeros_like(shifted))
-    h, c = h0, c0
-    outputs, cells = [], []
-    for x_t in shifted.unbind(0):  # one call per step: only so are the cells of every step known
-        out = lstm(x_t[None], h, c, *weights, backend=backend)
-        h, c = out.hT, out.cT
-        outputs.append(h)
-        cells.append(c)
-    every_h, every_c = torch.stack([h0, *outputs]), torch.stack([c0, *cells])
-    last = lengths[None, :, None].expand(1, B, h0.shape[1])
-    y = every_h[1:].where((steps < lengths)[:, :, None], torch.zeros_like(every_h[1:]))
-    back = (steps - lanes.begins).remainder(max(T, 1))
-    y = y.gather(0, back[:, :, None].expand_as(y))
-    return LSTMOutput(y, every_h.gather(0, last).squeeze(0), every_c.gather(0, last).squeeze(0))

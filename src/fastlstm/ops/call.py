@@ -117,6 +117,11 @@ def describe_call(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LS
 def compute_dtype(x: Tensor) -> torch.dtype:
     """Returns the dtype `x`'s device computes in here: autocast's where it is on, else `x`'s."""
     device = x.device.type
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if x.dtype != torch.float64 and is_autocast(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def is_autocast(device: str) -> bool:
+    """Returns whether autocast is on for a device type; False for one that knows none."""
+    return device != "meta" and torch.is_autocast_enabled(device)

@@ -12,7 +12,7 @@ from fastlstm.errors import KernelError, nearest_hint
 from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
-from fastlstm.ops.call import Backend, Kernel, LSTMCall
+from fastlstm.ops.call import Backend, Kernel, LSTMCall, is_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,53 +115,71 @@ def explain(
     T: int = 128,
     B: int = 32,
 ) -> list[LayerReport]:
-    """Says, per LSTM layer of `module`, which kernel runs and why not a faster one.
+    """Says, per LSTM layer and direction of `module`, which kernel runs and why not a faster one.
 
     Args:
-        module: any module holding `nn.LSTM`s of one layer and one direction.
+        module: any module holding LSTMs; an `nn.LSTM` is reported as `accelerate` makes it run.
         input: its input, `(T, B)` tokens or `(T, B, I)`; only the first two sizes are used.
         T: steps, without an input.
         B: batch, without an input.
 
     Returns:
-        One report per layer, for the autocast and gradient mode in force here.
+        One report per layer and direction, for the autocast and gradient mode in force here.
     """
     if input is not None:
         T, B = input.shape[0], input.shape[1]
-    reports = []
-    for index, layer in enumerate(_layers(module)):
-        call = layer_call(layer, T, B, training=module.training)
-        chosen = select(call, backend=getattr(layer, "backend", None))
-        reports.append(
-            LayerReport(
-                layer=f"layer {index}",
-                call=call,
-                backend=chosen.backend.name,
-                kernel=chosen.kernel.name,
-                is_fast=chosen.kernel.is_fast,
-                why=chosen.why,
-            )
-        )
+    reports: list[LayerReport] = []
+    layers = 0
+    for lstm in _layers(module):
+        for index, call in enumerate(layer_calls(lstm, T, B, training=module.training)):
+            layer, is_reverse = divmod(index, 2) if lstm.bidirectional else (index, 0)
+            name = f"layer {layers + layer}" + (" reverse" if is_reverse else "")
+            reports.append(_report(name, lstm, call))
+        layers += lstm.num_layers
     return reports
 
 
-def layer_call(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> LSTMCall:
-    """Returns the description of the call that `layer` makes on `(T, B, I)` here."""
+def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
+    is_drop_in = getattr(lstm, "is_drop_in", False)
+    reason = left_to_torch(lstm, call.dtype, call.device)
+    if reason is not None and (is_drop_in or lstm.proj_size > 0):
+        return LayerReport(name, call, "torch", "its own nn.LSTM", is_fast=False, why=reason)
+    chosen = select(call, backend=getattr(lstm, "backend", None))
+    kernel = chosen.kernel
+    return LayerReport(name, call, chosen.backend.name, kernel.name, kernel.is_fast, chosen.why)
+
+
+def left_to_torch(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | None:
+    """Returns why `fastlstm.LSTM` leaves a call to torch's own forward pass, or None."""
+    if lstm.proj_size > 0:
+        return f"no kernel here projects its output, proj_size={lstm.proj_size}"
+    if getattr(lstm, "backend", None) is not None:
+        return None
+    native = BACKENDS[0]
+    reason = native.supports(LSTMCall(1, 1, 1, 1, dtype, device, requires_grad=False))
+    return None if reason is None else f"{native.name}: {reason}"
+
+
+def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Iterator[LSTMCall]:
+    """Yields the description of every layer's and direction's call on `(T, B, I)` here."""
     weight = layer.weight_ih_l0
     assert isinstance(weight, torch.Tensor)
     device, dtype = weight.device.type, weight.dtype
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if dtype != torch.float64 and is_autocast(device):
         dtype = torch.get_autocast_dtype(device)
-    return LSTMCall(
-        T=T,
-        B=B,
-        I=layer.input_size,
-        H=layer.hidden_size,
-        dtype=dtype,
-        device=device,
-        requires_grad=training and torch.is_grad_enabled(),
-        has_bias=layer.bias,
-    )
+    directions = 2 if layer.bidirectional else 1
+    for index in range(layer.num_layers * directions):
+        above = directions * (layer.proj_size or layer.hidden_size)
+        yield LSTMCall(
+            T=T,
+            B=B,
+            I=layer.input_size if index < directions else above,
+            H=layer.hidden_size,
+            dtype=dtype,
+            device=device,
+            requires_grad=training and torch.is_grad_enabled(),
+            has_bias=layer.bias,
+        )
 
 
 def _layers(module: nn.Module) -> Iterator[nn.LSTM]:

@@ -30,7 +30,7 @@ def lstm(
     """One LSTM layer, one direction, over a whole sequence.
 
     Args:
-        x: `(T, B, I)`, any strides.
+        x: `(T, B, I)`, any strides; T and B may be 0.
         h0: `(B, H)` initial output.
         c0: `(B, H)` initial cell.
         w_ih: `(4H, I)`, gate order i, f, g, o.
@@ -58,6 +58,8 @@ def lstm(
     _check(x, h0, c0, weights)
     call = describe_call(x, h0, c0, weights)
     chosen = select(call, backend=backend, strict=strict).backend
+    if x.shape[0] == 0 or x.shape[1] == 0:
+        return _nothing(call, x, h0, c0, weights)
     y, hT, cT = chosen.run(call, x, h0, c0, weights)
     return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
 
@@ -118,14 +120,24 @@ def _token_call(
     if embedding.dim() != 2:
         raise ShapeError(f"embedding has shape {tuple(embedding.shape)}, expected (V, I)")
     T, B = tokens.shape
-    x = embedding[:1].expand(T * B, -1).view(T, B, -1)
+    x = embedding[:1].expand(T * B, -1).view(T, B, embedding.shape[1])
     _check(x, h0, c0, weights)
     return describe_call(x, h0, c0, weights)
 
 
+def _nothing(call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMOutput:
+    """No step or no lane: an empty `y` that every argument still gets its (zero) gradient from."""
+    with torch.autocast(call.device, enabled=False):
+        rows, h, w_ih, w_hh = (t.to(call.dtype) for t in (x, h0, weights.w_ih, weights.w_hh))
+        gates = rows @ w_ih.t() + h @ w_hh.t()
+        for bias in (weights.b_ih, weights.b_hh):
+            gates = gates if bias is None else gates + bias.to(call.dtype)
+    return LSTMOutput(gates[..., : call.H], h0.clone(), c0.clone())
+
+
 def _check(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:
-    if x.dim() != 3 or x.shape[0] == 0 or x.shape[1] == 0:
-        raise ShapeError(f"x has shape {tuple(x.shape)}, expected (T, B, I), T and B at least 1")
+    if x.dim() != 3:
+        raise ShapeError(f"x has shape {tuple(x.shape)}, expected (T, B, I)")
     if (weights.b_ih is None) != (weights.b_hh is None):
         raise ShapeError("one of b_ih and b_hh is missing; give both biases or none")
     T, B, I = x.shape  # noqa: E741

@@ -5,6 +5,7 @@ Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -179,28 +180,49 @@ def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     return packed
 
 
+class _Packed(NamedTuple):
+    """Packed weights and what they were made of."""
+
+    kernel: Any
+    sources: tuple[_Source, ...]
+    packed: Tensor
+
+    def is_still(self, given: list[Tensor]) -> bool:
+        """Whether it was made of these weights as they are now."""
+        return len(self.sources) == len(given) and all(map(_Source.is_still, self.sources, given))
+
+
+class _Source(NamedTuple):
+    """A weight as it was: this very tensor, at this address, changed so many times."""
+
+    tensor: weakref.ref[Tensor]
+    address: int
+    version: int
+
+    def is_still(self, t: Tensor) -> bool:
+        return self.tensor() is t and self.address == t.data_ptr() and self.version == t._version
+
+
 _PACKED: Any = WeakIdKeyDictionary()
-"""w_hh -> (versions of all four weights, their packed form)."""
+"""w_hh -> `_Packed`."""
 
 
 def _packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
-    """As `_pack_forward`, but done once per version of the weights.
+    """As `_pack_forward`, but done once as long as the weights stay what they are.
 
     A version counts every in-place change that torch knows of; a write through `.data` or numpy
     is none of them.
     """
-    given = (s.w_ih, s.w_hh, s.b_ih, s.b_hh)
+    given = [t for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh) if t is not None]
+    found: _Packed | None = _PACKED.get(s.w_hh)
     try:
-        versions = tuple((t.data_ptr(), t._version) for t in given if t is not None)
+        if found is not None and found.kernel is kernel and found.is_still(given):
+            return found.packed
+        sources = tuple(_Source(weakref.ref(t), t.data_ptr(), t._version) for t in given)
     except RuntimeError:  # tensors made in inference mode count no versions
         return _pack_forward(s, kernel, threads)
-    key = (id(kernel), versions)
-    found = _PACKED.get(s.w_hh)
-    if found is not None and found[0] == key:
-        packed: Tensor = found[1]
-        return packed
     packed = _pack_forward(s, kernel, threads)
-    _PACKED[s.w_hh] = (key, packed)
+    _PACKED[s.w_hh] = _Packed(kernel, sources, packed)
     return packed
 
 

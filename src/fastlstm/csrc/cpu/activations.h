@@ -52,10 +52,11 @@ struct Activation {
 // instructions; AMX is so fast that these are what a step waits for.
 template <>
 struct Activation<Bfloat16> {
-  // 2^y = 2^n 2^r, polynomials fitted for the least relative error over |r| <= 1/2.
+  // 2^y = 2^n 2^r, polynomials fitted for the least relative error over |r| <= 1/2. For an infinite
+  // y, r is 0 and scalef does the rest.
   static FASTLSTM_INLINE __m512 split(__m512 y, __m512& n) {
     n = _mm512_maskz_roundscale_ps(0xffff, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return y - n;
+    return _mm512_maskz_reduce_ps(0xffff, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
 
   static FASTLSTM_INLINE Vec sigmoid(Vec x) {

@@ -1,0 +1,251 @@
+"""Plants bugs in a copy of the kernels, one at a time: the tests of the kernels must catch each.
+
+A bug that survives is a test that is missing. The checkout itself is never touched.
+
+usage: python tests/campaigns/planted_bugs.py [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import nanobind
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TESTS = [
+    f"tests/ops/backends/test_native{part}.py" for part in ("", "_packing", "_random", "_memory")
+]
+TIMEOUT_S = 300
+# The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
+SITE = """import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
+"""
+
+
+class Bug(NamedTuple):
+    name: str
+    file: str  # below src/fastlstm
+    old: str
+    new: str
+
+
+SIMD, ACTIVATIONS = "csrc/cpu/simd.h", "csrc/cpu/activations.h"
+GEMM, AMX, PACK = "csrc/cpu/gemm.h", "csrc/cpu/gemm_amx.h", "csrc/cpu/pack.h"
+FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
+WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
+
+BUGS = (
+    Bug("gates i and f swapped", FORWARD, "A::sigmoid(gate(0)), f = A::sigmoid(gate(1))",
+        "A::sigmoid(gate(1)), f = A::sigmoid(gate(0))"),
+    Bug("last step left out", FORWARD, "for (int64_t t = 0; t < g.T; ++t) {\n    if (is_dense",
+        "for (int64_t t = 0; t + 1 < g.T; ++t) {\n    if (is_dense"),
+    Bug("h0 ignored", FORWARD,
+        "Vec h = g.h0 == nullptr ? Vec{} : load_part<Float32>(g.h0 + b * g.H + k, count);",
+        "Vec h{};"),
+    Bug("c0 ignored", FORWARD,
+        "const Vec c = g.c0 == nullptr ? Vec{} : load_part<Float32>(g.c0 + b * g.H + k, count);",
+        "const Vec c{};"),
+    Bug("h0 without mask", FORWARD, "      if (g.recurrent_mask != nullptr) {\n        h *= load",
+        "      if (false) {\n        h *= load"),
+    Bug("begins and ends swapped", FORWARD, "t >= begins[b]) && (ends == nullptr || t < ends[b])",
+        "t >= ends[b]) && (ends == nullptr || t < begins[b])"),
+    Bug("ends included", FORWARD, "t < ends[b]", "t <= ends[b]"),
+    Bug("y not zero outside a lane", FORWARD, "               out = Vec{};\n", ""),
+    Bug("h_last of the last step", FORWARD, "((end - 1) * g.B + b)", "((g.T - 1) * g.B + b)"),
+    Bug("state padding not zeroed", FORWARD, "++k) row[k] = 0;", "++k) (void)row;"),
+    Bug("one state for two steps", FORWARD, "states + (step & 1) * lanes * state_stride",
+        "states + (step & 0) * lanes * state_stride"),
+    Bug("token row off by one", FORWARD, "tokens ? tokens[b]",
+        "tokens ? (tokens[b] + 1) % g.input.num_rows"),
+    Bug("projection of another chunk", FORWARD, "is_dense && t % s.steps == 0",
+        "is_dense && t == 0"),
+    Bug("kept g and o swapped", FORWARD, "Format::stream(kept + 2 * kLanes, z)",
+        "Format::stream(kept + 2 * kLanes, o)"),
+    Bug("no barrier in forward", FORWARD,
+        "    if (!my.is_alone) me.barrier->wait(me.count);\n", ""),
+    Bug("no barrier in backward", BACKWARD,
+        "    if (!my.is_alone) me.barrier->wait(me.count);\n", ""),
+    Bug("no barrier before weights", BACKWARD,
+        "  finish_backward(g, n, w, s, my, engine);\n  me.barrier->wait(me.count);\n",
+        "  finish_backward(g, n, w, s, my, engine);\n"),
+    Bug("carry not reset", BACKWARD, "active ? Vec{} : dh);", "dh);"),
+    Bug("mask not in backward", BACKWARD,
+        " dh = Float32::load(sums + q * kLanes);\n        if (g.recurrent_mask != nullptr)",
+        " dh = Float32::load(sums + q * kLanes);\n        if (false)"),
+    Bug("mask not in dh0", BACKWARD,
+        "load(sums + q * kLanes);\n               if (g.recurrent_mask != nullptr)",
+        "load(sums + q * kLanes);\n               if (false)"),
+    Bug("dh of the last state ignored", BACKWARD, "read(g.dh_last)", "Vec{}"),
+    Bug("h0 not in dw_hh", BACKWARD, "read(g.h0)", "Vec{}"),
+    Bug("tanh' of c", BACKWARD, "Activation<Format>::tanh(Float32::load(new_cells",
+        "(Float32::load(new_cells"),
+    Bug("derivative of f", BACKWARD, " * f * (1.0f - f));", " * (1.0f - f));"),
+    Bug("new cell for the old one", BACKWARD, "dc * Float32::load(cells",
+        "dc * Float32::load(new_cells"),
+    Bug("dc not carried", BACKWARD, "Float32::store(at, dc * f);", "Float32::store(at, Vec{});"),
+    Bug("gate gradient of an idle lane", BACKWARD, "for (int j = 0; j < 4; ++j) Format::store(gate",
+        "for (int j = 0; j < 3; ++j) Format::store(gate"),
+    Bug("dx chunk offset", BACKWARD, "static_cast<Element*>(g.dx) + t * g.B * g.I",
+        "static_cast<Element*>(g.dx) + t / s.steps * g.B * g.I"),
+    Bug("dx of a lane's rows", BACKWARD, "rows{k * g.B + my.lanes.begin,",
+        "rows{k * g.B,"),
+    Bug("gradient of the wrong token", BACKWARD, "sums + g.input.tokens[r] * kGroup",
+        "sums + (g.input.tokens[r] + 1) % g.input.num_rows * kGroup"),
+    Bug("scratch used too early", BACKWARD,
+        "  me.barrier->wait(me.count);  // the table is whole", "  // the table is whole"),
+    Bug("weight chunk not accumulated", WEIGHTS, "if (chunk != 0) v +=", "if (chunk > 1) v +="),
+    Bug("mask not in dw_hh", WEIGHTS, "    if (mask != nullptr) v *=", "    if (false) v *="),
+    Bug("first state of a late lane", WEIGHTS, "r / lanes <= begins[b]", "r / lanes < begins[b]"),
+    Bug("bias of the wrong gate", WEIGHTS, "const int64_t gate = strip % 4,",
+        "const int64_t gate = width == 1 ? strip % 4 ^ 1 : strip % 4,"),
+    Bug("chunk padding not zeroed", WEIGHTS,
+        "return r < rows.end ? gates.at(r / gates.rows, group, r % gates.rows) : kZero;",
+        "return r <= rows.end ? gates.at(r / gates.rows, group, r % gates.rows) : kZero;"),
+    Bug("no barrier after transposing", WEIGHTS,
+        "    me.barrier->wait(me.count);\n    for (int64_t strip", "    for (int64_t strip"),
+    Bug("parts of a product not summed", GEMM, "p > 0, out[block - first]",
+        "false, out[block - first]"),
+    Bug("last row block left out", GEMM,
+        "const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);",
+        "const int64_t blocks = min_of(24, ceil_div(rows.end - rows.begin, Engine::kRows));"),
+    Bug("high half of a pair lost", GEMM,
+        "return sum + bits_of<Vec>(a & 0xffff0000u) * bits_of<Vec>(b & 0xffff0000u);",
+        "return sum;"),
+    Bug("tiles configured once", AMX, "if (rows == configured_rows_) return;",
+        "if (configured_rows_ != 0) return;"),
+    Bug("second tile reads too many rows", AMX, "rows > 16 ? rows - 16 : 1",
+        "rows > 16 ? 16 : 1"),
+    Bug("second tile one row early", AMX, "a.rows + 16 * a.row_stride + k",
+        "a.rows + 15 * a.row_stride + k"),
+    Bug("rows of the last block unfinished", AMX,
+        "    }\n  }\n  while (pending.row < pending.end) finish_row();",
+        "    }\n  }\n  while (pending.row + 1 < pending.end) finish_row();"),
+    Bug("last lane not stored", SIMD, "for (int64_t k = 0; k < n; ++k) p[k] = whole[k];",
+        "for (int64_t k = 0; k + 1 < n; ++k) p[k] = whole[k];"),
+    Bug("a whole vector loaded at the end", SIMD, "if (n >= kLanes) return Format::load(p);",
+        "if (n >= kLanes - 1) return Format::load(p);"),
+    Bug("transposed with the wrong stride", SIMD, "internal::exchange_rows<2>(rows);",
+        "internal::exchange_rows<1>(rows);"),
+    Bug("bf16 cut instead of rounded", SIMD,
+        "const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;",
+        "const Words rounded = u >> 16;"),
+    Bug("NaN swallowed", SIMD, "return b < a ? b : a;", "return a < b ? a : b;"),
+    Bug("clamp of sigmoid", ACTIVATIONS, "splat(-80.0f)), splat(80.0f)",
+        "splat(-8.0f)), splat(8.0f)"),
+    Bug("clamp of tanh", ACTIVATIONS, "splat(-30.0f)), splat(30.0f)",
+        "splat(-3.0f)), splat(3.0f)"),
+    Bug("rows beyond the last unit packed", PACK, "rows[l] = unit < H ?",
+        "rows[l] = unit <= H ?"),
+    Bug("bias of another gate packed", PACK, "at = gate * args.H + u",
+        "at = (gate ^ 1) * args.H + u"),
+    Bug("column strip off by one gate", PACK, "const int64_t gate = k / kLanes % 4;",
+        "const int64_t gate = (k / kLanes + 1) % 4;"),
+    Bug("packed weights never renewed", CALL, "t._version", "0"),
+    Bug("padding of bf16 rows not zeroed", CALL, "padded = torch.zeros(", "padded = torch.empty("),
+    Bug("gates used twice", SEQUENCE, "if ctx.is_used:", "if False:"),
+)  # fmt: skip
+
+
+class Copy:
+    """A copy of the sources and tests with a build of its own."""
+
+    def __init__(self, folder: Path):
+        self.root, self.build = folder / "tree", folder / "build"
+        for name in ("src", "tests"):
+            hidden = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(REPOSITORY / name, self.root / name, ignore=hidden)
+        for name in ("CMakeLists.txt", "pyproject.toml"):
+            shutil.copy(REPOSITORY / name, self.root)
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(SITE)
+        path = os.pathsep.join([str(site), str(self.root / "src")])
+        self.environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        settings = {
+            "nanobind_DIR": nanobind.cmake_dir(),
+            "Python_EXECUTABLE": sys.executable,
+            "CMAKE_BUILD_TYPE": "None",
+            "CMAKE_CXX_FLAGS": "-O1 -DNDEBUG",
+        }
+        given = [f"-D{name}={value}" for name, value in settings.items()]
+        checked(["cmake", "-S", str(self.root), "-B", str(self.build), *given])
+
+    def compile(self) -> None:
+        checked(["cmake", "--build", str(self.build), "--target", "_native"])
+        (built,) = self.build.glob("_native*.so")
+        target = self.root / "src/fastlstm" / built.name
+        target.unlink(missing_ok=True)
+        shutil.copy(built, target)
+
+    def first_failure(self) -> str | None:
+        """Runs the tests up to the first failure; returns its name, None when all pass."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, env=self.environment, capture_output=True, text=True,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return "(the tests hang)"
+        if done.returncode == 0:
+            return None
+        found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+\.py::.*?)(?: - |$)", done.stdout, re.M)
+        if found:
+            return found[1]
+        return f"(the tests crash: exit {done.returncode}) {done.stderr[-300:]}"
+
+    def try_bug(self, bug: Bug) -> str | None:
+        file = self.root / "src/fastlstm" / bug.file
+        whole = file.read_text(encoding="utf-8")
+        if whole.count(bug.old) != 1:
+            raise SystemExit(f"{bug.name}: {whole.count(bug.old)} places in {bug.file}, expected 1")
+        file.write_text(whole.replace(bug.old, bug.new), encoding="utf-8")
+        try:
+            if file.suffix == ".h":
+                self.compile()
+            return self.first_failure()
+        finally:
+            file.write_text(whole, encoding="utf-8")
+
+
+def checked(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="bugs whose name contains this")
+    options = parser.parse_args()
+    chosen = [bug for bug in BUGS if options.only in bug.name]
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        copy.compile()
+        failure = copy.first_failure()
+        if failure is not None:
+            raise SystemExit(f"without a bug the tests fail: {failure}")
+        was_native = False
+        for bug in chosen:
+            if was_native and bug.file.endswith(".py"):
+                copy.compile()
+            was_native = bug.file.endswith(".h")
+            failure = copy.try_bug(bug)
+            if failure is None:
+                survivors.append(bug.name)
+            print(f"{bug.name:36} {failure or 'SURVIVED'}", flush=True)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} bugs caught")
+    raise SystemExit(1 if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+// The kernels alone, without Python: packs, runs forward and backward on every instruction set of
+// this machine with 1 to 4 threads. Built by sanitize.sh with a sanitizer, which judges memory and
+// races; here the results of all teams must be equal bit for bit, and nothing may stay unwritten.
+//
+// A sanitizer does not see what AMX tiles load and store: tests/ops/backends/test_native_memory.py
+// puts guard pages around the arguments for that.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/dispatch.h"
+#include "cpu/features.h"
+#include "cpu/threads.h"
+
+namespace fastlstm {
+namespace {
+
+struct Shape {
+  int64_t T, B, I, H;
+};
+
+constexpr Shape kShapes[] = {{1, 1, 1, 1},    {5, 3, 7, 9},    {3, 33, 32, 17}, {9, 16, 33, 31},
+                             {2, 49, 5, 65},  {70, 5, 3, 16},  {2, 2, 1603, 5}, {2, 7, 3, 401},
+                             {2, 33, 8, 300}, {41, 26, 5, 24}, {3, 40, 2, 300}};
+enum Option : unsigned { kTokens = 1, kLengths = 2, kMask = 4, kInitial = 8, kLast = 16 };
+
+// Exactly `size` bytes on the heap, aligned to 64, filled with a NaN of float and of bf16.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t size) : size_(size) {
+    void* p = nullptr;
+    if (posix_memalign(&p, 64, static_cast<size_t>(size)) != 0) std::abort();
+    std::memset(p, 0xff, static_cast<size_t>(size));
+    memory_.reset(p);
+  }
+  template <typename T = void>
+  T* get() const {
+    return static_cast<T*>(memory_.get());
+  }
+  int64_t size() const { return size_; }
+  bool is_written(bool is_bf16) const {
+    if (is_bf16) {
+      for (int64_t k = 0; k < size_ / 2; ++k) {
+        if (get<uint16_t>()[k] == 0xffff) return false;
+      }
+      return true;
+    }
+    for (int64_t k = 0; k < size_ / 4; ++k) {
+      if (std::isnan(get<float>()[k])) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  int64_t size_ = 0;
+};
+
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  int64_t whole(int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(engine_);
+  }
+  Buffer floats(int64_t count) {
+    Buffer out(count * 4);
+    for (int64_t k = 0; k < count; ++k) out.get<float>()[k] = value();
+    return out;
+  }
+  // Rows of `columns` values, zero from there to `stride`.
+  Buffer elements(int64_t rows, int64_t columns, int64_t stride, bool is_bf16) {
+    Buffer out(rows * stride * (is_bf16 ? 2 : 4));
+    for (int64_t k = 0; k < rows * stride; ++k) {
+      const float x = k % stride < columns ? value() : 0.0f;
+      uint32_t bits;
+      std::memcpy(&bits, &x, sizeof bits);
+      if (is_bf16) {
+        out.get<uint16_t>()[k] = static_cast<uint16_t>(bits >> 16);
+      } else {
+        out.get<float>()[k] = x;
+      }
+    }
+    return out;
+  }
+
+ private:
+  float value() { return std::uniform_real_distribution<float>(-0.5f, 0.5f)(engine_); }
+  std::mt19937 engine_;
+};
+
+struct Named {
+  const char* name;
+  bool is_bf16;
+  Buffer value;
+};
+
+// Everything that one team computes.
+std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int threads) {
+  const auto [T, B, I, H] = n;
+  const bool is_bf16 = kernel.is_bf16;
+  const int64_t size = is_bf16 ? 2 : 4;
+  const int64_t padded = (H + kernel.lanes - 1) / kernel.lanes * kernel.lanes;
+  const bool has_tokens = options & kTokens;
+  Random random(static_cast<unsigned>(H));
+  std::vector<Named> found;
+  const auto output = [&](const char* name, bool bf16, int64_t bytes) {
+    found.push_back({name, bf16, Buffer(bytes)});
+    return found.back().value.get();
+  };
+  const auto optional = [&](unsigned option, int64_t count) {
+    Buffer values = random.floats(count);
+    return options & option ? std::move(values) : Buffer();
+  };
+
+  const Buffer w_ih = random.floats(4 * H * I), w_hh = random.floats(4 * H * H);
+  const Buffer b_ih = optional(kInitial, 4 * H), b_hh = optional(kInitial, 4 * H);
+  PackArgs pack{I,
+                H,
+                w_ih.get<float>(),
+                w_hh.get<float>(),
+                b_ih.get<float>(),
+                b_hh.get<float>(),
+                output("packed forward", is_bf16, kernel.forward_bytes(I, H))};
+  run_team(threads, [&](Member me) { kernel.pack_forward(pack, me); });
+  const void* const forward_weights = pack.out;
+  pack.out = output("packed backward", is_bf16, kernel.backward_bytes(I, H));
+  run_team(threads, [&](Member me) { kernel.pack_backward(pack, me); });
+
+  const int64_t num_rows = has_tokens ? 7 : T * B;
+  const int64_t stride = is_bf16 ? (I + 31) / 32 * 32 : I;
+  const Buffer rows = random.elements(num_rows, I, stride, is_bf16);
+  const Buffer dy = random.elements(T * B, H, H, is_bf16);
+  Buffer tokens, begins, ends;
+  if (has_tokens) tokens = Buffer(T * B * 8);
+  for (int64_t k = 0; k < tokens.size() / 8; ++k) {
+    tokens.get<int64_t>()[k] = random.whole(0, num_rows - 1);
+  }
+  if (options & kLengths) begins = Buffer(B * 8), ends = Buffer(B * 8);
+  for (int64_t b = 0; b < begins.size() / 8; ++b) {
+    begins.get<int64_t>()[b] = random.whole(0, T);
+    ends.get<int64_t>()[b] = random.whole(begins.get<int64_t>()[b], T);
+  }
+  const Buffer mask = optional(kMask, B * H), h0 = optional(kInitial, B * H);
+  const Buffer c0 = optional(kInitial, B * H);
+  const Buffer dh_last = optional(kLast, B * H), dc_last = optional(kLast, B * H);
+  const Input input{rows.get(), num_rows, stride, tokens.get<int64_t>()};
+
+  const Buffer gates(gate_rows(T, B) * 4 * padded * size);
+  for (const bool keep : {false, true}) {
+    Buffer cells(keep ? (T + 1) * B * padded * 4 : 0);
+    ForwardArgs args{T,
+                     B,
+                     I,
+                     H,
+                     input,
+                     forward_weights,
+                     h0.get<float>(),
+                     c0.get<float>(),
+                     mask.get<float>(),
+                     begins.get<int64_t>(),
+                     ends.get<int64_t>(),
+                     output(keep ? "y kept" : "y", is_bf16, T * B * H * size),
+                     static_cast<float*>(output("h_last", false, B * H * 4)),
+                     static_cast<float*>(output("c_last", false, B * H * 4)),
+                     keep ? gates.get() : nullptr,
+                     keep ? cells.get<float>() : nullptr,
+                     nullptr};
+    const Buffer workspace(kernel.forward_workspace(args));
+    args.workspace = workspace.get();
+    run_team(threads, [&](Member me) { kernel.forward(args, me); });
+    if (keep) found.push_back({"cells", false, std::move(cells)});
+  }
+  const auto* const cells = found.back().value.get<float>();
+  const void* const y = found[found.size() - 4].value.get();
+
+  const bool is_table = has_tokens || !is_bf16;
+  BackwardArgs args{T,
+                    B,
+                    I,
+                    H,
+                    threads,
+                    input,
+                    pack.out,
+                    h0.get<float>(),
+                    mask.get<float>(),
+                    begins.get<int64_t>(),
+                    ends.get<int64_t>(),
+                    y,
+                    cells,
+                    gates.get(),
+                    options & kLast ? nullptr : dy.get(),
+                    dh_last.get<float>(),
+                    dc_last.get<float>(),
+                    output("dx", !is_table, num_rows * I * (is_table ? 4 : 2)),
+                    static_cast<float*>(output("dh0", false, B * H * 4)),
+                    static_cast<float*>(output("dc0", false, B * H * 4)),
+                    static_cast<float*>(output("dw_ih", false, 4 * H * I * 4)),
+                    static_cast<float*>(output("dw_hh", false, 4 * H * H * 4)),
+                    static_cast<float*>(output("db", false, 4 * H * 4)),
+                    nullptr};
+  const Buffer workspace(kernel.backward_workspace(args));
+  args.workspace = workspace.get();
+  run_team(threads, [&](Member me) { kernel.backward(args, me); });
+  return found;
+}
+
+// Returns the number of outputs that are wrong.
+int compare(const Kernels& kernel, Shape n, unsigned options) {
+  int wrong = 0;
+  std::vector<Named> alone;
+  for (int threads = 1; threads <= 4; ++threads) {
+    std::vector<Named> found = run(kernel, n, options, threads);
+    for (size_t k = 0; k < found.size(); ++k) {
+      const Named& it = found[k];
+      const auto bytes = static_cast<size_t>(it.value.size());
+      const bool is_same =
+          threads == 1 || std::memcmp(it.value.get(), alone[k].value.get(), bytes) == 0;
+      if (is_same && it.value.is_written(it.is_bf16)) continue;
+      ++wrong;
+      std::printf("%s %s T=%d B=%d I=%d H=%d options %u, %d threads: %s %s\n", kernel.isa,
+                  kernel.is_bf16 ? "bf16" : "fp32", static_cast<int>(n.T), static_cast<int>(n.B),
+                  static_cast<int>(n.I), static_cast<int>(n.H), options, threads, it.name,
+                  is_same ? "is not fully written" : "differs from that of one thread");
+    }
+    if (threads == 1) alone = std::move(found);
+  }
+  return wrong;
+}
+
+int run_all() {
+  const std::string widest = choose_isa(record_cpuid());  // also asks Linux for AMX
+  std::vector<const Kernels*> kernels;
+  for (const char* isa : {"scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
+    for (const bool is_bf16 : {false, true}) {
+      const Kernels* found = find_kernels(isa, is_bf16);
+      if (found != nullptr && isa == std::string(found->isa)) kernels.push_back(found);
+    }
+    if (isa == widest) break;
+  }
+  int wrong = 0, cases = 0;
+  for (const Kernels* kernel : kernels) {
+    for (const Shape& shape : kShapes) {
+      const unsigned at = static_cast<unsigned>(cases);
+      for (const unsigned options : {0u, (at * 11 + 5) % 32, 31u - at % 4}) {
+        wrong += compare(*kernel, shape, options);
+        ++cases;
+      }
+    }
+    std::printf("%s %s: done\n", kernel->isa, kernel->is_bf16 ? "bf16" : "fp32");
+    std::fflush(stdout);
+  }
+  std::printf("%d cases on teams of 1 to 4 threads, %d wrong outputs\n", cases, wrong);
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace fastlstm
+
+int main() { return fastlstm::run_all(); }

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Builds the kernels and sanitize.cpp without Python, once per sanitizer, and runs them.
+#
+# usage: tests/native/sanitize.sh [address,undefined | thread | none]...
+set -eu
+cd "$(dirname "$0")/../.."
+csrc=src/fastlstm/csrc
+CXX=${CXX:-g++}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+[ $# -gt 0 ] || set -- address,undefined thread
+
+# As in CMakeLists.txt.
+avx2="-mavx2 -mfma"
+avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq"
+avx512_bf16="$avx512 -mavx512bf16"
+amx_bf16="$avx512_bf16 -mamx-tile -mamx-bf16"
+
+isas=
+definitions=
+for isa in avx2 avx512 avx512_bf16 amx_bf16; do
+  eval "flags=\$$isa"
+  if $CXX $flags -x c++ -c /dev/null -o "$folder/probe.o" 2>"$folder/probe.txt"; then
+    isas="$isas $isa"
+    definitions="$definitions -DFASTLSTM_HAS_$(echo $isa | tr a-z A-Z)=1"
+  fi
+done
+
+for sanitizer; do
+  common="-std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wno-psabi -ffp-contract=fast"
+  [ "$sanitizer" = none ] || common="$common -fsanitize=$sanitizer"
+  case $sanitizer in *undefined*) common="$common -fno-sanitize-recover=all" ;; esac
+  rm -f "$folder"/*.o
+  for source in threads dispatch features lstm_scalar; do
+    $CXX $common $definitions -I$csrc -c "$csrc/cpu/$source.cpp" -o "$folder/$source.o"
+  done
+  for isa in $isas; do
+    eval "flags=\$$isa"
+    $CXX $common $flags -I$csrc -c "$csrc/cpu/lstm_$isa.cpp" -o "$folder/lstm_$isa.o"
+  done
+  $CXX $common -I$csrc tests/native/sanitize.cpp "$folder"/*.o -o "$folder/sanitize" -pthread -ldl
+  echo "-fsanitize=$sanitizer:"
+  TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} "$folder/sanitize"
+done

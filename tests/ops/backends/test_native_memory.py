@@ -1,0 +1,235 @@
+"""The raw kernels touch nothing outside their arguments: every buffer lies against a guard page.
+
+The kernels run in a process of their own (this file as a script), so that a crash is a failure of
+one test. Inputs are read-only pages; outputs are surrounded by a pattern and must be fully written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastlstm import environment, hardware
+
+PAGE = mmap.PAGESIZE
+PATTERN = 0xFF  # a NaN in float and bf16
+HEAP = 2 << 20
+PROT_NONE, PROT_READ = 0, 1
+SHAPES = (  # T, B, I, H
+    (1, 1, 1, 1),
+    (5, 3, 7, 9),
+    (2, 33, 32, 17),
+    (9, 16, 33, 31),
+    (3, 49, 5, 65),
+    (40, 7, 65, 16),
+    (1, 67, 129, 3),
+    (2, 2, 1603, 5),
+    (2, 7, 3, 401),
+)
+OPTIONS = ("tokens", "lengths", "mask", "initial", "last", "only states")
+
+
+@pytest.mark.parametrize("place", ["end", "begin"])
+def test_nothing_beyond_the_arguments_is_touched(place):
+    command = [sys.executable, "-X", "faulthandler", __file__, place]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    last = done.stdout.strip().splitlines()[-1:]
+    assert done.returncode == 0, f"exit {done.returncode} in {last}\n{done.stderr[-3000:]}"
+
+
+@dataclass
+class Arena:
+    """Buffers between guard pages, all alive until the arena is dropped."""
+
+    place: str
+    maps: list[tuple[str, mmap.mmap, int, int]] = field(default_factory=list)
+
+    def take(self, name: str, size: int, align: int) -> np.ndarray:
+        """Returns `size` bytes as near to the guard page as `align` allows, filled with PATTERN."""
+        inner = -(-max(size, 1) // PAGE) * PAGE
+        whole = mmap.mmap(-1, inner + 2 * PAGE)
+        view = np.frombuffer(whole, np.uint8)
+        view[PAGE:-PAGE] = PATTERN
+        protect(view[:PAGE], PROT_NONE)
+        protect(view[-PAGE:], PROT_NONE)
+        start = PAGE if self.place == "begin" else PAGE + (inner - size) // align * align
+        self.maps.append((name, whole, start, size))
+        return view[start : start + size]
+
+    def output(self, name: str, size: int, align: int = 4) -> np.ndarray:
+        return self.take(name, size, align)
+
+    def input(self, name: str, values: np.ndarray, align: int = 4) -> np.ndarray:
+        view = self.take(name, values.nbytes, align)
+        view[:] = values.reshape(-1).view(np.uint8)
+        self.freeze(view)
+        return view
+
+    def freeze(self, view: np.ndarray) -> None:
+        """Makes the pages of a buffer read-only: a kernel that writes there crashes."""
+        begin = address(view) // PAGE * PAGE
+        size = max(address(view) + view.nbytes - begin, 1)
+        protect_address(begin, -(-size // PAGE) * PAGE, PROT_READ)
+
+    def check(self) -> None:
+        for name, whole, start, size in self.maps:
+            view = np.frombuffer(whole, np.uint8)
+            around = np.concatenate([view[PAGE:start], view[start + size : -PAGE]])
+            assert (around == PATTERN).all(), f"written beside {name}"
+
+
+def protect(view: np.ndarray, how: int) -> None:
+    protect_address(address(view), view.nbytes, how)
+
+
+def protect_address(begin: int, size: int, how: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size), how) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def poison_heap() -> None:
+    """Leaves NaN in the memory that the next allocation, the kernels' scratch, will come from."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    for _ in range(2):  # freeing the first one makes the second come from the heap
+        block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(HEAP)))
+        ctypes.memset(block, PATTERN, HEAP)
+        libc.free(block)
+
+
+def address(view: np.ndarray | None) -> int:
+    return 0 if view is None else view.ctypes.data
+
+
+def elements(values: np.ndarray, is_bf16: bool) -> np.ndarray:
+    """Rounds to memory format: bf16 by cutting, which is good enough for an input."""
+    values = np.ascontiguousarray(values, np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if is_bf16 else values
+
+
+def is_written(view: np.ndarray, is_bf16: bool) -> bool:
+    if is_bf16:
+        return not (view.view(np.uint16) == 0xFFFF).any()
+    return not np.isnan(view.view(np.float32)).any()
+
+
+def run_case(
+    kernel: Any, place: str, threads: int, shape: tuple[int, ...], options: set[str], seed: int
+) -> None:
+    """Packs, runs forward without and with keeping, then backward."""
+    T, B, I, H = shape  # noqa: E741
+    is_bf16, size = kernel.is_bf16, 2 if kernel.is_bf16 else 4
+    rng = np.random.default_rng(seed)
+    arena = Arena(place)
+    padded = -(-H // kernel.lanes) * kernel.lanes
+
+    def floats(name: str, *dims: int) -> np.ndarray:
+        return arena.input(name, rng.uniform(-0.5, 0.5, dims).astype(np.float32))
+
+    def optional(option: str, name: str) -> np.ndarray | None:
+        return floats(name, B, H) if option in options else None
+
+    w_ih, w_hh = floats("w_ih", 4 * H, I), floats("w_hh", 4 * H, H)
+    biases = [floats(name, 4 * H) if "initial" in options else None for name in ("b_ih", "b_hh")]
+    packed = []
+    for is_backward, count in ((False, kernel.forward_bytes), (True, kernel.backward_bytes)):
+        out = arena.output("packed", count(I, H), align=64)
+        given = (w_ih, w_hh, *biases)
+        kernel.pack(threads, is_backward, I, H, *map(address, given), address(out))
+        assert is_written(out, is_bf16), "packed weights have holes"
+        arena.freeze(out)
+        packed.append(out)
+
+    num_rows = 11 if "tokens" in options else T * B
+    stride = -(-I // 32) * 32 if is_bf16 else I + seed % 3
+    rows = np.zeros((num_rows, stride), np.float32)
+    rows[:, :I] = rng.uniform(-1, 1, (num_rows, I))
+    x = arena.input("rows", elements(rows, is_bf16), size)
+    tokens = begins = ends = None
+    if "tokens" in options:
+        tokens = arena.input("tokens", rng.integers(0, num_rows, (T, B)), 8)
+    if "lengths" in options:
+        first = rng.integers(0, T + 1, B)
+        begins = arena.input("begins", first, 8)
+        ends = arena.input("ends", rng.integers(first, T + 1), 8)
+    mask, h0, c0 = optional("mask", "mask"), optional("initial", "h0"), optional("initial", "c0")
+    sizes = (threads, T, B, I, H, address(x), num_rows, stride, address(tokens))
+
+    def forward(gates: np.ndarray | None, cells: np.ndarray | None) -> list[np.ndarray]:
+        y = arena.output("y", T * B * H * size, size)
+        outputs = [y, arena.output("h_last", B * H * 4), arena.output("c_last", B * H * 4)]
+        given = (packed[0], h0, c0, mask, begins, ends, *outputs, gates, cells)
+        poison_heap()
+        kernel.forward(*sizes, *map(address, given))
+        assert is_written(y, is_bf16), "y has holes"
+        assert all(is_written(out, False) for out in outputs[1:]), "last states have holes"
+        return outputs
+
+    without = forward(None, None)
+    if T == 0 or B == 0:
+        arena.check()
+        return
+    gates = arena.output("gates", kernel.gate_rows(T, B) * 4 * padded * size, 64)
+    cells = arena.output("cells", (T + 1) * B * padded * 4)
+    y, *last = forward(gates, cells)
+    assert all((a == b).all() for a, b in zip(without, (y, *last), strict=True)), "keeping changes"
+    assert is_written(cells, False), "cells have holes"
+    arena.freeze(y)
+    arena.freeze(cells)
+
+    dy = None
+    if "last" not in options or "initial" in options:
+        dy = arena.input("dy", elements(rng.uniform(-1, 1, (T, B, H)), is_bf16), size)
+    dh_last, dc_last = optional("last", "dh_last"), optional("last", "dc_last")
+    states = [arena.output("dh0", B * H * 4), arena.output("dc0", B * H * 4)]
+    is_dense = tokens is None
+    dx = None
+    weights: list[np.ndarray | None] = [None, None, None]
+    if "only states" not in options:
+        dx = arena.output("dx", num_rows * I * (size if is_dense else 4), size if is_dense else 4)
+        counts = {"dw_ih": 4 * H * I, "dw_hh": 4 * H * H, "db": 4 * H}
+        weights = [arena.output(name, 4 * count) for name, count in counts.items()]
+        weights[seed % 4 : seed % 4 + 1] = [None] * len(weights[seed % 4 : seed % 4 + 1])
+    given = (packed[1], h0, mask, begins, ends, y, cells, gates, dy, dh_last, dc_last)
+    poison_heap()
+    kernel.backward(*sizes, *map(address, (*given, dx, *states, *weights)))
+    assert dx is None or is_written(dx, is_bf16 and is_dense), "dx has holes"
+    for out in (*states, *weights):
+        assert out is None or is_written(out, False), "gradients have holes"
+    arena.check()
+
+
+def main(place: str) -> None:
+    native = hardware.native()
+    isas = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
+    kernels = {(k.isa, k.is_bf16): k for isa in isas for k in both(native, isa)}
+    rng = random.Random(0)
+    seed = 0
+    for (isa, is_bf16), kernel in kernels.items():
+        for shape, threads in itertools.product((*SHAPES, (0, 3, 4, 5), (3, 0, 4, 5)), (1, 2)):
+            for _ in range(3):
+                seed += 1
+                options = {option for option in OPTIONS if rng.random() < 0.4}
+                what = (isa, "bf16" if is_bf16 else "fp32", shape, threads, sorted(options), seed)
+                print(*what, flush=True)
+                run_case(kernel, place, threads, shape, options, seed)
+
+
+def both(native: Any, isa: str) -> list[Any]:
+    return [native.lstm_kernels(isa, is_bf16) for is_bf16 in (False, True)]
+
+
+if __name__ == "__main__":
+    os.environ.pop("FASTLSTM_ISA", None)
+    main(sys.argv[1])
