@@ -148,7 +148,8 @@ BUGS = (
         "at = (gate ^ 1) * args.H + u"),
     Bug("column strip off by one gate", PACK, "const int64_t gate = k / kLanes % 4;",
         "const int64_t gate = (k / kLanes + 1) % 4;"),
-    Bug("packed weights never renewed", CALL, "t._version", "0"),
+    Bug("packed weights known by address", CALL, "self.tensor() is t and ", ""),
+    Bug("packed weights never renewed", CALL, "self.version == t._version", "True"),
     Bug("padding of bf16 rows not zeroed", CALL, "padded = torch.zeros(", "padded = torch.empty("),
     Bug("gates used twice", SEQUENCE, "if ctx.is_used:", "if False:"),
 )  # fmt: skip
