@@ -193,9 +193,13 @@ class _Packed(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A weight as it was: this very tensor, at this address, changed so many times."""
+    """A weight as it was: this very tensor, in this memory, changed so many times.
+
+    Holding the memory keeps its address from being given to another tensor's values.
+    """
 
     tensor: weakref.ref[Tensor]
+    memory: torch.UntypedStorage
     address: int
     version: int
 
@@ -218,7 +222,9 @@ def _packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     try:
         if found is not None and found.kernel is kernel and found.is_still(given):
             return found.packed
-        sources = tuple(_Source(weakref.ref(t), t.data_ptr(), t._version) for t in given)
+        sources = tuple(
+            _Source(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version) for t in given
+        )
     except RuntimeError:  # tensors made in inference mode count no versions
         return _pack_forward(s, kernel, threads)
     packed = _pack_forward(s, kernel, threads)

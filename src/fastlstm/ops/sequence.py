@@ -136,6 +136,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             "the native LSTM kernel has no second derivative (create_graph=True);"
             " use backend='reference' for that"
         )
+    if s.mask is not None and s.mask.requires_grad:
+        raise KernelError("the recurrent mask has no gradient; detach it")
     names = Sequence._fields
     needs = {name: ctx.needs_input_grad[k] for k, name in enumerate(names)}
     wanted = (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])

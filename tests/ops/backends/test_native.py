@@ -184,3 +184,11 @@ def test_tiny_and_huge_inputs(ops, isa, scale):
     want = ops.reference(args, torch.float32, ())
     for name, value in zip(("y", "hT", "cT"), got, strict=True):
         ops.assert_close(name, value, want[name], torch.float32)
+
+
+def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
+    x, h0, c0, *weights = ops.make(3, 2, 4, 8).copy(torch.float32).list()
+    mask = torch.ones(2, 8, requires_grad=True)
+    y = run_sequence(Sequence(x, None, h0, c0, *weights, mask), torch.float32, keep=True).y
+    with pytest.raises(KernelError, match="mask has no gradient"):
+        y.sum().backward()

@@ -49,6 +49,16 @@ def test_a_weight_made_for_one_call(ops, name):
     assert len(addresses) < 50, "no address was used again: this proves nothing"
 
 
+def test_values_swapped_through_data(ops):
+    given = ops.make(5, 4, 12, 24).copy(torch.float32, ())
+    weight = given.tensors["w_ih"]
+    one = weight.clone()
+    for k in range(30):
+        weight.data = one * -1.0  # frees the memory that was packed, the next one may take it
+        weight.data = one * (1 + k)
+        check(ops, given)
+
+
 def test_slices_of_one_tensor(ops):
     for I in (64, 40):  # noqa: E741
         given = ops.make(5, 4, I, 16).copy(torch.float32, ())
