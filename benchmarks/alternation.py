@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -22,15 +21,11 @@ class Worker:
 
     def start(self) -> bool:
         """Starts the process; returns whether it got ready."""
-        # A spinning thread pool of a candidate that waits would take the cores of the next one.
-        environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "")}
-        environment = {key: value for key, value in environment.items() if value}
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
             cwd=Path(__file__).parent,
         )
         return self._read() == "ready"

@@ -37,7 +37,7 @@ class Lanes(NamedTuple):
 class LSTM(nn.LSTM):
     """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
 
-    Layers and directions run one by one through `ops.lstm`. What these kernels cannot run
+    Layers and directions run one by one on the native kernels. What these cannot run
     (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it. So
     does what `torch.func.grad` or `torch.jit.trace` looks into. `torch.jit.script` takes
     an `nn.LSTM` only.

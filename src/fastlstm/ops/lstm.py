@@ -101,14 +101,14 @@ def lstm_tokens(
     Cost:
         `8 T B H H + 8 V H I` floating-point operations forward, twice that backward.
     """
-    call = _token_call(tokens, embedding, h0, c0, LSTMWeights(w_ih, w_hh, b_ih, b_hh))
+    weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
+    call = _token_call(tokens, embedding, h0, c0, weights)
     chosen = select(call, backend=backend, strict=strict).backend
     if isinstance(chosen, NativeBackend) and embedding.shape[0] < tokens.numel():
-        weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
         y, hT, cT = chosen.run_tokens(call, tokens, embedding, h0, c0, weights)
         return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
     x = torch.nn.functional.embedding(tokens, embedding)
-    return lstm(x, h0, c0, w_ih, w_hh, b_ih, b_hh, backend=backend, strict=strict)
+    return lstm(x, h0, c0, *weights, backend=backend, strict=strict)
 
 
 def _token_call(

@@ -81,7 +81,7 @@ class Gradients(NamedTuple):
 @cache
 def kernels(isa: str, is_bf16: bool) -> Any:
     """Returns the native kernels for an instruction set; the OpenMP runtime is found once."""
-    _join_openmp()
+    join_openmp()
     return hardware.native().lstm_kernels(isa, is_bf16)
 
 
@@ -262,13 +262,21 @@ def _elements(rows: Tensor, is_bf16: bool) -> Tensor:
     return padded
 
 
-def _join_openmp() -> None:
-    """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded."""
+@cache
+def join_openmp() -> bool:
+    """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded.
+
+    Returns:
+        False where none is found; the kernels then start threads of their own.
+    """
     maps = Path("/proc/self/maps")
     if not maps.exists():
-        return
+        return False
     loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
-    for path in sorted(loaded):
-        is_openmp = Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))
-        if is_openmp and hardware.native().use_openmp(path):
-            return
+    runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
+    # Another library may have brought a runtime of its own; torch's lies beside torch.
+    return any(map(hardware.native().use_openmp, sorted(runtimes, key=_beside_torch)))
+
+
+def _beside_torch(path: str) -> tuple[bool, str]:
+    return not any(part.startswith("torch") for part in Path(path).parts), path

@@ -8,6 +8,8 @@ import torch
 from fastlstm import environment, hardware
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops import native_call
+from fastlstm.ops.backends.native import NativeBackend
+from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.lstm import lstm, lstm_tokens
 from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.sequence import run_sequence
@@ -192,3 +194,33 @@ def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
     y = run_sequence(Sequence(x, None, h0, c0, *weights, mask), torch.float32, keep=True).y
     with pytest.raises(KernelError, match="mask has no gradient"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("scalar", ["FASTLSTM_ISA allows no more than scalar", "without bf16 instructions"]),
+        ("avx2", ["FASTLSTM_ISA allows no more than avx2", "without bf16 instructions"]),
+    ],
+)
+def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
+    if name not in ISAS:
+        pytest.skip(f"this CPU has no {name}")
+    monkeypatch.setenv("FASTLSTM_ISA", name)
+    call = LSTMCall(8, 4, 16, 32, torch.bfloat16, "cpu", requires_grad=True)
+    kernel = NativeBackend().kernel(call)
+    assert kernel.is_fast == (name != "scalar")
+    for reason in reasons:
+        assert reason in kernel.why
+    assert "this CPU has none" not in kernel.why
+
+
+def test_threads_beside_torchs_are_said(monkeypatch, threads):
+    monkeypatch.setattr(native_call, "join_openmp", lambda: False)
+    call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)
+    assert ("threads stand beside torch's" in NativeBackend().kernel(call).why) == (threads > 1)
+
+
+def test_torchs_openmp_comes_before_any_other():
+    other, own = "/usr/lib/libgomp.so.1", "/venv/site-packages/torch/lib/libgomp-a34b.so.1"
+    assert sorted([other, own], key=native_call._beside_torch) == [own, other]

@@ -56,11 +56,8 @@ struct VectorEngine {
   using Element = typename Format::Element;
   static constexpr int kRows = kLanes == 16 ? 6 : 3;
 
-  VectorEngine() = default;
-
-  // out[rows][strips * kLanes] = a * b over `inner` values, whole blocks of a, on top of
-  // what `out` holds with `add`; strip s starts at b
-  // + s * strip_stride.
+  // out[rows][strips * kLanes] = a * b over `inner` values, whole blocks of a; with `add` on top of
+  // what `out` holds. Strip s starts at b + s * strip_stride.
   static void block(Left<Element> a, int rows, const Element* b, int64_t strip_stride, int strips,
                     int64_t inner, bool add, float* out) {
     by_rows<kRows>(a, rows, b, strip_stride, strips, inner, add, out);

@@ -28,27 +28,25 @@ class TileEngine {
     for (int s = 0; s < strips; s += 2) {
       const uint16_t* right = b + s * strip_stride;
       float* to = out + s * kLanes;
-      if (s + 1 == strips) {
-        pass<2, 1>(a, right, strip_stride, inner, to, ldo, beside);
-      } else if (rows > 16) {
-        pass<2, 2>(a, right, strip_stride, inner, to, ldo, beside);
+      if (s + 1 < strips) {
+        pass<2>(a, right, strip_stride, inner, to, ldo, beside);
       } else {
-        pass<1, 2>(a, right, strip_stride, inner, to, ldo, beside);
+        pass<1>(a, right, strip_stride, inner, to, ldo, beside);
       }
     }
   }
 
  private:
   // Tiles: 0..3 sums [row tile][strip], 4..5 left operand, 6..7 right operand.
-  template <int kTiles, int kStrip, typename Beside>
+  template <int kStrip, typename Beside>
   FASTLSTM_INLINE void pass(Left<uint16_t> a, const uint16_t* b, int64_t strip_stride,
                             int64_t inner, float* out, int64_t ldo, Beside&& beside) {
-    const bool has_second = kTiles > 1 && configured_rows_ > 16;
+    const bool has_second = configured_rows_ > 16;
     const int64_t a_bytes = a.row_stride * 2;
     _tile_zero(0);
     if constexpr (kStrip > 1) _tile_zero(1);
-    if constexpr (kTiles > 1) _tile_zero(2);
-    if constexpr (kTiles > 1 && kStrip > 1) _tile_zero(3);
+    _tile_zero(2);
+    if constexpr (kStrip > 1) _tile_zero(3);
     for (int64_t at = 0; at < inner; at += a.block) {
       for (int64_t k = 0; k < a.block; k += 32) {
         _tile_loadd(4, a.rows + k, a_bytes);

@@ -12,24 +12,17 @@ struct BackwardScratch {
 
   BackwardScratch(const BackwardArgs& g, const Sizes<Format>& n, int64_t threads) {
     steps = chunk_steps(g.T, g.B);
-    char* at = static_cast<char*>(g.workspace);
-    char* const start = at;
-    const auto take = [&](int64_t size) {
-      char* const here = at;
-      at += round_up(size, 64);
-      return here;
-    };
+    Carver carver(g.workspace);
     const bool has_tokens = g.input.tokens != nullptr;
-    const int64_t tables = has_tokens ? g.input.num_rows * n.gates : 0;
-    dc = reinterpret_cast<float*>(take(g.B * n.hidden * 4));
-    carry = reinterpret_cast<float*>(take(g.B * n.hidden * 4));
-    first = reinterpret_cast<Element*>(take(g.B * g.H * int64_t{sizeof(Element)}));
-    d_table = {reinterpret_cast<float*>(take(tables * 4)), g.input.num_rows, n.units};
-    d_table_elements = {reinterpret_cast<Element*>(take(tables * int64_t{sizeof(Element)})),
-                        g.input.num_rows, n.units};
+    const int64_t table = has_tokens ? g.input.num_rows * n.gates : 0;
+    dc = carver.take<float>(g.B * n.hidden);
+    carry = carver.take<float>(g.B * n.hidden);
+    first = carver.take<Element>(g.B * g.H);
+    d_table = {carver.take<float>(table), g.input.num_rows, n.units};
+    d_table_elements = {carver.take<Element>(table), g.input.num_rows, n.units};
     const int64_t width = round_up(g.H, kLanes) + round_up(g.I, kLanes) + kLanes;
-    gradient = take(GradientScratch<Format>::bytes(width, n, threads));
-    bytes = at - start;
+    gradient = carver.take<char>(GradientScratch<Format>::bytes(width, n, threads));
+    bytes = carver.bytes();
   }
 
   int64_t steps;              // whose dx is formed at once

@@ -45,17 +45,11 @@ struct ForwardScratch {
                    64 / sizeof(Element);
     steps = chunk_steps(g.T, g.B);
     const int64_t rows = g.input.tokens != nullptr ? g.input.num_rows : steps * g.B;
-    char* at = static_cast<char*>(g.workspace);
-    char* const start = at;
-    const auto take = [&](int64_t size) {
-      char* const here = at;
-      at += round_up(size, 64);
-      return here;
-    };
-    states = reinterpret_cast<Element*>(take(2 * g.B * state_stride * int64_t{sizeof(Element)}));
-    projected = {reinterpret_cast<float*>(take(rows * n.gates * 4)), rows, n.units};
-    cells = reinterpret_cast<float*>(take(g.cells == nullptr ? g.B * n.hidden * 4 : 0));
-    bytes = at - start;
+    Carver carver(g.workspace);
+    states = carver.take<Element>(2 * g.B * state_stride);
+    projected = {carver.take<float>(rows * n.gates), rows, n.units};
+    cells = carver.take<float>(g.cells == nullptr ? g.B * n.hidden : 0);
+    bytes = carver.bytes();
   }
 
   Element* state(int64_t step, int64_t lanes) const {

@@ -27,6 +27,24 @@ struct Sizes {
   int64_t input_strips;
 };
 
+// Deals out scratch memory in whole cache lines. From a null base it only counts.
+class Carver {
+ public:
+  explicit Carver(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    char* const here = base_ + bytes_;
+    bytes_ += round_up(count * int64_t{sizeof(T)}, 64);
+    return reinterpret_cast<T*>(here);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  int64_t bytes_ = 0;
+};
+
 // Strips of the forward pass, then the bias in the order of the gates.
 template <typename Format>
 struct ForwardWeights {

@@ -85,8 +85,6 @@ struct Float32 {
     store(p, v);
 #endif
   }
-  static FASTLSTM_INLINE float widen(float x) { return x; }
-  static FASTLSTM_INLINE float narrow(float x) { return x; }
 };
 
 struct Bfloat16 {
@@ -111,12 +109,6 @@ struct Bfloat16 {
 #else
     __builtin_memcpy(p, &h, sizeof h);
 #endif
-  }
-  static FASTLSTM_INLINE float widen(uint16_t x) { return bits_of<float>(uint32_t{x} << 16); }
-  static FASTLSTM_INLINE uint16_t narrow(float x) {
-    const uint32_t u = bits_of<uint32_t>(x);
-    if (x != x) return static_cast<uint16_t>((u >> 16) | 0x40u);
-    return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
 };
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm import hardware
+from fastlstm import environment, hardware
 from fastlstm.errors import ShapeError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
@@ -14,6 +14,8 @@ from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.sequence import is_traced, run_sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -50,9 +52,7 @@ class NativeBackend:
             split = f"{threads} threads by {owned}"
         panel = f"panels of {table.lanes} units"
         name = f"fused LSTM {_DTYPES[call.dtype]} ({_UNITS[table.isa]}, {split}, {panel})"
-        if table.isa == "scalar":
-            return Kernel(name, is_fast=False, why="this CPU has none of AVX2, AVX-512, AMX")
-        return Kernel(name, is_fast=True)
+        return Kernel(name, is_fast=table.isa != "scalar", why="; ".join(_slower(table, threads)))
 
     def run(
         self, call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
@@ -85,16 +85,14 @@ class NativeBackend:
         sequence = Sequence(embedding, tokens, h0, c0, *weights)
         return run_sequence(sequence, call.dtype, keep=call.requires_grad)
 
-    def run_lanes(
-        self,
-        call: LSTMCall,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        weights: LSTMWeights,
-        begins: Tensor,
-        ends: Tensor,
-    ) -> LSTMOutput:
-        """Runs a supported call in which lane b takes the steps `begins[b]` to `ends[b] - 1`."""
-        sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
-        return run_sequence(sequence, call.dtype, keep=call.requires_grad)
+
+def _slower(table: Any, threads: int) -> Iterator[str]:
+    """Yields every reason why these kernels could be faster than they are here."""
+    if (forced := environment.forced_isa()) is not None:
+        yield f"FASTLSTM_ISA allows no more than {forced}"
+    elif table.isa == "scalar":
+        yield "this CPU has none of AVX2, AVX-512, AMX"
+    if table.is_bf16 and table.isa not in ("avx512_bf16", "amx_bf16"):
+        yield "without bf16 instructions it multiplies at the speed of fp32"
+    if threads > 1 and not native_call.join_openmp():
+        yield "its threads stand beside torch's: no OpenMP runtime to share was found"
