@@ -27,7 +27,15 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1, 1, 1},    {5, 3, 7, 9},    {3, 33, 32, 17}, {9, 16, 33, 31},
                              {2, 49, 5, 65},  {70, 5, 3, 16},  {2, 2, 1603, 5}, {2, 7, 3, 401},
                              {2, 33, 8, 300}, {41, 26, 5, 24}, {3, 40, 2, 300}};
-enum Option : unsigned { kTokens = 1, kLengths = 2, kMask = 4, kInitial = 8, kLast = 16 };
+enum Option : unsigned {
+  kTokens = 1,
+  kLengths = 2,
+  kMask = 4,
+  kInitial = 8,
+  kLast = 16,
+  kNorm = 32,
+  kZoneout = 64
+};
 
 // Exactly `size` bytes on the heap, aligned to 64, filled with a NaN of float and of bf16.
 class Buffer {
@@ -155,12 +163,31 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const Input input{rows.get(), num_rows, stride, tokens.get<int64_t>()};
 
   const Buffer gates(gate_rows(T, B) * 4 * padded * size);
+  const Buffer gamma_ih = optional(kNorm, 4 * H), gamma_hh = optional(kNorm, 4 * H);
+  const Buffer gamma_c = optional(kNorm, H), beta_c = optional(kNorm, H);
+  const Buffer normed(options & kNorm ? 2 * gates.size() : 0);
+  const Buffer moments(options & kNorm ? 4 * T * B * 4 : 0);
+  const int64_t seed = random.whole(0, 1 << 20);
+  const bool is_plain = (options & (kNorm | kZoneout)) == 0;
+  const double zoneout = options & kZoneout ? 0.25 : 0.0;
+  const Variant variant{Activation::tanh,
+                        Activation::sigmoid,
+                        zoneout,
+                        zoneout,
+                        &seed,
+                        gamma_ih.get<float>(),
+                        gamma_hh.get<float>(),
+                        gamma_c.get<float>(),
+                        beta_c.get<float>(),
+                        normed.get(),
+                        moments.get<float>()};
   for (const bool keep : {false, true}) {
     Buffer cells(keep ? (T + 1) * B * padded * 4 : 0);
     ForwardArgs args{T,
                      B,
                      I,
                      H,
+                     threads,
                      input,
                      forward_weights,
                      h0.get<float>(),
@@ -173,6 +200,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                      static_cast<float*>(output("c_last", false, B * H * 4)),
                      keep ? gates.get() : nullptr,
                      keep ? cells.get<float>() : nullptr,
+                     is_plain ? nullptr : &variant,
                      nullptr};
     const Buffer workspace(kernel.forward_workspace(args));
     args.workspace = workspace.get();
@@ -206,7 +234,18 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                     static_cast<float*>(output("dw_ih", false, 4 * H * I * 4)),
                     static_cast<float*>(output("dw_hh", false, 4 * H * H * 4)),
                     static_cast<float*>(output("db", false, 4 * H * 4)),
+                    is_plain ? nullptr : &variant,
+                    nullptr,
+                    nullptr,
+                    nullptr,
+                    nullptr,
                     nullptr};
+  if (options & kNorm) {
+    args.dgamma_ih = static_cast<float*>(output("dgamma_ih", false, 4 * H * 4));
+    args.dgamma_hh = static_cast<float*>(output("dgamma_hh", false, 4 * H * 4));
+    args.dgamma_c = static_cast<float*>(output("dgamma_c", false, H * 4));
+    args.dbeta_c = static_cast<float*>(output("dbeta_c", false, H * 4));
+  }
   const Buffer workspace(kernel.backward_workspace(args));
   args.workspace = workspace.get();
   run_team(threads, [&](Member me) { kernel.backward(args, me); });
@@ -250,7 +289,7 @@ int run_all() {
   for (const Kernels* kernel : kernels) {
     for (const Shape& shape : kShapes) {
       const unsigned at = static_cast<unsigned>(cases);
-      for (const unsigned options : {0u, (at * 11 + 5) % 32, 31u - at % 4}) {
+      for (const unsigned options : {0u, (at * 37 + 5) % 128, 31u - at % 4, 127u - at % 4}) {
         wrong += compare(*kernel, shape, options);
         ++cases;
       }

@@ -2,10 +2,14 @@
 
 import math
 
+import pytest
 import torch
+from torch.nn import functional as F
 
+from fastlstm.errors import ConfigError
 from fastlstm.ops.call import LSTMWeights
-from fastlstm.ops.reference import lstm_reference
+from fastlstm.ops.reference import lstm_reference, lstm_step_reference
+from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant, activate, zoneout_masks
 
 
 def test_one_unit_by_hand():
@@ -33,3 +37,247 @@ def test_equals_torchs_cell(ops):
         h, c = torch.lstm_cell(x[t], (h, c), *weights)
         torch.testing.assert_close(out.y[t], h, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(out.cT, c, rtol=1e-13, atol=1e-14)
+
+
+T, B, I, H = 4, 3, 5, 7  # noqa: E741
+SEED = torch.tensor([-(1 << 40) + 12345])
+
+
+def make_norm(H=H, seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    sizes = (4 * H, 4 * H, H, H)
+    return Norm(*(torch.randn(n, generator=rng, dtype=torch.float64) for n in sizes))
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "layer norm": Variant(norm=make_norm()),
+    "recurrent mask": Variant(mask=torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H)),
+    "zoneout drawn": Variant(zoneout_h=0.3, zoneout_c=0.6, seed=SEED),
+    "zoneout expected": Variant(zoneout_h=0.3, zoneout_c=0.6),
+    "activations": Variant("softsign", "hard_sigmoid"),
+    "all": Variant(
+        "softsign",
+        "tanh",
+        make_norm(),
+        torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H),
+        0.3,
+        0.6,
+        SEED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_mask_alone_leaves_a_variant_plain(name):
+    assert VARIANTS[name].is_plain == (name in ("plain", "recurrent mask"))
+
+
+def arguments(ops):
+    x, h0, c0, *weights = ops.make(T, B, I, H).copy(torch.float64, ()).list()
+    return x, h0, c0, LSTMWeights(*weights)
+
+
+def test_activations_at_points_known_by_hand():
+    x = torch.tensor([-4.0, -1.5, 0.0, 1.5, 4.0], dtype=torch.float64)
+    want = {
+        "sigmoid": [1 / (1 + math.exp(-float(v))) for v in x],
+        "tanh": [math.tanh(float(v)) for v in x],
+        "hard_sigmoid": [0, 0.25, 0.5, 0.75, 1],
+        "relu": [0, 0, 0, 1.5, 4],
+        "softsign": [-0.8, -0.6, 0, 0.6, 0.8],
+        "linear": [-4, -1.5, 0, 1.5, 4],
+    }
+    assert tuple(want) == ACTIVATIONS
+    for name, values in want.items():
+        torch.testing.assert_close(activate(name, x), torch.tensor(values, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="activation is 'swish', expected one of sigmoid, tanh"):
+        activate("swish", x)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("recurrent", ACTIVATIONS)
+def test_each_activation_is_where_it_belongs(activation, recurrent, ops):
+    x, h, c, weights = arguments(ops)
+    got = lstm_step_reference(x[0], h, c, weights, Variant(activation, recurrent))
+    cell = nn_cell(weights)(torch.cat([x[0], h], 1))
+    i, f, g, o = cell.split(H, 1)
+    new_c = activate(recurrent, f) * c + activate(recurrent, i) * activate(activation, g)
+    torch.testing.assert_close(got[1], new_c)
+    torch.testing.assert_close(got[0], activate(recurrent, o) * activate(activation, new_c))
+
+
+def nn_cell(weights):
+    """One linear layer of both products."""
+    layer = torch.nn.Linear(I + H, 4 * H, dtype=torch.float64).requires_grad_(False)
+    layer.weight.copy_(torch.cat([weights.w_ih, weights.w_hh], 1))
+    layer.bias.copy_(weights.b_ih + weights.b_hh)
+    return layer
+
+
+def test_layer_norm_is_torchs(ops):
+    x, h, c, weights = arguments(ops)
+    norm = make_norm()
+    got = lstm_step_reference(x[0], h, c, weights, Variant(norm=norm))
+    a = F.layer_norm(x[0] @ weights.w_ih.t(), (4 * H,), norm.gamma_ih, weights.b_ih)
+    a = a + F.layer_norm(h @ weights.w_hh.t(), (4 * H,), norm.gamma_hh, weights.b_hh)
+    i, f, g, o = a.split(H, 1)
+    new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    shown = F.layer_norm(new_c, (H,), norm.gamma_c, norm.beta_c)
+    torch.testing.assert_close(got[0], o.sigmoid() * shown.tanh(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got[1], new_c, rtol=1e-12, atol=0)  # the norm is not carried on
+
+
+def test_the_mask_is_seen_by_the_recurrence_only(ops):
+    x, h, c, weights = arguments(ops)
+    mask = torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H)
+    got = lstm_reference(x, h, c, weights, Variant(mask=mask))
+    for t in range(T):
+        h, c = torch.lstm_cell(x[t], (h * mask, c), *weights)
+        torch.testing.assert_close(got.y[t], h)
+    torch.testing.assert_close(got.hT, h)
+    kept = Variant(mask=mask, zoneout_h=1.0)
+    torch.testing.assert_close(lstm_reference(x, h, c, weights, kept).hT, h)
+
+
+@pytest.mark.parametrize("zoneout", [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)], ids=str)
+@pytest.mark.parametrize("seed", [None, SEED], ids=["expected", "drawn"])
+def test_zoneout_at_its_ends(zoneout, seed, ops):
+    x, h, c, weights = arguments(ops)
+    variant = Variant(zoneout_h=zoneout[0], zoneout_c=zoneout[1], seed=seed)
+    got = lstm_step_reference(x[0], h, c, weights)
+    out = lstm_reference(x[:1], h, c, weights, variant)
+    torch.testing.assert_close(out.hT, h if zoneout[0] else got[0])  # of the cell not zoned out
+    torch.testing.assert_close(out.cT, c if zoneout[1] else got[1])
+
+
+def test_the_expectation_of_zoneout_is_the_mean_of_its_draws(ops):
+    _, h, c, weights = arguments(ops)
+    x = torch.ones(1, 20_000, I, dtype=torch.float64)
+    h, c = (t[:1].expand(20_000, -1) for t in (h, c))
+    drawn = lstm_reference(x, h, c, weights, VARIANTS["zoneout drawn"])
+    expected = lstm_reference(x, h, c, weights, VARIANTS["zoneout expected"])
+    new_h, new_c = lstm_step_reference(x[0], h, c, weights)
+    for p, got, want, old, new in (
+        (0.3, drawn.hT, expected.hT, h, new_h),
+        (0.6, drawn.cT, expected.cT, c, new_c),
+    ):
+        torch.testing.assert_close(want, p * old + (1 - p) * new)
+        deviation = (old - new).abs()[0] * (p * (1 - p) / 20_000) ** 0.5
+        assert ((got.mean(0) - want[0]).abs() < 4 * deviation + 1e-9).all()
+
+
+def test_every_step_of_zoneout_uses_its_own_mask(ops):
+    x, h, c, weights = arguments(ops)
+    variant = VARIANTS["zoneout drawn"]
+    out = lstm_reference(x, h, c, weights, variant)
+    keep_h, keep_c = zoneout_masks(SEED, T, B, H, variant)
+    for t in range(T):
+        new_h, new_c = torch.lstm_cell(x[t], (h, c), *weights)
+        h, c = keep_h[t] * h + ~keep_h[t] * new_h, keep_c[t] * c + ~keep_c[t] * new_c
+        torch.testing.assert_close(out.y[t], h)
+    torch.testing.assert_close(out.cT, c)
+
+
+def hash32(x):
+    """The hash on Python's numbers."""
+    x ^= x >> 16
+    x = x * 0x7FEB352D % (1 << 32)
+    x ^= x >> 15
+    x = x * 0x846CA68B % (1 << 32)
+    return x ^ (x >> 16)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, (1 << 63) - 1, -(1 << 63), 0x9E3779B97F4A7C15 >> 1])
+def test_zoneout_masks_number_by_number(seed):
+    variant = Variant(zoneout_h=0.25, zoneout_c=0.7)
+    keep_h, keep_c = zoneout_masks(torch.tensor([seed]), T, B, H, variant)
+    low, high = seed % (1 << 32), (seed >> 32) % (1 << 32)
+    for t in range(T):
+        for b in range(B):
+            for u in range(H):
+                key = hash32((hash32((t * B + b) ^ low) + high) % (1 << 32))
+                v = hash32((u * 0x9E3779B9 + key) % (1 << 32))
+                assert keep_h[t, b, u] == (v % 65536 < 16384)
+                assert keep_c[t, b, u] == (v // 65536 < round(0.7 * 65536))
+
+
+def test_the_hash_is_that_of_its_author():
+    assert [hash32(x) for x in (0, 1, 2, 0xFFFFFFFF)] == [
+        0x0,
+        0x688990C0,
+        0xD1132181,
+        0x6768824A,
+    ]  # his C code's answers
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+def test_zoneout_masks_are_as_random_as_they_must_be(p):
+    sizes = (40, 50, 60)
+    variant = Variant(zoneout_h=p, zoneout_c=1 - p)
+    seeds = (torch.tensor([s]) for s in (7, 8, 7 + (1 << 32)))
+    found = [mask for seed in seeds for mask in zoneout_masks(seed, *sizes, variant)]
+    for k, mask in enumerate(found):
+        assert mask.shape == sizes
+        q = p if k % 2 == 0 else 1 - p
+        z = (mask.double() - q) / (q * (1 - q)) ** 0.5
+        assert abs(z.mean()) < 3 / z.numel() ** 0.5
+        for axis in range(3):  # means over every other axis, then neighbours along each
+            others = tuple(a for a in range(3) if a != axis)
+            assert z.mean(others).abs().max() < 5 * (sizes[axis] / z.numel()) ** 0.5
+            for shift in (1, 2, 16, 32):
+                both = z * z.roll(shift, axis)
+                assert abs(both.mean()) < 4 / z.numel() ** 0.5
+        for other in found[:k]:
+            w = other.double() - other.double().mean()
+            assert abs((z * w / w.std()).mean()) < 4 / z.numel() ** 0.5
+    assert not any(torch.equal(a, b) for k, a in enumerate(found) for b in found[:k])
+
+
+def test_the_shares_of_zoneout_are_exact():
+    assert Variant(zoneout_h=0.3, zoneout_c=0.1).thresholds == (19661, 6554)
+    none = zoneout_masks(SEED, T, 50_000, H, Variant())
+    every = zoneout_masks(SEED, T, 50_000, H, Variant(zoneout_h=1.0, zoneout_c=1.0))
+    assert not any(mask.any() for mask in none)
+    assert all(mask.all() for mask in every)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_lanes_are_each_as_if_alone(name, ops):
+    x, h0, c0, weights = arguments(ops)
+    variant = VARIANTS[name]
+    begins, ends = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 2])
+    out = lstm_reference(x, h0, c0, weights, variant, begins, ends)
+    draws = variant.seed is not None
+    keep = zoneout_masks(SEED, T, B, H, variant)
+    for b in range(B):
+        one = slice(b, b + 1)
+        h, c = h0[one], c0[one]
+        own = variant._replace(mask=None if variant.mask is None else variant.mask[one])
+        for t in range(T):
+            want = torch.zeros_like(h)
+            if begins[b] <= t < ends[b]:
+                kept = (0.3, 0.6) if variant.zoneout_h else (0.0, 0.0)
+                kept = tuple(mask[t, one] for mask in keep) if draws else kept
+                h, c = lstm_step_reference(x[t, one], h, c, weights, own, kept)
+                want = h
+            torch.testing.assert_close(out.y[t, one], want)
+        torch.testing.assert_close(out.hT[one], h)
+        torch.testing.assert_close(out.cT[one], c)
+    assert torch.equal(out.hT[2], h0[2])
+
+
+@pytest.mark.parametrize("has_lanes", [False, True], ids=["whole", "lanes"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_by_differences(name, has_lanes, ops):
+    x, h0, c0, weights = arguments(ops)
+    variant = VARIANTS[name]
+    lanes = (torch.tensor([0, 1, 2]), torch.tensor([3, 4, 2])) if has_lanes else ()
+    given = [x, h0, c0, *weights, *(variant.norm or ())]
+
+    def run(x, h0, c0, w_ih, w_hh, b_ih, b_hh, *norm):
+        own = variant._replace(norm=Norm(*norm) if norm else None)
+        return tuple(lstm_reference(x, h0, c0, LSTMWeights(w_ih, w_hh, b_ih, b_hh), own, *lanes))
+
+    leaves = [t.clone().requires_grad_() for t in given]
+    assert torch.autograd.gradcheck(run, leaves)

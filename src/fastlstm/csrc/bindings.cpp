@@ -72,6 +72,9 @@ NB_MODULE(_native, m) {
   m.def("choose_isa", &fastlstm::choose_isa, "record"_a);
   m.def("peak_gflops", &peak_gflops, "isa"_a, "threads"_a, "seconds"_a = 0.2);
   m.def("keep_freed_memory", &fastlstm::keep_freed_memory);
+  m.def("use_huge_pages", [](uintptr_t address, uintptr_t bytes) {
+    fastlstm::use_huge_pages(reinterpret_cast<void*>(address), bytes);
+  });
   m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
   fastlstm::bind_lstm(m);
 }

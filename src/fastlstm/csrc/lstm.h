@@ -57,8 +57,28 @@ struct Input {
   const int64_t* tokens;  // (T * B), each in [0, num_rows), or null for dense rows
 };
 
+// Activations by the place of their name in ops/variant.py.
+enum class Activation : int { sigmoid, tanh, hard_sigmoid, relu, softsign, linear };
+
+// What a layer computes beyond torch's cell: ops/variant.py says what.
+struct Variant {
+  Activation activation;
+  Activation recurrent_activation;
+  double zoneout_h, zoneout_c;  // probabilities that a unit keeps its old output, its old cell
+  const int64_t* seed;          // (1) draws which, or null for the expectation
+  const float* gamma_ih;        // (4H), or null with the next three: no layer norm
+  const float* gamma_hh;        // (4H)
+  const float* gamma_c;         // (H)
+  const float* beta_c;          // (H)
+  // Kept for backward, where a layer norm is and gates are kept:
+  void* normed;    // normalised h * w_hh, then x * w_ih: 2 gate_rows(T, B) * G elements like gates;
+                   // backward overwrites the second with gradients
+  float* moments;  // (4, T * B): 1 / deviation of h * w_hh, of x * w_ih; mean, 1 / deviation of c
+};
+
 struct ForwardArgs {
   int64_t T, B, I, H;
+  int64_t threads;  // the workspace is for a team of at most this many
   Input input;
   const void* weights;          // packed by pack_forward
   const float* h0;              // (B, H) or null for zero
@@ -69,9 +89,10 @@ struct ForwardArgs {
   void* y;                      // (T * B, H) elements; zero outside a lane's steps
   float* h_last;                // (B, H)
   float* c_last;                // (B, H)
-  void* gates;      // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
-  float* cells;     // (T + 1) * B * U * lanes kept for backward, or null with gates
-  void* workspace;  // forward_workspace(...) bytes, aligned to 64
+  void* gates;             // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
+  float* cells;            // (T + 1) * B * U * lanes kept for backward, or null with gates
+  const Variant* variant;  // or null for torch's cell
+  void* workspace;         // forward_workspace(...) bytes, aligned to 64
 };
 
 // T and B are at least 1.
@@ -96,6 +117,11 @@ struct BackwardArgs {
   float* dw_ih;                 // (4H, I) or null
   float* dw_hh;                 // (4H, H) or null
   float* db;                    // (4H) or null
+  const Variant* variant;       // as in forward
+  float* dgamma_ih;             // (4H), or null with the next three: no layer norm
+  float* dgamma_hh;             // (4H)
+  float* dgamma_c;              // (H)
+  float* dbeta_c;               // (H)
   void* workspace;              // backward_workspace(...) bytes, aligned to 64
 };
 

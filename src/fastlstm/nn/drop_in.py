@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import KernelError, ShapeError
+from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.ready import Ready, can_be_ready
+from fastlstm.nn.variants import (
+    Extra,
+    add_norms,
+    checked_extras,
+    describe_extras,
+    draw_variant,
+    norm_names,
+    reset_norms,
+    run_reference,
+)
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMOutput, LSTMWeights, compute_dtype, describe_call, is_autocast
-from fastlstm.ops.dispatch import left_to_torch, select
+from fastlstm.ops.dispatch import active_extras, left_to_reference, left_to_torch, select
 from fastlstm.ops.lstm import lstm
 from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops.variant import Extras, Variant
 
 if TYPE_CHECKING:
     State = tuple[Tensor, Tensor]
 
-Padding = Literal["right", "left"]
 Module = TypeVar("Module", bound=nn.Module)
-
-
-class Lanes(NamedTuple):
-    """First step and one past the last step of every lane, `(B,)` int64 each."""
-
-    begins: Tensor
-    ends: Tensor
-
-    def reversed(self, T: int) -> Lanes:
-        """The same lanes with time running backwards."""
-        return Lanes(T - self.ends, T - self.begins)
 
 
 class LSTM(nn.LSTM):
@@ -45,7 +46,24 @@ class LSTM(nn.LSTM):
     Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
     into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
 
+    Beyond torch's there are five keyword options, for any combination. With one in use torch's own
+    cannot help: what the kernels cannot run is a slow loop over time, as `explain` says.
+
+    Args:
+        layer_norm: normalise both products and the cell (`ops.variant.Norm`); adds `gamma_ih_l0`
+            `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and `beta_c_l0` `(H,)`, and so on for
+            every layer and direction.
+        recurrent_dropout: probability in [0, 1) that a unit of `h` is hidden from the recurrence,
+            drawn per sequence; in training only.
+        zoneout: probability in [0, 1] that a unit keeps its value for a step, or two of them, of
+            `h` and of `c`; in training drawn per step, in evaluation the expectation.
+        activation: of candidate and cell: "tanh", "sigmoid", "hard_sigmoid", "relu", "softsign" or
+            "linear".
+        recurrent_activation: of the gates, one of the same.
+
     Attributes:
+        extras: the five options, or None where all are torch's; each is an attribute too, and can
+            be set, `layer_norm` apart.
         strict: a slow kernel, or torch's own, is a KernelError.
         backend: name of the backend to force, or None for the best.
         is_drop_in: tells `explain` that torch's own runs what no kernel here can.
@@ -54,6 +72,43 @@ class LSTM(nn.LSTM):
     strict = False
     backend: str | None = None
     is_drop_in = True
+    extras: Extras | None = None
+    _ready: Ready | None = None
+
+    layer_norm = Extra()
+    recurrent_dropout = Extra()
+    zoneout = Extra()
+    activation = Extra()
+    recurrent_activation = Extra()
+
+    def __init__(
+        self,
+        *args: Any,
+        layer_norm: bool = False,
+        recurrent_dropout: float = 0.0,
+        zoneout: float | tuple[float, float] = 0.0,
+        activation: str = "tanh",
+        recurrent_activation: str = "sigmoid",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        options = (layer_norm, recurrent_dropout, zoneout, activation, recurrent_activation)
+        extras = checked_extras(*options, proj_size=self.proj_size)
+        if extras is not None:
+            self.extras = extras
+        if layer_norm:
+            add_norms(self)
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as torch does; layer norms start at 1 and 0."""
+        super().reset_parameters()
+        if self.layer_norm:
+            reset_norms(self)
+
+    def extra_repr(self) -> str:
+        """As torch's, and the options in use."""
+        text = super().extra_repr()
+        return text if self.extras is None else f"{text}, {describe_extras(self.extras)}"
 
     def forward(
         self,
@@ -85,23 +140,27 @@ class LSTM(nn.LSTM):
             if lengths is not None:
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
             return self._forward_packed(input, hx)
+        may_be_ready = lengths is None and self._may_be_ready()
+        if may_be_ready and self._ready is not None:
+            found = self._ready.call(self, input, hx)
+            if found is not None:
+                return found
         is_ours = self._is_ours(input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
         weights = self._weights()
         if not self._fits(input, hx, weights):
-            found = self._torch(input, hx)  # names the fault, or runs an empty batch
-            if lengths is not None and input.numel() > 0:
-                raise ShapeError("lengths= needs input, hx and weights of one dtype and device")
-            return found
+            return self._unfit(input, hx, lengths is not None)
+        if may_be_ready and is_ours and can_be_ready(self, input):
+            self._ready = Ready(self, input.shape)
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
         x = x.transpose(0, 1) if self.batch_first else x
         state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         lanes = None
         if lengths is not None:
-            lanes = _lanes(lengths, padding, x)
-            x = _without_padding(x, lanes)  # NaN there would reach the gradient of the weights
+            lanes = lanes_of(lengths, padding, x)
+            x = without_padding(x, lanes)  # NaN there would reach the gradient of the weights
         if is_ours:
             y, h, c = self._run(x, state, lanes, weights)
         else:
@@ -111,6 +170,16 @@ class LSTM(nn.LSTM):
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
         return y, (h, c)
+
+    def _may_be_ready(self) -> bool:
+        return not (
+            torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or torch._C._is_tracing()
+            or self.strict
+            or self.backend is not None
+            or self.extras is not None
+        )
 
     def _weights(self) -> list[LSTMWeights]:
         """The weights of every layer and direction, whoever has put them there."""
@@ -170,7 +239,9 @@ class LSTM(nn.LSTM):
         )
 
     def _is_ours(self, x: Tensor) -> bool:
-        """Whether the kernels here run this input, or torch's own must."""
+        """Whether what is here runs this input, or torch's own must."""
+        if self.extras is not None and active_extras(self):
+            return True
         reason = left_to_torch(self, compute_dtype(x), x.device.type) or _transform()
         if reason is not None and (self.strict or self.backend is not None):
             demand = "strict" if self.backend is None else f"backend '{self.backend}'"
@@ -179,6 +250,29 @@ class LSTM(nn.LSTM):
                 f" {demand}"
             )
         return reason is None
+
+    def _is_left_to_reference(self, dtype: torch.dtype, device: str) -> bool:
+        """Whether a slow loop runs this layer's options; refuses what `strict` refuses."""
+        names = active_extras(self)
+        if not names:
+            return False
+        reason = left_to_reference(self, dtype, device) or _transform()
+        if reason is not None and (self.strict or self.backend == "native"):
+            demand = "strict" if self.strict else "backend 'native'"
+            raise KernelError(
+                f"this LSTM with {', '.join(names)} would run on the reference, a Python loop over"
+                f" time ({reason}); change that or leave out {demand}"
+            )
+        return reason is not None
+
+    def _unfit(self, input: Any, hx: State | None, has_lengths: bool) -> tuple[Any, State]:
+        """Lets torch name what does not fit, or run an empty batch."""
+        found = self._torch(input, hx)
+        x = input.data if isinstance(input, PackedSequence) else input
+        if x.numel() > 0 and (has_lengths or self.extras is not None):
+            what = "lengths=" if has_lengths else describe_extras(self.extras or Extras())
+            raise ShapeError(f"{what} needs input, hx and weights of one dtype and device")
+        return found
 
     def _torch(self, input: Tensor | PackedSequence, hx: State | None) -> tuple[Any, State]:
         found: tuple[Any, State] = super().forward(input, hx)
@@ -192,13 +286,20 @@ class LSTM(nn.LSTM):
         dtype = compute_dtype(x)
         if state is None:
             zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
+        is_slow = self.extras is not None and self._is_left_to_reference(dtype, x.device.type)
+        names = [] if self.extras is None else list(norm_names(self))
         hs, cs = [], []
         for layer in range(self.num_layers):
             outputs = []
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
                 is_reverse = index % directions == 1
-                out = self._run_one(x, h0, c0, weights[index], lanes, is_reverse, dtype)
+                given = x, h0, c0, weights[index], lanes, is_reverse, dtype
+                if self.extras is None:
+                    out = self._run_one(*given)
+                else:
+                    variant = draw_variant(self, self.extras, names[index], x, dtype)
+                    out = self._run_one(*given, variant, is_slow)
                 outputs.append(out.y)
                 hs.append(out.hT)
                 cs.append(out.cT)
@@ -218,12 +319,16 @@ class LSTM(nn.LSTM):
         lanes: Lanes | None,
         is_reverse: bool,
         dtype: torch.dtype,
+        variant: Variant | None = None,
+        is_slow: bool = False,
     ) -> LSTMOutput:
-        """One layer in one direction."""
+        """One layer in one direction; `is_slow` has the reference run it."""
         if is_reverse:
             x = x.flip(0)
             lanes = None if lanes is None else lanes.reversed(x.shape[0])
-        if self._is_forced(x, h0, c0, weights):
+        if variant is not None and is_slow:
+            out = run_reference(x, (h0, c0), weights, variant, lanes or (None, None), dtype)
+        elif self._is_forced(x, h0, c0, weights):
             if lanes is not None:
                 raise KernelError(
                     f"backend '{self.backend}' takes no lengths and no PackedSequence; leave"
@@ -231,11 +336,12 @@ class LSTM(nn.LSTM):
                 )
             out = lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
         else:
-            tensors = [t for t in (x, h0, c0, *weights) if t is not None]
+            norm = () if variant is None else variant.norm or ()
+            tensors = [t for t in (x, h0, c0, *weights, *norm) if t is not None]
             keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
             begins, ends = lanes or (None, None)
             sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
-            out = run_sequence(sequence, dtype, keep=keep)
+            out = run_sequence(sequence, dtype, keep=keep, variant=variant)
         return out._replace(y=out.y.flip(0)) if is_reverse else out
 
     def _is_forced(self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> bool:
@@ -276,11 +382,13 @@ class LSTM(nn.LSTM):
     ) -> tuple[PackedSequence, State]:
         data, batch_sizes, order, back = input
         weights = self._weights()
-        if not self._is_ours(data) or not self._fits(data, hx, weights, batch_sizes):
+        if not self._is_ours(data):
             return self._torch(input, hx)
+        if not self._fits(data, hx, weights, batch_sizes):
+            return self._unfit(input, hx, has_lengths=False)
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
-        y, h, c = self._run(x, state, _lanes(lengths, "right", x), weights)
+        y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights)
         y = pack_padded_sequence(y, lengths).data.to(data.dtype)
         last: State = self.permute_hidden((h.to(data.dtype), c.to(data.dtype)), back)
         return PackedSequence(y, batch_sizes, order, back), last
@@ -308,31 +416,3 @@ def _transform() -> str | None:
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms torch's operators only"
     return None
-
-
-def _without_padding(x: Tensor, lanes: Lanes) -> Tensor:
-    steps = torch.arange(x.shape[0], device=x.device)[:, None]
-    is_real = (lanes.begins <= steps) & (steps < lanes.ends)
-    return x.where(is_real[:, :, None], x.new_zeros(()))
-
-
-def _lanes(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x: Tensor) -> Lanes:
-    T, B = x.shape[:2]
-    if padding not in ("right", "left"):
-        raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")
-    steps = torch.as_tensor(lengths, device=x.device)
-    if steps.shape != (B,) or steps.dtype.is_floating_point or steps.dtype == torch.bool:
-        raise ShapeError(
-            f"lengths are {steps.dtype} {tuple(steps.shape)}, expected {B} whole numbers, one per"
-            " sequence"
-        )
-    steps = steps.to(torch.int64)
-    if torch.compiler.is_compiling():
-        steps = steps.clamp(0, T)  # a graph cannot raise; the kernels must not leave the sequence
-    else:
-        low, high = (int(v) for v in steps.aminmax())
-        if low < 0 or high > T:
-            raise ShapeError(f"lengths run from {low} to {high}, expected 0 to T = {T}")
-    if padding == "right":
-        return Lanes(torch.zeros_like(steps), steps)
-    return Lanes(T - steps, torch.full_like(steps, T))

@@ -13,6 +13,7 @@ from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall, is_autocast
+from fastlstm.ops.variant import Extras
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,6 +141,9 @@ def explain(
 
 
 def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
+    names = active_extras(lstm)
+    if names:
+        return _report_extras(name, lstm, call, names)
     is_drop_in = getattr(lstm, "is_drop_in", False)
     reason = left_to_torch(lstm, call.dtype, call.device)
     if reason is not None and (is_drop_in or lstm.proj_size > 0):
@@ -147,6 +151,44 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
     chosen = select(call, backend=getattr(lstm, "backend", None))
     kernel = chosen.kernel
     return LayerReport(name, call, chosen.backend.name, kernel.name, kernel.is_fast, chosen.why)
+
+
+def _report_extras(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) -> LayerReport:
+    reason = left_to_reference(lstm, call.dtype, call.device)
+    chosen = select(call, backend=BACKENDS[0].name if reason is None else BACKENDS[-1].name)
+    kernel = f"{chosen.kernel.name} + {', '.join(extras)}"
+    is_fast = chosen.kernel.is_fast
+    return LayerReport(name, call, chosen.backend.name, kernel, is_fast, reason or chosen.why)
+
+
+def active_extras(lstm: nn.LSTM) -> list[str]:
+    """Returns what a layer computes in its present mode that torch's cell does not, in words."""
+    extras: Extras | None = getattr(lstm, "extras", None)
+    return [] if extras is None else extras.active(lstm.training)
+
+
+def left_to_reference(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | None:
+    """Returns why the reference runs a layer with extras and not the native kernels, or None.
+
+    Raises:
+        KernelError: the layer forces a backend that can run neither.
+    """
+    native, reference = BACKENDS[0], BACKENDS[-1]
+    reason = native.supports(LSTMCall(1, 1, 1, 1, dtype, device, requires_grad=False))
+    reason = None if reason is None else f"{native.name}: {reason}"
+    forced = getattr(lstm, "backend", None)
+    if forced is None:
+        return reason
+    if _named(forced) is reference:
+        return f"backend '{reference.name}' is forced"
+    if _named(forced) is not native:
+        reason = "it knows torch's cell only"
+    if reason is not None:
+        raise KernelError(
+            f"backend '{forced}' cannot run an LSTM with {', '.join(active_extras(lstm))}"
+            f" ({reason}); leave backend at None"
+        )
+    return None
 
 
 def left_to_torch(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastlstm import hardware
+from fastlstm.ops.variant import ACTIVATIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,10 @@ _INNER = 32
 """A bf16 row is padded to a multiple of this."""
 _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work than this runs on one thread: meeting the others would cost more."""
+
+
+_HUGE = 4 << 20
+"""Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
 
 
 class Sequence(NamedTuple):
@@ -39,6 +44,11 @@ class Sequence(NamedTuple):
         mask: `(B, H)` factors of the state that enters the recurrence, or None.
         begins: `(B,)` int64 first step of each lane, or None.
         ends: `(B,)` int64 one past the last step of each lane, or None.
+        gamma_ih: `(4H,)` of the layer norm (ops/variant.py), or None with the next three.
+        gamma_hh: `(4H,)`.
+        gamma_c: `(H,)`.
+        beta_c: `(H,)`.
+        seed: `(1,)` int64 that draws zoneout's masks, or None.
     """
 
     rows: Tensor
@@ -52,6 +62,16 @@ class Sequence(NamedTuple):
     mask: Tensor | None = None
     begins: Tensor | None = None
     ends: Tensor | None = None
+    gamma_ih: Tensor | None = None
+    gamma_hh: Tensor | None = None
+    gamma_c: Tensor | None = None
+    beta_c: Tensor | None = None
+    seed: Tensor | None = None
+
+    @property
+    def norm(self) -> tuple[Tensor | None, ...]:
+        """What belongs to a layer norm."""
+        return self.gamma_ih, self.gamma_hh, self.gamma_c, self.beta_c
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -60,11 +80,29 @@ class Sequence(NamedTuple):
         return T, B, self.rows.shape[-1], self.w_hh.shape[1]
 
 
+class Cell(NamedTuple):
+    """What a cell computes: places in `ACTIVATIONS`, probabilities of zoneout."""
+
+    activation: int = ACTIVATIONS.index("tanh")
+    recurrent_activation: int = ACTIVATIONS.index("sigmoid")
+    zoneout_h: float = 0.0
+    zoneout_c: float = 0.0
+
+
 class Kept(NamedTuple):
-    """What the backward pass needs, in the kernels' own order: activated gates, and cells."""
+    """What the backward pass needs, in the kernels' own order.
+
+    Attributes:
+        gates: activated.
+        cells: of every step.
+        normed: with layer norm, both normalised products; else empty.
+        moments: with layer norm, means and scales of every row; else empty.
+    """
 
     gates: Tensor
     cells: Tensor
+    normed: Tensor
+    moments: Tensor
 
 
 class Gradients(NamedTuple):
@@ -76,6 +114,14 @@ class Gradients(NamedTuple):
     w_ih: Tensor | None
     w_hh: Tensor | None
     bias: Tensor | None
+    gamma_ih: Tensor | None = None
+    gamma_hh: Tensor | None = None
+    gamma_c: Tensor | None = None
+    beta_c: Tensor | None = None
+
+
+PLAIN = Cell()
+"""Torch's cell."""
 
 
 @cache
@@ -90,35 +136,47 @@ def element_dtype(is_bf16: bool) -> torch.dtype:
     return torch.bfloat16 if is_bf16 else torch.float32
 
 
-def kept_sizes(T: int, B: int, H: int, is_bf16: bool) -> tuple[int, int]:
+def kept_sizes(T: int, B: int, H: int, is_bf16: bool, has_norm: bool) -> tuple[int, ...]:
     """Returns the number of values in each of `Kept`."""
     kernel = kernels(hardware.cpu().isa, is_bf16)
     padded = -(-H // kernel.lanes) * kernel.lanes
-    return kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
+    gates, cells = kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
+    return (gates, cells, 2 * gates, 4 * T * B) if has_norm else (gates, cells, 0, 0)
 
 
-def forward(s: Sequence, is_bf16: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
+def kept_dtypes(is_bf16: bool) -> tuple[torch.dtype, ...]:
+    """Returns the dtype of each of `Kept`."""
+    element = element_dtype(is_bf16)
+    return element, torch.float32, element, torch.float32
+
+
+def forward(
+    s: Sequence, is_bf16: bool, keep: bool, cell: Cell = PLAIN
+) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
     """Runs a sequence; returns `y` `(T, B, H)`, `hT`, `cT` `(B, H)` float32 and what is kept."""
     T, B, I, H = s.sizes  # noqa: E741
     kernel = kernels(hardware.cpu().isa, is_bf16)
     threads = num_threads(B, I, H)
-    weights = _pack_forward(s, kernel, threads) if keep else _packed_forward(s, kernel, threads)
+    weights = _pack_forward(s, kernel, threads) if keep else packed_forward(s, kernel, threads)
     rows = _elements(s.rows, is_bf16)
-    y = torch.empty((T, B, H), dtype=element_dtype(is_bf16))
+    y = _empty((T, B, H), element_dtype(is_bf16))
     hT, cT = torch.empty((B, H)), torch.empty((B, H))
     kept = None
     if keep:
-        gates, cells = kept_sizes(T, B, H, is_bf16)
-        kept = Kept(torch.empty(gates, dtype=element_dtype(is_bf16)), torch.empty(cells))
+        sizes = kept_sizes(T, B, H, is_bf16, s.gamma_hh is not None)
+        dtypes = kept_dtypes(is_bf16)
+        kept = Kept(*(_empty((n,), d) for n, d in zip(sizes, dtypes, strict=True)))
     state = [_floats(t) for t in (s.h0, s.c0, s.mask)]
     whole = [_dense(t) for t in (s.begins, s.ends)]
     tokens = _dense(s.tokens)
+    variant = _variant(s, cell, kept)
     kernel.forward(
         threads, T, B, I, H,
         rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens),
         weights.data_ptr(), *map(_address, state), *map(_address, whole),
         y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
-        *(map(_address, kept) if kept is not None else (0, 0)),
+        *(map(_address, kept[:2]) if kept is not None else (0, 0)),
+        0 if variant is None else variant.native.address,
     )  # fmt: skip
     return y, hT, cT, kept
 
@@ -129,8 +187,9 @@ def backward(
     kept: Kept,
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     needs: tuple[bool, bool, bool, bool],
+    cell: Cell = PLAIN,
 ) -> Gradients:
-    """Runs a sequence backward; `kept.gates` is overwritten.
+    """Runs a sequence backward; `kept.gates` and `kept.normed` are overwritten.
 
     Args:
         s: as given to `forward`.
@@ -138,6 +197,7 @@ def backward(
         kept: what it kept.
         grads: of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`.
         needs: whether the gradients of rows, w_ih, w_hh and the biases are wanted.
+        cell: as given to `forward`.
 
     Returns:
         Float32 gradients, that of dense rows in the dtype of `y`.
@@ -146,7 +206,7 @@ def backward(
     is_bf16 = y.dtype == torch.bfloat16
     kernel = kernels(hardware.cpu().isa, is_bf16)
     threads = num_threads(B, I, H)
-    weights = torch.empty(kernel.backward_bytes(I, H), dtype=torch.uint8)
+    weights = _empty((kernel.backward_bytes(I, H),), torch.uint8)
     w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
     kernel.pack(threads, True, I, H, _address(w_ih), _address(w_hh), 0, 0, weights.data_ptr())
     rows = _elements(s.rows, is_bf16)
@@ -155,26 +215,45 @@ def backward(
     d_rows = None
     if needs[0]:
         dtype = torch.float32 if s.tokens is not None else y.dtype
-        d_rows = torch.empty(s.rows.shape, dtype=dtype)
+        d_rows = _empty(s.rows.shape, dtype)
     dh0, dc0 = torch.empty((B, H)), torch.empty((B, H))
-    dw_ih = torch.empty((4 * H, I)) if needs[1] else None
-    dw_hh = torch.empty((4 * H, H)) if needs[2] else None
+    dw_ih = _empty((4 * H, I), torch.float32) if needs[1] else None
+    dw_hh = _empty((4 * H, H), torch.float32) if needs[2] else None
     db = torch.empty(4 * H) if needs[3] else None
+    d_norm = [None if t is None else torch.empty(t.shape) for t in s.norm]
     h0, mask, tokens = _floats(s.h0), _floats(s.mask), _dense(s.tokens)
     begins, ends = _dense(s.begins), _dense(s.ends)
+    variant = _variant(s, cell, kept)
     kernel.backward(
         threads, T, B, I, H,
         rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens), weights.data_ptr(),
         *map(_address, (h0, mask, begins, ends, y, kept.cells, kept.gates, dy, *d_state)),
-        *map(_address, (d_rows, dh0, dc0, dw_ih, dw_hh, db)),
+        *map(_address, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
+        0 if variant is None else variant.native.address,
     )  # fmt: skip
-    return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db)
+    return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
+
+
+class _Variant(NamedTuple):
+    """A variant as the kernels take it, and the tensors whose addresses it holds."""
+
+    native: Any
+    tensors: tuple[Tensor | None, ...]
+
+
+def _variant(s: Sequence, cell: Cell, kept: Kept | None) -> _Variant | None:
+    """Returns None for torch's cell."""
+    if cell == PLAIN and s.gamma_hh is None:
+        return None
+    norm = tuple(_floats(t) for t in s.norm)
+    tensors = (_dense(s.seed), *norm, *(kept[2:] if kept is not None else (None, None)))
+    return _Variant(hardware.native().LSTMVariant(*cell, *map(_address, tensors)), tensors)
 
 
 def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     """Returns the weights as the forward kernel reads them."""
     _, _, I, H = s.sizes  # noqa: E741
-    packed = torch.empty(kernel.forward_bytes(I, H), dtype=torch.uint8)
+    packed = _empty((kernel.forward_bytes(I, H),), torch.uint8)
     given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
     kernel.pack(threads, False, I, H, *map(_address, given), packed.data_ptr())
     return packed
@@ -211,7 +290,7 @@ _PACKED: Any = WeakIdKeyDictionary()
 """w_hh -> `_Packed`."""
 
 
-def _packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
+def packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     """As `_pack_forward`, but done once as long as the weights stay what they are.
 
     A version counts every in-place change that torch knows of; a write through `.data` or numpy
@@ -235,6 +314,14 @@ def _packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
 def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
     """Returns how many threads a sequence of this size runs on."""
     return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """As torch.empty, on huge pages where it is large."""
+    t = torch.empty(shape, dtype=dtype)
+    if t.nbytes >= _HUGE:
+        hardware.native().use_huge_pages(t.data_ptr(), t.nbytes)
+    return t
 
 
 def _address(t: Tensor | None) -> int:

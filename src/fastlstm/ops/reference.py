@@ -2,36 +2,96 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from fastlstm.ops.call import LSTMOutput, LSTMWeights
+from fastlstm.ops.variant import EPSILON, Variant, activate, zoneout_masks
 
-if TYPE_CHECKING:
-    from torch import Tensor
+_PLAIN = Variant()
+Keep = Tensor | float
+"""Which units keep their old value `(B, H)` bool, or the probability that they do."""
 
 
 def lstm_step_reference(
-    x: Tensor, h: Tensor, c: Tensor, weights: LSTMWeights
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: LSTMWeights,
+    variant: Variant = _PLAIN,
+    keep: tuple[Keep, Keep] = (0.0, 0.0),
 ) -> tuple[Tensor, Tensor]:
-    """One step: `x` `(B, I)`, `h` and `c` `(B, H)`; returns the new `h` and `c`."""
-    gates = x @ weights.w_ih.t() + h @ weights.w_hh.t()
+    """One step: `x` `(B, I)`, `h` and `c` `(B, H)`; returns the new `h` and `c`.
+
+    `keep` is zoneout's, of `h` and of `c`.
+    """
+    norm = variant.norm
+    recurrent = h if variant.mask is None else h * variant.mask
+    gates_x, gates_h = x @ weights.w_ih.t(), recurrent @ weights.w_hh.t()
+    if norm is not None:
+        gates_x = _normalised(gates_x) * norm.gamma_ih
+        gates_h = _normalised(gates_h) * norm.gamma_hh
+    gates = gates_x + gates_h
     if weights.b_ih is not None and weights.b_hh is not None:
         gates = gates + weights.b_ih + weights.b_hh
     i, f, g, o = gates.chunk(4, dim=1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
+    i, f, o = (activate(variant.recurrent_activation, gate) for gate in (i, f, o))
+    new_c = f * c + i * activate(variant.activation, g)
+    shown = new_c if norm is None else _normalised(new_c) * norm.gamma_c + norm.beta_c
+    new_h = o * activate(variant.activation, shown)
+    return _zoned_out(keep[0], h, new_h), _zoned_out(keep[1], c, new_c)
 
 
-def lstm_reference(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMOutput:
+def lstm_reference(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: LSTMWeights,
+    variant: Variant = _PLAIN,
+    begins: Tensor | None = None,
+    ends: Tensor | None = None,
+) -> LSTMOutput:
     """Runs one layer over `x` `(T, B, I)` from `h0`, `c0` `(B, H)`.
 
+    Args:
+        x: input.
+        h0: initial output.
+        c0: initial cell.
+        weights: of torch's cell.
+        variant: what is computed beyond it.
+        begins: `(B,)` first step of each lane; give both or none.
+        ends: `(B,)` one past the last step of each lane. Outside of it a lane keeps its state and
+            its output is zero.
+
     Source: Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; gate order and
-    the two biases are torch's.
+        the two biases are torch's. Layer norm as in Ba et al. 2016, recurrent dropout as in Gal &
+        Ghahramani 2016, zoneout as in Krueger et al. 2016.
     """
+    T, B, H = *x.shape[:2], h0.shape[1]
     h, c, steps = h0, c0, []
-    for x_t in x.unbind(0):
-        h, c = lstm_step_reference(x_t, h, c, weights)
-        steps.append(h)
+    keep: tuple[Keep, Keep] = variant.zoneout_h, variant.zoneout_c
+    masks = None if variant.seed is None else zoneout_masks(variant.seed, T, B, H, variant)
+    for t, x_t in enumerate(x.unbind(0)):
+        if masks is not None:
+            keep = masks[0][t], masks[1][t]
+        y_t, c_t = lstm_step_reference(x_t, h, c, weights, variant, keep)
+        if begins is None or ends is None:
+            h, c = y_t, c_t
+        else:
+            is_inside = ((begins <= t) & (t < ends))[:, None]
+            h, c = y_t.where(is_inside, h), c_t.where(is_inside, c)
+            y_t = y_t.where(is_inside, 0)
+        steps.append(y_t)
     return LSTMOutput(torch.stack(steps), h, c)
+
+
+def _normalised(x: Tensor) -> Tensor:
+    """Every row of `x` with mean 0 and variance 1."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPSILON)
+
+
+def _zoned_out(keep: Keep, old: Tensor, new: Tensor) -> Tensor:
+    if isinstance(keep, Tensor):
+        return old.where(keep, new)
+    return new if keep == 0 else keep * old + (1 - keep) * new

@@ -1,11 +1,12 @@
-"""The native sequence as one torch operator: schema, shapes without data, gradient.
+"""The native sequence for torch: an autograd function, and one operator for what traces.
 
-Being one operator it is one node for torch.compile and torch.export.
+Being one operator it is one node for torch.compile and torch.export. Outside of a trace the
+function costs less per call, and its backward pass may overwrite what was kept.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,28 +14,106 @@ from torch import Tensor
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMOutput
-from fastlstm.ops.native_call import Kept, Sequence
+from fastlstm.ops.native_call import PLAIN, Cell, Kept, Sequence
+from fastlstm.ops.variant import ACTIVATIONS, Variant
 
-_NUM_ARGUMENTS = len(Sequence._fields)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NUM_TENSORS = len(Sequence._fields)
+_NUM_OPTIONS = len(Cell._fields) + 2
 
 
-def run_sequence(s: Sequence, dtype: torch.dtype, *, keep: bool) -> LSTMOutput:
+def run_sequence(
+    s: Sequence, dtype: torch.dtype, *, keep: bool, variant: Variant | None = None
+) -> LSTMOutput:
     """Runs a layer on the native kernels, recorded for autograd with `keep`.
 
     Args:
         s: arguments on the CPU.
         dtype: float32 or bfloat16, of the matrix operands and `y`.
         keep: a gradient will be asked for.
+        variant: what the cell computes, with its tensors; default torch's.
 
     Returns:
         `y` in `dtype`, `hT` and `cT` in float32.
     """
     is_bf16 = dtype == torch.bfloat16
-    if keep or is_traced(s.rows):
-        y, hT, cT, *_ = lstm_sequence(*s, is_bf16, keep)
-        return LSTMOutput(y, hT, cT)
-    y, hT, cT, _ = native_call.forward(s, is_bf16, keep=False)
+    cell = PLAIN
+    if variant is not None:
+        s, cell = _with_variant(s, variant)
+    if is_traced(s.rows):
+        y, hT, cT, *_ = lstm_sequence(*s, *cell, is_bf16, keep)
+    elif keep:
+        y, hT, cT = _Recorded.apply(cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+    else:
+        y, hT, cT, _ = native_call.forward(s, is_bf16, keep=False, cell=cell)
     return LSTMOutput(y, hT, cT)
+
+
+def _with_variant(s: Sequence, variant: Variant) -> tuple[Sequence, Cell]:
+    norm = variant.norm or (None, None, None, None)
+    names = ("mask", "gamma_ih", "gamma_hh", "gamma_c", "beta_c", "seed")
+    found = zip(names, (variant.mask, *norm, variant.seed), strict=True)
+    cell = Cell(
+        ACTIVATIONS.index(variant.activation),
+        ACTIVATIONS.index(variant.recurrent_activation),
+        variant.zoneout_h,
+        variant.zoneout_c,
+    )
+    return s._replace(**dict(found)), cell
+
+
+class _Recorded(torch.autograd.Function):
+    """The sequence outside of a trace. The first backward pass uses up what was kept."""
+
+    @staticmethod
+    def forward(ctx: Any, cell: Cell, is_bf16: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        y, hT, cT, kept = native_call.forward(Sequence(*tensors), is_bf16, keep=True, cell=cell)
+        assert kept is not None
+        ctx.save_for_backward(*tensors, y, *kept)
+        ctx.set_materialize_grads(False)
+        ctx.cell, ctx.is_bf16, ctx.is_used = cell, is_bf16, False
+        return y, hT, cT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        s, y, kept = _saved(ctx)
+        given = (grads[0], grads[1], grads[2])
+        if all(grad is None for grad in given):
+            return (None,) * (2 + _NUM_TENSORS)
+        has_graph = any(t is not None and t.requires_grad for t in (*s, *given))
+        if torch.is_grad_enabled() and has_graph:
+            raise KernelError(
+                "the native LSTM kernel has no second derivative (create_graph=True);"
+                " use backend='reference' for that"
+            )
+        needs = dict(zip(Sequence._fields, ctx.needs_input_grad[2:], strict=True))
+        wanted = (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])
+        if ctx.is_used:
+            *_, fresh = native_call.forward(s, ctx.is_bf16, keep=True, cell=ctx.cell)
+            assert fresh is not None
+            kept = fresh
+        ctx.is_used = True
+        found = native_call.backward(s, y, kept, given, wanted, ctx.cell)
+        return None, None, *_by_argument(s, found, needs)
+
+
+def _saved(ctx: Any) -> tuple[Sequence, Tensor, Kept]:
+    tensors = ctx.saved_tensors
+    s = Sequence(*tensors[:_NUM_TENSORS])
+    if s.mask is not None and s.mask.requires_grad:
+        raise KernelError("the recurrent mask has no gradient; detach it")
+    return s, tensors[_NUM_TENSORS], Kept(*tensors[_NUM_TENSORS + 1 :])
+
+
+def _by_argument(
+    s: Sequence, found: native_call.Gradients, needs: dict[str, bool]
+) -> Iterator[Tensor | None]:
+    """Yields the gradient of every argument in its dtype, None where none is needed."""
+    by_name = {**found._asdict(), "b_ih": found.bias, "b_hh": found.bias}
+    for name, t in zip(Sequence._fields, s, strict=True):
+        yield by_name[name].to(t.dtype) if t is not None and needs[name] else None
 
 
 @torch.library.custom_op("fastlstm::lstm_sequence", mutates_args=())
@@ -50,30 +129,44 @@ def lstm_sequence(
     mask: Tensor | None,
     begins: Tensor | None,
     ends: Tensor | None,
+    gamma_ih: Tensor | None,
+    gamma_hh: Tensor | None,
+    gamma_c: Tensor | None,
+    beta_c: Tensor | None,
+    seed: Tensor | None,
+    activation: int,
+    recurrent_activation: int,
+    zoneout_h: float,
+    zoneout_c: float,
     is_bf16: bool,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns y, hT, cT, and what backward needs: gates and cells (empty without `keep`)."""
-    s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh, mask, begins, ends)
-    y, hT, cT, kept = native_call.forward(s, is_bf16, keep)
-    return y, hT, cT, *(kept or (torch.empty(0), torch.empty(0)))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns y, hT, cT, and what backward needs: `Kept`, empty without `keep`."""
+    norm = (gamma_ih, gamma_hh, gamma_c, beta_c)
+    s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh, mask, begins, ends, *norm, seed)
+    cell = Cell(activation, recurrent_activation, zoneout_h, zoneout_c)
+    y, hT, cT, kept = native_call.forward(s, is_bf16, keep, cell)
+    if kept is None:
+        kept = Kept(*(torch.empty(0, dtype=d) for d in native_call.kept_dtypes(is_bf16)))
+    return y, hT, cT, *kept
 
 
 @lstm_sequence.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    *tensors, is_bf16, keep = args
-    s = Sequence(*tensors)
+    *_, is_bf16, keep = args
+    s = Sequence(*args[:_NUM_TENSORS])
     T, B, _, H = s.sizes
-    gates, cells = native_call.kept_sizes(T, B, H, is_bf16) if keep else (0, 0)
-    dtype = native_call.element_dtype(is_bf16)
+    sizes: tuple[int, ...] = (0,) * 4
+    if keep:
+        sizes = native_call.kept_sizes(T, B, H, is_bf16, s.gamma_hh is not None)
+    dtypes = native_call.kept_dtypes(is_bf16)
     empty = s.h0.new_empty
     f32 = torch.float32
     return (
-        empty((T, B, H), dtype=dtype),
+        empty((T, B, H), dtype=native_call.element_dtype(is_bf16)),
         empty((B, H), dtype=f32),
         empty((B, H), dtype=f32),
-        empty(gates, dtype=dtype if keep else f32),
-        empty(cells, dtype=f32),
+        *(empty(n, dtype=d) for n, d in zip(sizes, dtypes, strict=True)),
     )
 
 
@@ -88,81 +181,69 @@ def lstm_sequence_backward(
     mask: Tensor | None,
     begins: Tensor | None,
     ends: Tensor | None,
+    gamma_ih: Tensor | None,
+    gamma_hh: Tensor | None,
+    gamma_c: Tensor | None,
+    beta_c: Tensor | None,
+    seed: Tensor | None,
+    activation: int,
+    recurrent_activation: int,
+    zoneout_h: float,
+    zoneout_c: float,
     y: Tensor,
     gates: Tensor,
     cells: Tensor,
+    normed: Tensor,
+    moments: Tensor,
     dy: Tensor | None,
     dhT: Tensor | None,
     dcT: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns the gradients of rows, h0, c0, w_ih, w_hh and the bias; `gates` is left alone."""
-    s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, None, None, mask, begins, ends)
-    found = native_call.backward(s, y, Kept(gates.clone(), cells), (dy, dhT, dcT), (True,) * 4)
-    return tuple(found)  # type: ignore[return-value]
+) -> list[Tensor]:
+    """Returns the gradients of `Gradients`, without those of a layer norm there is none of.
+
+    What was kept is left alone.
+    """
+    norm = (gamma_ih, gamma_hh, gamma_c, beta_c)
+    s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, None, None, mask, begins, ends, *norm, seed)
+    cell = Cell(activation, recurrent_activation, zoneout_h, zoneout_c)
+    kept = Kept(gates.clone(), cells, normed.clone(), moments)
+    found = native_call.backward(s, y, kept, (dy, dhT, dcT), (True,) * 4, cell)
+    return [t for t in found if t is not None]
 
 
 @lstm_sequence_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    rows, tokens, h0, c0, w_ih, w_hh, _, _, _, y = args[:10]
+def _(*args: Any) -> list[Tensor]:
+    rows, tokens, h0, c0, w_ih, w_hh, _, _, _, *norm = args[:13]
+    y = args[18]
     f32 = torch.float32
-    return (
+    return [
         torch.empty_like(rows, dtype=y.dtype if tokens is None else f32),
-        torch.empty_like(h0, dtype=f32),
-        torch.empty_like(c0, dtype=f32),
-        torch.empty_like(w_ih, dtype=f32),
-        torch.empty_like(w_hh, dtype=f32),
+        *(torch.empty_like(t, dtype=f32) for t in (h0, c0, w_ih, w_hh)),
         w_hh.new_empty(w_hh.shape[0], dtype=f32),
-    )
+        *(torch.empty_like(t, dtype=f32) for t in norm if t is not None),
+    ]
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, is_bf16, keep = inputs
-    y, _, _, gates, cells = output
-    ctx.save_for_backward(*tensors, y, gates, cells)
+    cell = inputs[_NUM_TENSORS:-2]
+    y, _, _, *kept = output
+    ctx.save_for_backward(*inputs[:_NUM_TENSORS], y, *kept)
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(gates, cells)
-    ctx.is_bf16 = is_bf16
-    ctx.is_used = not keep
+    ctx.mark_non_differentiable(*kept)
+    ctx.cell, ctx.has_kept = Cell(*cell), inputs[-1]
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, y, gates, cells = ctx.saved_tensors
-    s, given = Sequence(*tensors), (grads[0], grads[1], grads[2])
-    if all(grad is None for grad in given):
-        return (None,) * (_NUM_ARGUMENTS + 2)
-    has_graph = any(t is not None and t.requires_grad for t in (*s, *given))
-    if torch.is_grad_enabled() and has_graph and not is_traced(s.rows):
-        raise KernelError(
-            "the native LSTM kernel has no second derivative (create_graph=True);"
-            " use backend='reference' for that"
-        )
-    if s.mask is not None and s.mask.requires_grad:
-        raise KernelError("the recurrent mask has no gradient; detach it")
-    names = Sequence._fields
-    needs = {name: ctx.needs_input_grad[k] for k, name in enumerate(names)}
-    wanted = (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])
-    if is_traced(s.rows):
-        rest = s._replace(b_ih=None, b_hh=None)
-        found = native_call.Gradients(
-            *lstm_sequence_backward(*(*rest[:6], *rest[8:]), y, gates, cells, *given)
-        )
-    else:
-        if ctx.is_used:  # a second pass over the same graph: the first one used the gates up
-            *_, kept = native_call.forward(s, ctx.is_bf16, keep=True)
-            assert kept is not None
-        else:
-            kept = Kept(gates, cells)
-        ctx.is_used = True
-        found = native_call.backward(s, y, kept, given, wanted)
-    by_name = {**found._asdict(), "b_ih": found.bias, "b_hh": found.bias}
-    return (
-        *(
-            by_name[name].to(t.dtype) if t is not None and needs[name] else None
-            for name, t in zip(names, s, strict=True)
-        ),
-        None,
-        None,
+    s, y, kept = _saved(ctx)
+    if all(grad is None for grad in grads[:3]):
+        return (None,) * (_NUM_TENSORS + _NUM_OPTIONS)
+    if not ctx.has_kept:
+        raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
+    found = native_call.Gradients(
+        *lstm_sequence_backward(*s[:6], *s[8:], *ctx.cell, y, *kept, *grads[:3])
     )
+    needs = dict(zip(Sequence._fields, ctx.needs_input_grad, strict=False))
+    return (*_by_argument(s, found, needs), *(None,) * _NUM_OPTIONS)
 
 
 lstm_sequence.register_autograd(_backward, setup_context=_set_up)
@@ -172,6 +253,8 @@ def is_traced(t: Tensor) -> bool:
     """Whether a tracer records instead of computing: then no address may be asked for."""
     return (
         torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
         or type(t) not in (Tensor, torch.nn.Parameter)
         or torch.utils._python_dispatch._get_current_dispatch_mode() is not None
     )

@@ -36,7 +36,7 @@ SHAPES = (  # T, B, I, H
     (2, 2, 1603, 5),
     (2, 7, 3, 401),
 )
-OPTIONS = ("tokens", "lengths", "mask", "initial", "last", "only states")
+OPTIONS = ("tokens", "lengths", "mask", "initial", "last", "only states", "norm", "zoneout")
 
 
 @pytest.mark.parametrize("place", ["end", "begin"])
@@ -166,12 +166,26 @@ def run_case(
     mask, h0, c0 = optional("mask", "mask"), optional("initial", "h0"), optional("initial", "c0")
     sizes = (threads, T, B, I, H, address(x), num_rows, stride, address(tokens))
 
+    norm: list[np.ndarray | None] = [None] * 4
+    if "norm" in options:
+        norm = [floats(f"norm {k}", n) for k, n in enumerate((4 * H, 4 * H, H, H))]
+    seed_of_zones = arena.input("seed", np.array([seed], np.int64), 8)
+    kept_norm: list[np.ndarray | None] = [None, None]
+
+    def variant() -> Any:
+        if not options & {"norm", "zoneout"}:
+            return None
+        zoneout = (0.25, 0.5) if "zoneout" in options else (0.0, 0.0)
+        addresses = map(address, (seed_of_zones, *norm, *kept_norm))
+        return hardware.native().LSTMVariant(1, 0, *zoneout, *addresses)
+
     def forward(gates: np.ndarray | None, cells: np.ndarray | None) -> list[np.ndarray]:
         y = arena.output("y", T * B * H * size, size)
         outputs = [y, arena.output("h_last", B * H * 4), arena.output("c_last", B * H * 4)]
         given = (packed[0], h0, c0, mask, begins, ends, *outputs, gates, cells)
         poison_heap()
-        kernel.forward(*sizes, *map(address, given))
+        chosen = variant()
+        kernel.forward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
         assert is_written(y, is_bf16), "y has holes"
         assert all(is_written(out, False) for out in outputs[1:]), "last states have holes"
         return outputs
@@ -182,6 +196,9 @@ def run_case(
         return
     gates = arena.output("gates", kernel.gate_rows(T, B) * 4 * padded * size, 64)
     cells = arena.output("cells", (T + 1) * B * padded * 4)
+    if "norm" in options:
+        kept_norm[0] = arena.output("normed", 2 * gates.nbytes, 64)
+        kept_norm[1] = arena.output("moments", 4 * T * B * 4)
     y, *last = forward(gates, cells)
     assert all((a == b).all() for a, b in zip(without, (y, *last), strict=True)), "keeping changes"
     assert is_written(cells, False), "cells have holes"
@@ -201,11 +218,17 @@ def run_case(
         counts = {"dw_ih": 4 * H * I, "dw_hh": 4 * H * H, "db": 4 * H}
         weights = [arena.output(name, 4 * count) for name, count in counts.items()]
         weights[seed % 4 : seed % 4 + 1] = [None] * len(weights[seed % 4 : seed % 4 + 1])
+    d_norm: list[np.ndarray | None] = [None] * 4
+    if "norm" in options:
+        sizes_of_norm = (4 * H, 4 * H, H, H)
+        d_norm = [arena.output(f"dnorm {k}", 4 * n) for k, n in enumerate(sizes_of_norm)]
     given = (packed[1], h0, mask, begins, ends, y, cells, gates, dy, dh_last, dc_last)
     poison_heap()
-    kernel.backward(*sizes, *map(address, (*given, dx, *states, *weights)))
+    chosen = variant()
+    given = (*given, dx, *states, *weights, *d_norm)
+    kernel.backward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
     assert dx is None or is_written(dx, is_bf16 and is_dense), "dx has holes"
-    for out in (*states, *weights):
+    for out in (*states, *weights, *d_norm):
         assert out is None or is_written(out, False), "gradients have holes"
     arena.check()
 

@@ -40,9 +40,9 @@ FASTLSTM_INLINE Vec tanh(Vec x) {
   return expm1 * reciprocal(expm1 + 2.0f);
 }
 
-// The activations that a memory format needs.
+// Sigmoid and tanh as exact as a memory format needs them.
 template <typename Format>
-struct Activation {
+struct Exactly {
   static FASTLSTM_INLINE Vec sigmoid(Vec x) { return FASTLSTM_ISA::sigmoid(x); }
   static FASTLSTM_INLINE Vec tanh(Vec x) { return FASTLSTM_ISA::tanh(x); }
 };
@@ -51,7 +51,7 @@ struct Activation {
 // Results next to operands of 8 bits: 1e-4 relative is a fortieth of their rounding. Half the
 // instructions; AMX is so fast that these are what a step waits for.
 template <>
-struct Activation<Bfloat16> {
+struct Exactly<Bfloat16> {
   // 2^y = 2^n 2^r, polynomials fitted for the least relative error over |r| <= 1/2. For an infinite
   // y, r is 0 and scalef does the rest.
   static FASTLSTM_INLINE __m512 split(__m512 y, __m512& n) {

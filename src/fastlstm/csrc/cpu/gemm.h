@@ -88,8 +88,13 @@ struct VectorEngine {
                                              int64_t inner, bool add, float* out) {
     Vec sum[kRow][kStrip];
     read(sum, add, out);
+    // The hardware does not foresee where the next block of the rows lies.
+    const int64_t step = a.block_stride == 0 ? 0 : kRow;
     for (int64_t at = 0; at < inner; at += a.block) {
+      const float* ahead = a.rows + a.block_stride;
       for (int64_t k = 0; k < a.block; ++k) {
+        __builtin_prefetch(ahead, 0, 3);
+        ahead += step;
         Vec right[kStrip];
 #pragma GCC unroll 4
         for (int s = 0; s < kStrip; ++s) right[s] = Float32::load(b + s * strip_stride);
@@ -112,8 +117,12 @@ struct VectorEngine {
                                              float* out) {
     Vec sum[kRow][kStrip];
     read(sum, add, out);
+    const int64_t step = a.block_stride == 0 ? 0 : 2 * kRow;
     for (int64_t at = 0; at < inner; at += a.block) {
+      const uint16_t* ahead = a.rows + a.block_stride;
       for (int64_t k = 0; k < a.block; k += 2) {
+        __builtin_prefetch(ahead, 0, 3);
+        ahead += step;
         Words right[kStrip];
 #pragma GCC unroll 4
         for (int s = 0; s < kStrip; ++s) {
@@ -176,7 +185,7 @@ template <typename Engine, typename Epilogue>
 FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, Range rows,
                               const typename Engine::Element* b, int64_t strip_stride, Range strips,
                               int64_t inner, Epilogue&& epilogue) {
-  constexpr int64_t kPanelBytes = 256 << 10;
+  constexpr int64_t kPanelBytes = 512 << 10;
   constexpr int64_t kPart =
       kPanelBytes / (kStrips * kLanes * int64_t{sizeof(typename Engine::Element)});
   constexpr int64_t kGroup = 24;  // blocks

@@ -36,11 +36,6 @@ struct BackwardScratch {
 };
 
 template <typename Format>
-int64_t backward_workspace(const BackwardArgs& g) {
-  return BackwardScratch<Format>(g, Sizes<Format>(g.I, g.H), g.threads).bytes;
-}
-
-template <typename Format>
 void start_backward(const BackwardArgs& g, const BackwardScratch<Format>& s, const Share& my) {
   for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
     for (int64_t k = my.units.begin * kLanes; k < my.units.end * kLanes; k += kLanes) {
@@ -56,9 +51,10 @@ void start_backward(const BackwardArgs& g, const BackwardScratch<Format>& s, con
 }
 
 // One step of one thread: dh from the next step's gate gradients, then this step's.
-template <typename Format, typename Engine>
+template <typename Format, typename Engine, typename Cell>
 void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
-                   const BackwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t) {
+                   const BackwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
+                   const Cell& rule) {
   using Element = typename Format::Element;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const float* const cells = g.cells + t * g.B * n.hidden;
@@ -66,6 +62,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
   const Element* const dy =
       g.dy == nullptr ? nullptr : static_cast<const Element*>(g.dy) + t * g.B * g.H;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  const bool has_carry = has_lengths || rule.has_zoneout();
   const bool is_last = t == g.T - 1;
   const auto cell = [&](int64_t b, int64_t strip, int strips, const float* sums) {
     for (int q = 0; q < strips; ++q) {
@@ -78,7 +75,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
           dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
         }
       }
-      if (is_last || has_lengths) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+      if (is_last || has_carry) dh += Float32::load(s.carry + k * g.B + b * kLanes);
       Element* const gate = gates.at(t / s.steps, strip + q, t % s.steps * g.B + b);
       if (t > 0) {  // what the next step will read comes from memory
         const int64_t before = t - 1;
@@ -101,16 +98,25 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       if (dy != nullptr) dh += load_part<Format>(dy + b * g.H + k, count);
       const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
       const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
-      const Vec squashed =
-          Activation<Format>::tanh(Float32::load(new_cells + k * g.B + b * kLanes));
+      const Vec old = Float32::load(cells + k * g.B + b * kLanes);
       float* const at = s.dc + k * g.B + b * kLanes;
-      const Vec dc = Float32::load(at) + dh * o * (1.0f - squashed * squashed);
-      Float32::store(at, dc * f);
-      Format::store(gate, dc * z * i * (1.0f - i));
-      Format::store(gate + kLanes,
-                    dc * Float32::load(cells + k * g.B + b * kLanes) * f * (1.0f - f));
-      Format::store(gate + 2 * kLanes, dc * i * (1.0f - z * z));
-      Format::store(gate + 3 * kLanes, dh * squashed * o * (1.0f - o));
+      Vec c = Float32::load(new_cells + k * g.B + b * kLanes);
+      Vec dc = Float32::load(at), dc_kept{};
+      if (rule.has_zoneout()) {
+        const Keep keep = rule.keep(t * g.B + b, k);
+        c = f * old + i * z;
+        dc_kept = keep.c * dc;
+        dc -= dc_kept;
+        Float32::store(s.carry + k * g.B + b * kLanes, keep.h * dh);
+        dh -= keep.h * dh;
+      }
+      const Vec squashed = rule.squash(c);
+      dc += dh * o * rule.squash_slope(squashed);
+      Float32::store(at, rule.has_zoneout() ? dc * f + dc_kept : dc * f);
+      Format::store(gate, dc * z * rule.gate_slope(i));
+      Format::store(gate + kLanes, dc * old * rule.gate_slope(f));
+      Format::store(gate + 2 * kLanes, dc * i * rule.squash_slope(z));
+      Format::store(gate + 3 * kLanes, dh * squashed * rule.gate_slope(o));
     }
   };
   if (is_last) {
@@ -127,9 +133,8 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
 template <typename Format, typename Engine>
 void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                      const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                     const Share& my, Engine& engine) {
+                     const Share& my, Engine& engine, bool has_carry) {
   using Element = typename Format::Element;
-  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   multiply(engine, gates.left(0, 0), my.lanes, w.recurrent, w.stride, my.units, n.gates,
            [&](int64_t b, int64_t strip, int strips, const float* sums) {
@@ -139,7 +144,7 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                if (g.recurrent_mask != nullptr) {
                  dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
                }
-               if (has_lengths) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+               if (has_carry) dh += Float32::load(s.carry + k * g.B + b * kLanes);
                store_part<Float32>(g.dh0 + b * g.H + k, dh, count);
                const Vec dc = Float32::load(s.dc + k * g.B + b * kLanes);
                store_part<Float32>(g.dc0 + b * g.H + k, dc, count);
@@ -177,6 +182,26 @@ void sum_by_token(const BackwardArgs& g, const GateMatrix<float>& table,
   }
 }
 
+template <typename Format>
+void clear_table(const BackwardScratch<Format>& s, Range units) {
+  const int64_t values = s.d_table.rows * s.d_table.kGroup;
+  for (int64_t u = units.begin; u < units.end; ++u) {
+    float* const sums = s.d_table.at(0, u, 0);
+    for (int64_t k = 0; k < values; k += kLanes) Float32::store(sums + k, Vec{});
+  }
+}
+
+// The sums by token in memory format.
+template <typename Format>
+void round_table(const BackwardScratch<Format>& s, Range units) {
+  const int64_t values = s.d_table.rows * s.d_table.kGroup;
+  for (int64_t u = units.begin; u < units.end; ++u) {
+    const float* const sums = s.d_table.at(0, u, 0);
+    auto* const out = s.d_table_elements.at(0, u, 0);
+    for (int64_t k = 0; k < values; k += kLanes) Format::store(out + k, Float32::load(sums + k));
+  }
+}
+
 // dw_hh, and with tokens the gradient of the projected embedding, from the same pass over gates.
 template <typename Format, typename Engine>
 void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
@@ -187,11 +212,7 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
                                         n.units};
   const bool has_tokens = g.input.tokens != nullptr;
   const Range units = part_of({0, n.units}, me.index, me.count);
-  const int64_t values = g.input.num_rows * 4 * kLanes;
-  for (int64_t u = units.begin; u < units.end && has_tokens; ++u) {
-    float* const sums = s.d_table.at(0, u, 0);
-    for (int64_t k = 0; k < values; k += kLanes) Float32::store(sums + k, Vec{});
-  }
+  if (has_tokens) clear_table(s, units);
   const auto beside = [&](Range rows, int64_t group) {
     if (has_tokens) sum_by_token<Format>(g, s.d_table, gates, rows, group);
   };
@@ -200,11 +221,25 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   } else {
     for (int64_t u = units.begin; u < units.end; ++u) beside({0, g.T * g.B}, u);
   }
-  for (int64_t u = units.begin; u < units.end && has_tokens; ++u) {
-    const float* const sums = s.d_table.at(0, u, 0);
-    Element* const out = s.d_table_elements.at(0, u, 0);
-    for (int64_t k = 0; k < values; k += kLanes) Format::store(out + k, Float32::load(sums + k));
+  if (has_tokens) round_table(s, units);
+}
+
+// What the gradient of the projected embedding gives: those of the embedding and of `factors`.
+template <typename Format, typename Engine>
+void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
+                     const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                     const Factor<Format>* factors, int count, Engine& engine, Member me) {
+  me.barrier->wait(me.count);  // the table is whole, and the scratch can be used anew
+  if (g.dx != nullptr) {
+    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
+    input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
+                                    {0, n.input_strips}, static_cast<float*>(g.dx));
   }
+  if (count == 0) return;
+  const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, g.input.num_rows,
+                                                         n.units};
+  weight_gradient(factors, count, g.input.num_rows, g.H, table, n, s.gradient, engine, me,
+                  [](Range, int64_t) {});
 }
 
 template <typename Format, typename Engine>
@@ -226,26 +261,16 @@ void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   if (g.dw_ih != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = dense;
   if (g.db != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = bias;
   recurrent_gradient(g, n, s, first, num_first, engine, me);
-  if (!has_tokens) return;
-  me.barrier->wait(me.count);  // the table is whole, and the scratch can be used anew
-  if (g.dx != nullptr) {
-    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
-    input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
-                                    {0, n.input_strips}, static_cast<float*>(g.dx));
-  }
-  if (num_second == 0) return;
-  const GateMatrix<const Element> table{s.d_table_elements.gates, g.input.num_rows, n.units};
-  weight_gradient(second, num_second, g.input.num_rows, g.H, table, n, s.gradient, engine, me,
-                  [](Range, int64_t) {});
+  if (has_tokens) table_gradients(g, n, w, s, second, num_second, engine, me);
 }
 
 // dx of the chunk that begins at step t, the part of one thread.
 template <typename Format, typename Engine>
 void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                          const Share& my, Engine& engine, Member me, int64_t t) {
+                          const Share& my, Engine& engine, Member me, int64_t t,
+                          const GateMatrix<typename Format::Element>& gates) {
   using Element = typename Format::Element;
-  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const Left<Element> chunk = gates.left(t / s.steps, 0);
   Element* const dx = static_cast<Element*>(g.dx) + t * g.B * g.I;
   const int64_t steps = min_of(s.steps, g.T - t);
@@ -260,22 +285,26 @@ void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   }
 }
 
-template <typename Format, typename Engine>
-void backward(const BackwardArgs& g, Member me) {
+template <typename Format, typename Engine, typename Cell>
+void backward_loop(const BackwardArgs& g, Member me) {
+  using Element = typename Format::Element;
   FlushDenormals flush;
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
-  const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(typename Format::Element)});
+  const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(Element)});
+  const Cell cell(g.variant);
+  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
   start_backward(g, s, my);
   for (int64_t t = g.T - 1; t >= 0; --t) {
-    backward_step(g, n, w, s, my, engine, t);
+    backward_step(g, n, w, s, my, engine, t, cell);
     if (!my.is_alone) me.barrier->wait(me.count);
-    if (has_dx && t % s.steps == 0) chunk_input_gradient(g, n, w, s, my, engine, me, t);
+    if (has_dx && t % s.steps == 0) chunk_input_gradient(g, n, w, s, my, engine, me, t, gates);
   }
-  finish_backward(g, n, w, s, my, engine);
+  const bool has_carry = g.begins != nullptr || g.ends != nullptr || cell.has_zoneout();
+  finish_backward(g, n, w, s, my, engine, has_carry);
   me.barrier->wait(me.count);
   all_weight_gradients(g, n, w, s, engine, me);
 }

@@ -5,7 +5,7 @@
 // instead and meets nobody.
 #pragma once
 
-#include "cpu/activations.h"
+#include "cpu/cell.h"
 #include "cpu/pack.h"
 #include "cpu/threads.h"
 
@@ -23,10 +23,15 @@ struct Share {
     return bytes <= kSharedWeights && num_lanes >= 8 * count;
   }
 
-  Share(Member me, int64_t num_units, int64_t num_lanes, int64_t bytes) {
-    const bool by_lanes = splits_lanes(num_lanes, bytes, me.count);
-    const int64_t columns = by_lanes ? 1 : min_of(me.count, num_units);
-    const int64_t rows = min_of(me.count / columns, num_lanes > 0 ? num_lanes : 1);
+  Share(Member me, int64_t num_units, int64_t num_lanes, int64_t bytes)
+      : Share(me, num_units, num_lanes,
+              splits_lanes(num_lanes, bytes, me.count) ? 1 : min_of(me.count, num_units),
+              me.count) {}
+
+  // Units in `columns` parts, lanes in at most `max_rows`; who is left over owns nothing.
+  Share(Member me, int64_t num_units, int64_t num_lanes, int64_t columns, int64_t max_rows) {
+    const int64_t rows =
+        min_of(min_of(me.count / columns, max_rows), num_lanes > 0 ? num_lanes : 1);
     const int64_t column = me.index % columns, row = me.index / columns;
     is_alone = columns == 1;
     units = part_of({0, num_units}, column, columns);
@@ -63,11 +68,6 @@ struct ForwardScratch {
   float* cells;                 // [group][B][lane] when none are kept
   int64_t bytes;
 };
-
-template <typename Format>
-int64_t forward_workspace(const ForwardArgs& g) {
-  return ForwardScratch<Format>(g, Sizes<Format>(g.I, g.H)).bytes;
-}
 
 template <typename Format>
 bool splits_lanes(int64_t B, int64_t H, int threads) {
@@ -107,13 +107,23 @@ void start_forward(const ForwardArgs& g, const Sizes<Format>& n, const ForwardSc
   }
 }
 
+// Lane b's output before step t, as the layer shows it (the recurrence may see it masked).
+template <typename Format>
+FASTLSTM_INLINE Vec output_before(const ForwardArgs& g, int64_t t, int64_t b, int64_t k) {
+  const int64_t count = g.H - k;
+  if (t > (g.begins == nullptr ? 0 : g.begins[b])) {
+    const auto* const y = static_cast<const typename Format::Element*>(g.y);
+    return load_part<Format>(y + ((t - 1) * g.B + b) * g.H + k, count);
+  }
+  return g.h0 == nullptr ? Vec{} : load_part<Float32>(g.h0 + b * g.H + k, count);
+}
+
 // One step of one thread: gates = projected input + state * w_hh, then the cell.
-template <typename Format, bool kKeep, typename Engine>
+template <typename Format, bool kKeep, typename Engine, typename Cell>
 void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
-                  float* cells, float* new_cells) {
+                  const Cell& cell, float* cells, float* new_cells) {
   using Element = typename Format::Element;
-  using A = Activation<Format>;
   const Element* const state = s.state(t, g.B);
   Element* const new_state = s.state(t + 1, g.B);
   Element* const y = static_cast<Element*>(g.y) + t * g.B * g.H;
@@ -130,11 +140,16 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              const auto gate = [&](int q) {
                return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
              };
-             const Vec i = A::sigmoid(gate(0)), f = A::sigmoid(gate(1)), z = A::tanh(gate(2));
-             const Vec o = A::sigmoid(gate(3));
+             const Vec i = cell.gate(gate(0)), f = cell.gate(gate(1)), z = cell.squash(gate(2));
+             const Vec o = cell.gate(gate(3));
              const Vec old = Float32::load(cells + k * g.B + b * kLanes);
              Vec c = f * old + i * z;
-             Vec h = o * A::tanh(c);
+             Vec h = o * cell.squash(c);
+             if (cell.has_zoneout()) {
+               const Keep keep = cell.keep(t * g.B + b, k);
+               c = mix(keep.c, old, c);
+               h = mix(keep.h, output_before<Format>(g, t, b, k), h);
+             }
              Vec out = h;
              if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
                c = old;
@@ -159,21 +174,40 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
            });
 }
 
-// Rows of the input times w_ih, plus the bias, for the units of one thread.
-template <typename Format, typename Engine>
+// Rows of the input times w_ih for the units of one thread; finish(row, group, sums) completes
+// the four sums of a group before they are stored.
+template <typename Format, typename Engine, typename Finish>
 void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                    Engine& engine, Range rows, Range units, const void* input,
-                   const GateMatrix<float>& projected) {
+                   const GateMatrix<float>& projected, Finish&& finish) {
   const auto* const elements = static_cast<const typename Format::Element*>(input);
   multiply(engine, plain(elements, g.input.stride, n.input_inner), rows, w.input, w.input_stride,
            {4 * units.begin, 4 * units.end}, n.input_inner,
            [&](int64_t row, int64_t strip, int, const float* sums) {
              float* const out = projected.at(0, strip / 4, row);
-             for (int q = 0; q < 4; ++q) {
-               const Vec sum = Float32::load(sums + q * kLanes);
-               Float32::store(out + q * kLanes, sum + Float32::load(w.bias + (strip + q) * kLanes));
-             }
+             Vec sum[4];
+             for (int q = 0; q < 4; ++q) sum[q] = Float32::load(sums + q * kLanes);
+             finish(row, strip / 4, sum);
+             for (int q = 0; q < 4; ++q) Float32::store(out + q * kLanes, sum[q]);
            });
+}
+
+// The dense input of the chunk that begins at step t, for the lanes and units of one thread.
+template <typename Format, typename Engine, typename Finish>
+void project_chunk(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
+                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
+                   Finish&& finish) {
+  const int64_t steps = min_of(s.steps, g.T - t);
+  const auto* const rows =
+      static_cast<const typename Format::Element*>(g.input.rows) + t * g.B * g.input.stride;
+  if (my.lanes.end - my.lanes.begin == g.B) {
+    project_input(g, n, w, engine, {0, steps * g.B}, my.units, rows, s.projected, finish);
+    return;
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    const Range part{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
+    project_input(g, n, w, engine, part, my.units, rows, s.projected, finish);
+  }
 }
 
 // h_last and c_last of the lanes and units of one thread.
@@ -199,7 +233,7 @@ void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
   }
 }
 
-template <typename Format, typename Engine, bool kKeep>
+template <typename Format, typename Engine, typename Cell, bool kKeep>
 void forward_loop(const ForwardArgs& g, Member me) {
   using Element = typename Format::Element;
   FlushDenormals flush;
@@ -208,43 +242,27 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const Share my(me, n.units, g.B, n.gates * n.state_inner * int64_t{sizeof(Element)});
+  const Cell cell(g.variant);
   const bool is_dense = g.input.tokens == nullptr;
   float* cells = kKeep ? g.cells : s.cells;
+  const auto add_bias = [&](int64_t, int64_t u, Vec(&sum)[4]) {
+    for (int q = 0; q < 4; ++q) sum[q] += Float32::load(w.bias + (4 * u + q) * kLanes);
+  };
   start_forward(g, n, s, cells, my);
   if (!is_dense) {
     const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
-    project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected);
+    project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected, add_bias);
   }
   me.barrier->wait(me.count);
   for (int64_t t = 0; t < g.T; ++t) {
-    if (is_dense && t % s.steps == 0) {
-      const int64_t steps = min_of(s.steps, g.T - t);
-      const auto* const rows = static_cast<const Element*>(g.input.rows) + t * g.B * g.input.stride;
-      if (my.lanes.end - my.lanes.begin == g.B) {
-        project_input(g, n, w, engine, {0, steps * g.B}, my.units, rows, s.projected);
-      } else {
-        for (int64_t k = 0; k < steps; ++k) {
-          const Range part{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
-          project_input(g, n, w, engine, part, my.units, rows, s.projected);
-        }
-      }
-    }
+    if (is_dense && t % s.steps == 0) project_chunk(g, n, w, s, my, engine, t, add_bias);
     float* const new_cells = kKeep ? cells + g.B * n.hidden : cells;
-    forward_step<Format, kKeep>(g, n, w, s, my, engine, t, cells, new_cells);
+    forward_step<Format, kKeep>(g, n, w, s, my, engine, t, cell, cells, new_cells);
     cells = new_cells;
     if (!my.is_alone) me.barrier->wait(me.count);
   }
   finish_forward<Format>(g, cells, my);
   stream_fence();
-}
-
-template <typename Format, typename Engine>
-void forward(const ForwardArgs& g, Member me) {
-  if (g.gates != nullptr) {
-    forward_loop<Format, Engine, true>(g, me);
-  } else {
-    forward_loop<Format, Engine, false>(g, me);
-  }
 }
 
 }  // namespace fastlstm::FASTLSTM_ISA

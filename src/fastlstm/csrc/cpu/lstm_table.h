@@ -1,7 +1,7 @@
 // The table of kernels of one instruction set and memory format.
 #pragma once
 
-#include "cpu/lstm_backward.h"
+#include "cpu/norm_backward.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 

@@ -132,6 +132,28 @@ FASTLSTM_INLINE void store_part(typename Format::Element* p, Vec v, int64_t n) {
   for (int64_t k = 0; k < n; ++k) p[k] = whole[k];
 }
 
+// The first `n` lanes; the others zero.
+FASTLSTM_INLINE Vec first_lanes(Vec v, int64_t n) {
+  if (n >= kLanes) return v;
+  float whole[kLanes];
+  Float32::store(whole, v);
+  for (int64_t k = n; k < kLanes; ++k) whole[k] = 0.0f;
+  return Float32::load(whole);
+}
+
+FASTLSTM_INLINE float sum_lanes(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(bits_of<__m512>(v));
+#else
+  float whole[kLanes];
+  Float32::store(whole, v);
+  for (int s = kLanes / 2; s > 0; s /= 2) {
+    for (int k = 0; k < s; ++k) whole[k] += whole[k + s];
+  }
+  return whole[0];
+#endif
+}
+
 // Makes streamed stores visible to the other threads.
 FASTLSTM_INLINE void stream_fence() {
 #if defined(__x86_64__)

@@ -1,0 +1,368 @@
+// The backward pass with layer norm: a step in three parts, then the gradients of the weights.
+#pragma once
+
+#include "cpu/lstm_backward.h"
+#include "cpu/norm_forward.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+// Sums over all rows of a parameter's gradients, in the order of the gates or of the units.
+struct NormSums {
+  float *gamma_ih, *gamma_hh, *bias;  // [group][gate][lane]
+  float *gamma_c, *beta_c;            // [group][lane]
+};
+
+// Scratch of one backward call behind `base`; `means` are those of thread `index`.
+template <typename Format>
+struct NormBackwardScratch {
+  NormBackwardScratch(void* base, const BackwardArgs& g, const Sizes<Format>& n, int64_t index) {
+    Carver carver(base);
+    d_gates = {carver.take<float>(g.B * n.gates), g.B, n.units};
+    of_cells = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
+    of_gates = {carver.take<float>(PartialSums<4>::size(n.units, g.B)), n.units, g.B};
+    sums = {carver.take<float>(n.gates), carver.take<float>(n.gates), carver.take<float>(n.gates),
+            carver.take<float>(n.hidden), carver.take<float>(n.hidden)};
+    stride = round_up(g.B, kLanes);
+    means = carver.take<float>(g.threads * 4 * stride) + index * 4 * stride;
+    bytes = carver.bytes();
+  }
+
+  // Sum k over the features of lane b, divided by their number.
+  float mean(int k, int64_t b) const { return means[k * stride + b]; }
+
+  template <int kSums>
+  void form_means(const PartialSums<kSums>& partial, int64_t features) const {
+    for (int k = 0; k < kSums; ++k) {
+      for (int64_t b = 0; b < partial.rows; b += kLanes) {
+        Float32::store(means + k * stride + b,
+                       partial.total(k, b) * (1.0f / static_cast<float>(features)));
+      }
+    }
+  }
+
+  GateMatrix<float> d_gates;  // gradients of normalised cell and output gate, then of the gates
+  PartialSums<2> of_cells;    // of dn, and of dn * n
+  PartialSums<4> of_gates;    // the same for h * w_hh, then for x * w_ih
+  NormSums sums;
+  int64_t stride;
+  float* means;
+  int64_t bytes;
+};
+
+FASTLSTM_INLINE void add_to(float* sum, Vec v) { Float32::store(sum, Float32::load(sum) + v); }
+
+template <typename Format>
+void start_norm_backward(const NormBackwardScratch<Format>& ns, const Share& my) {
+  for (int64_t u = my.units.begin; u < my.units.end; ++u) {
+    for (int64_t k = 4 * u * kLanes; k < 4 * (u + 1) * kLanes; k += kLanes) {
+      for (float* const sum : {ns.sums.gamma_ih, ns.sums.gamma_hh, ns.sums.bias}) {
+        Float32::store(sum + k, Vec{});
+      }
+    }
+    for (float* const sum : {ns.sums.gamma_c, ns.sums.beta_c}) {
+      Float32::store(sum + u * kLanes, Vec{});
+    }
+  }
+}
+
+// A step's place in everything that is kept.
+template <typename Format, typename Cell>
+struct NormStep {
+  using Element = typename Format::Element;
+  NormStep(const BackwardArgs& g, const Sizes<Format>& n, const BackwardScratch<Format>& s,
+           const Cell& rule, int64_t step)
+      : cell(rule),
+        t(step),
+        gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units},
+        normed(g.variant->normed, g.T, g.B, s.steps, n.units),
+        moments(g.variant->moments, g.T, g.B),
+        cells(g.cells + t * g.B * n.hidden),
+        chunk(t / s.steps),
+        row(t % s.steps * g.B) {}
+
+  // The new cell before zoneout.
+  FASTLSTM_INLINE Vec fresh_cell(const Element* gate, Vec old) const {
+    return Format::load(gate + kLanes) * old + Format::load(gate) * Format::load(gate + 2 * kLanes);
+  }
+  FASTLSTM_INLINE Vec normed_cell(Vec c, int64_t at) const {
+    return (c - moments.mean_c[at]) * moments.scale_c[at];
+  }
+
+  const Cell& cell;
+  int64_t t;
+  GateMatrix<Element> gates;
+  Normed<Element> normed;
+  KeptMoments moments;
+  const float* cells;  // those the step began with
+  int64_t chunk, row;
+};
+
+// dh from the next step's gradients, and what it gives to the output gate and the normalised cell.
+template <typename Format, typename Cell, typename Engine>
+void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
+                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                           const NormBackwardScratch<Format>& ns, const Share& my, Engine& engine,
+                           const NormStep<Format, Cell>& step) {
+  using Element = typename Format::Element;
+  const Element* const dy = static_cast<const Element*>(g.dy);
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  const bool has_carry = has_lengths || step.cell.has_zoneout();
+  const bool is_last = step.t == g.T - 1;
+  const auto one = [&](int64_t b, int64_t u, const float* sums) {
+    const int64_t k = u * kLanes, count = g.H - k, at = step.t * g.B + b;
+    Vec dh{};
+    if (!is_last) {
+      dh = Float32::load(sums);
+      if (g.recurrent_mask != nullptr) {
+        dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
+      }
+    }
+    float* const carry = s.carry + k * g.B + b * kLanes;
+    if (is_last || has_carry) dh += Float32::load(carry);
+    float* const out = ns.d_gates.at(0, u, b);
+    if (has_lengths && !is_active(g.begins, g.ends, step.t, b)) {
+      Float32::store(carry, dh);
+      Float32::store(out, Vec{});
+      ns.of_cells.at(0, u, b) = ns.of_cells.at(1, u, b) = 0.0f;
+      return;
+    }
+    if (dy != nullptr) dh += load_part<Format>(dy + at * g.H + k, count);
+    Vec kept{};
+    if (step.cell.has_zoneout()) kept = step.cell.keep(at, k).h * dh;
+    if (has_carry) Float32::store(carry, kept);
+    dh -= kept;
+    const Element* const gate = step.gates.at(step.chunk, u, step.row + b);
+    const Vec gamma = load_part<Float32>(g.variant->gamma_c + k, count);
+    const Vec beta = load_part<Float32>(g.variant->beta_c + k, count);
+    const Vec old = Float32::load(step.cells + k * g.B + b * kLanes);
+    const Vec c = step.normed_cell(step.fresh_cell(gate, old), at);
+    const Vec squashed = step.cell.squash(c * gamma + beta);
+    const Vec dn = dh * Format::load(gate + 3 * kLanes) * step.cell.squash_slope(squashed);
+    ns.of_cells.at(0, u, b) = sum_lanes(dn * gamma);
+    ns.of_cells.at(1, u, b) = sum_lanes(dn * gamma * c);
+    Float32::store(out, dn);
+    Float32::store(out + kLanes, dh * squashed);
+  };
+  if (is_last) {
+    for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+      for (int64_t u = my.units.begin; u < my.units.end; ++u) one(b, u, nullptr);
+    }
+    return;
+  }
+  const int64_t next = step.t + 1;
+  multiply(engine, step.gates.left(next / s.steps, next % s.steps * g.B), my.lanes, w.recurrent,
+           w.stride, my.units, n.gates,
+           [&](int64_t b, int64_t strip, int strips, const float* sums) {
+             for (int q = 0; q < strips; ++q) one(b, strip + q, sums + q * kLanes);
+           });
+}
+
+// Gradients of the activated gates' arguments.
+template <typename Format, typename Cell>
+void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s,
+                         const NormBackwardScratch<Format>& ns, const Share& my,
+                         const NormStep<Format, Cell>& step) {
+  using Element = typename Format::Element;
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  const Cell& cell = step.cell;
+  for (int64_t u = my.units.begin; u < my.units.end; ++u) {
+    const int64_t k = u * kLanes, count = g.H - k;
+    Vec gamma_hh[4], gamma_ih[4], of_hh[4]{}, of_ih[4]{}, of_bias[4]{}, of_gamma{}, of_beta{};
+    load_gates(g.variant->gamma_hh, g.H, k, gamma_hh);
+    load_gates(g.variant->gamma_ih, g.H, k, gamma_ih);
+    const Vec gamma_c = load_part<Float32>(g.variant->gamma_c + k, count);
+    for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+      float* const d_gate = ns.d_gates.at(0, u, b);
+      if (has_lengths && !is_active(g.begins, g.ends, step.t, b)) {
+        for (int q = 0; q < 4; ++q) {
+          Float32::store(d_gate + q * kLanes, Vec{});
+          ns.of_gates.at(q, u, b) = 0.0f;
+        }
+        continue;
+      }
+      const int64_t at = step.t * g.B + b;
+      const Element* const gate = step.gates.at(step.chunk, u, step.row + b);
+      const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
+      const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
+      const Vec old = Float32::load(step.cells + k * g.B + b * kLanes);
+      const Vec c = step.normed_cell(step.fresh_cell(gate, old), at);
+      float* const dc_at = s.dc + k * g.B + b * kLanes;
+      Vec dc = Float32::load(dc_at), dc_kept{};
+      if (cell.has_zoneout()) {
+        dc_kept = cell.keep(at, k).c * dc;
+        dc -= dc_kept;
+      }
+      const Vec dn = Float32::load(d_gate);
+      of_gamma += dn * c;
+      of_beta += dn;
+      const Vec through = dn * gamma_c - ns.mean(0, b) - c * ns.mean(1, b);
+      dc += first_lanes(through * step.moments.scale_c[at], count);
+      Float32::store(dc_at, dc * f + dc_kept);
+      const Vec da[4] = {dc * z * cell.gate_slope(i), dc * old * cell.gate_slope(f),
+                         dc * i * cell.squash_slope(z),
+                         Float32::load(d_gate + kLanes) * cell.gate_slope(o)};
+      const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
+      const Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
+      Vec sum_hh{}, dot_hh{}, sum_ih{}, dot_ih{};
+      for (int q = 0; q < 4; ++q) {
+        const Vec n_hh = Format::load(hh + q * kLanes), n_ih = Format::load(ih + q * kLanes);
+        Float32::store(d_gate + q * kLanes, da[q]);
+        of_bias[q] += da[q];
+        of_hh[q] += da[q] * n_hh;
+        of_ih[q] += da[q] * n_ih;
+        const Vec d_hh = da[q] * gamma_hh[q], d_ih = da[q] * gamma_ih[q];
+        sum_hh += d_hh;
+        dot_hh += d_hh * n_hh;
+        sum_ih += d_ih;
+        dot_ih += d_ih * n_ih;
+      }
+      ns.of_gates.at(0, u, b) = sum_lanes(sum_hh);
+      ns.of_gates.at(1, u, b) = sum_lanes(dot_hh);
+      ns.of_gates.at(2, u, b) = sum_lanes(sum_ih);
+      ns.of_gates.at(3, u, b) = sum_lanes(dot_ih);
+    }
+    for (int q = 0; q < 4; ++q) {
+      const int64_t sum = (4 * u + q) * kLanes;
+      add_to(ns.sums.bias + sum, of_bias[q]);
+      add_to(ns.sums.gamma_hh + sum, of_hh[q]);
+      add_to(ns.sums.gamma_ih + sum, of_ih[q]);
+    }
+    add_to(ns.sums.gamma_c + k, of_gamma);
+    add_to(ns.sums.beta_c + k, of_beta);
+  }
+}
+
+// Gradients of the two products, over the gates and over the normalised input.
+template <typename Format, typename Cell>
+void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<Format>& ns,
+                            const Share& my, const NormStep<Format, Cell>& step) {
+  using Element = typename Format::Element;
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  for (int64_t u = my.units.begin; u < my.units.end; ++u) {
+    const int64_t k = u * kLanes, count = g.H - k;
+    Vec gamma_hh[4], gamma_ih[4];
+    load_gates(g.variant->gamma_hh, g.H, k, gamma_hh);
+    load_gates(g.variant->gamma_ih, g.H, k, gamma_ih);
+    for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+      const int64_t at = step.t * g.B + b;
+      const float* const d_gate = ns.d_gates.at(0, u, b);
+      Element* const gate = step.gates.at(step.chunk, u, step.row + b);
+      const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
+      Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
+      const bool active = !has_lengths || is_active(g.begins, g.ends, step.t, b);
+      const float scale_hh = step.moments.scale_hh[at], scale_ih = step.moments.scale_ih[at];
+      for (int q = 0; q < 4; ++q) {
+        const Vec da = Float32::load(d_gate + q * kLanes);
+        const Vec n_hh = Format::load(hh + q * kLanes), n_ih = Format::load(ih + q * kLanes);
+        const Vec d_hh = da * gamma_hh[q] - ns.mean(0, b) - n_hh * ns.mean(1, b);
+        const Vec d_ih = da * gamma_ih[q] - ns.mean(2, b) - n_ih * ns.mean(3, b);
+        Format::store(gate + q * kLanes, active ? first_lanes(d_hh * scale_hh, count) : Vec{});
+        Format::store(ih + q * kLanes, active ? first_lanes(d_ih * scale_ih, count) : Vec{});
+      }
+    }
+  }
+}
+
+// Gradients of everything but states and dense input.
+template <typename Format, typename Engine>
+void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
+                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                           const NormBackwardScratch<Format>& ns,
+                           const GateMatrix<const typename Format::Element>& d_hh,
+                           const GateMatrix<const typename Format::Element>& d_ih, Engine& engine,
+                           Member me) {
+  using Element = typename Format::Element;
+  using F = Factor<Format>;
+  const auto none = [](Range, int64_t) {};
+  const Range units = part_of({0, n.units}, me.index, me.count);
+  for (int64_t u = units.begin; u < units.end; ++u) {
+    const int64_t k = u * kLanes, count = g.H - k;
+    const auto copy = [&](const float* from, float* to) {
+      if (to != nullptr) store_part<Float32>(to, Float32::load(from), count);
+    };
+    copy(ns.sums.gamma_c + k, g.dgamma_c + k);
+    copy(ns.sums.beta_c + k, g.dbeta_c + k);
+    for (int64_t q = 0; q < 4; ++q) {
+      const int64_t from = (4 * u + q) * kLanes, to = q * g.H + k;
+      copy(ns.sums.gamma_hh + from, g.dgamma_hh + to);
+      copy(ns.sums.gamma_ih + from, g.dgamma_ih + to);
+      if (g.db != nullptr) copy(ns.sums.bias + from, g.db + to);
+    }
+  }
+  const auto* const y = static_cast<const Element*>(g.y);
+  const auto* const input = static_cast<const Element*>(g.input.rows);
+  const F recurrent{g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, g.recurrent_mask, g.B};
+  const F dense{g.I, g.dw_ih, input, g.input.stride, nullptr, nullptr, nullptr, 0};
+  if (g.dw_hh != nullptr) {
+    weight_gradient(&recurrent, 1, g.T * g.B, g.H, d_hh, n, s.gradient, engine, me, none);
+  }
+  me.barrier->wait(me.count);  // the scratch can be used anew
+  if (g.input.tokens != nullptr) {
+    clear_table(s, units);
+    for (int64_t u = units.begin; u < units.end; ++u) {
+      sum_by_token<Format>(g, s.d_table, d_ih, {0, g.T * g.B}, u);
+    }
+    round_table(s, units);
+    table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, engine, me);
+  } else if (g.dw_ih != nullptr) {
+    weight_gradient(&dense, 1, g.T * g.B, g.H, d_ih, n, s.gradient, engine, me, none);
+  }
+}
+
+template <typename Format, typename Engine>
+void norm_backward_loop(const BackwardArgs& g, Member me) {
+  using Element = typename Format::Element;
+  using Cell = VariantCell<Format>;
+  FlushDenormals flush;
+  Engine engine;
+  const Sizes<Format> n(g.I, g.H);
+  const BackwardWeights<Format> w(g.weights, n);
+  const BackwardScratch<Format> s(g, n, g.threads);
+  const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
+  const Share my = share_units(me, n.units, g.B);
+  const Cell cell(g.variant);
+  const GateMatrix<Element> d_hh{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
+  const GateMatrix<Element> d_ih =
+      Normed<Element>(g.variant->normed, g.T, g.B, s.steps, n.units).ih;
+  const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
+  start_backward(g, s, my);
+  start_norm_backward(ns, my);
+  for (int64_t t = g.T - 1; t >= 0; --t) {
+    const NormStep<Format, Cell> step(g, n, s, cell, t);
+    norm_backward_outputs(g, n, w, s, ns, my, engine, step);
+    me.barrier->wait(me.count);
+    ns.form_means(ns.of_cells, g.H);
+    norm_backward_gates(g, s, ns, my, step);
+    me.barrier->wait(me.count);
+    ns.form_means(ns.of_gates, 4 * g.H);
+    norm_backward_products(g, ns, my, step);
+    me.barrier->wait(me.count);
+    if (has_dx && t % s.steps == 0) chunk_input_gradient(g, n, w, s, my, engine, me, t, d_ih);
+  }
+  const bool has_carry = g.begins != nullptr || g.ends != nullptr || cell.has_zoneout();
+  finish_backward(g, n, w, s, my, engine, has_carry);
+  me.barrier->wait(me.count);
+  norm_weight_gradients<Format>(g, n, w, s, ns, {d_hh.gates, d_hh.rows, d_hh.groups},
+                                {d_ih.gates, d_ih.rows, d_ih.groups}, engine, me);
+}
+
+template <typename Format>
+int64_t backward_workspace(const BackwardArgs& g) {
+  const Sizes<Format> n(g.I, g.H);
+  const BackwardScratch<Format> s(g, n, g.threads);
+  if (g.variant == nullptr || g.variant->gamma_hh == nullptr) return s.bytes;
+  return s.bytes + NormBackwardScratch<Format>(nullptr, g, n, 0).bytes;
+}
+
+template <typename Format, typename Engine>
+void backward(const BackwardArgs& g, Member me) {
+  if (g.variant == nullptr) {
+    backward_loop<Format, Engine, PlainCell<Format>>(g, me);
+  } else if (g.variant->gamma_hh == nullptr) {
+    backward_loop<Format, Engine, VariantCell<Format>>(g, me);
+  } else {
+    norm_backward_loop<Format, Engine>(g, me);
+  }
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

@@ -1,0 +1,235 @@
+// The forward pass with layer norm: a step in three parts, between which the team meets.
+#pragma once
+
+#include "cpu/norm.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+// Units only: the sums over lanes that backward forms stay in one order.
+FASTLSTM_INLINE Share share_units(Member me, int64_t num_units, int64_t num_lanes) {
+  return Share(me, num_units, num_lanes, min_of(me.count, num_units), 1);
+}
+
+// Scratch of one forward call behind `base`; the moments are those of thread `index`.
+template <typename Format>
+struct NormForwardScratch {
+  NormForwardScratch(void* base, const ForwardArgs& g, const Sizes<Format>& n,
+                     const ForwardScratch<Format>& s, int64_t index) {
+    const int64_t inputs = s.projected.rows;
+    Carver carver(base);
+    raw = {carver.take<float>(g.B * n.gates), g.B, n.units};
+    partial_hh = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
+    partial_ih = {carver.take<float>(PartialSums<2>::size(n.units, inputs)), n.units, inputs};
+    partial_c = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
+    for (int64_t k = 0; k < g.threads; ++k) {
+      float* const of_hh = carver.take<float>(RowMoments::size(g.B));
+      float* const of_ih = carver.take<float>(RowMoments::size(inputs));
+      float* const of_c = carver.take<float>(RowMoments::size(g.B));
+      if (k != index) continue;
+      hh = {of_hh, g.B};
+      ih = {of_ih, inputs};
+      c = {of_c, g.B};
+    }
+    bytes = carver.bytes();
+  }
+
+  GateMatrix<float> raw;  // h * w_hh of a step, then the new cell and the output gate
+  PartialSums<2> partial_hh, partial_ih, partial_c;
+  RowMoments hh, ih, c;
+  int64_t bytes;
+};
+
+// Four vectors of gates of a (4H) parameter; zero beyond H.
+FASTLSTM_INLINE void load_gates(const float* p, int64_t H, int64_t k, Vec (&out)[4]) {
+  for (int q = 0; q < 4; ++q) out[q] = load_part<Float32>(p + q * H + k, H - k);
+}
+
+// h * w_hh and the partial moments of its rows.
+template <typename Format, typename Engine>
+void norm_products(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
+                   const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
+                   const Share& my, Engine& engine, int64_t t) {
+  multiply(engine, plain(s.state(t, g.B), s.state_stride, n.state_inner), my.lanes, w.recurrent,
+           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end}, n.state_inner,
+           [&](int64_t b, int64_t strip, int, const float* sums) {
+             const int64_t u = strip / 4;
+             float* const raw = ns.raw.at(0, u, b);
+             Vec v[4];
+             for (int q = 0; q < 4; ++q) {
+               v[q] = Float32::load(sums + q * kLanes);
+               Float32::store(raw + q * kLanes, v[q]);
+             }
+             add_group(v, g.H - u * kLanes, ns.partial_hh, u, b);
+           });
+}
+
+// Gates and new cells from the normalised products.
+template <typename Format, bool kKeep, typename Cell>
+void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
+                const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
+                const Share& my, const Cell& cell, int64_t t, const float* cells,
+                float* new_cells) {
+  using Element = typename Format::Element;
+  const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
+  const Normed<Element> normed(g.variant->normed, g.T, g.B, s.steps, n.units);
+  const int64_t first_row = t % s.steps * g.B, chunk = t / s.steps;
+  const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  for (int64_t u = my.units.begin; u < my.units.end; ++u) {
+    const int64_t k = u * kLanes, count = g.H - k;
+    Vec gamma_hh[4], gamma_ih[4], bias[4];
+    load_gates(g.variant->gamma_hh, g.H, k, gamma_hh);
+    load_gates(g.variant->gamma_ih, g.H, k, gamma_ih);
+    for (int q = 0; q < 4; ++q) bias[q] = Float32::load(w.bias + (4 * u + q) * kLanes);
+    for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+      const int64_t input = tokens ? tokens[b] : first_row + b;
+      float* const raw = ns.raw.at(0, u, b);
+      const float* const in = s.projected.at(0, u, input);
+      const float mean_hh = ns.hh.mean()[b], scale_hh = ns.hh.scale()[b];
+      const float mean_ih = ns.ih.mean()[input], scale_ih = ns.ih.scale()[input];
+      Vec a[4];
+      for (int q = 0; q < 4; ++q) {
+        const Vec hh = (Float32::load(raw + q * kLanes) - mean_hh) * scale_hh;
+        const Vec ih = (Float32::load(in + q * kLanes) - mean_ih) * scale_ih;
+        a[q] = hh * gamma_hh[q] + ih * gamma_ih[q] + bias[q];
+        if constexpr (kKeep) {
+          Format::stream(normed.hh.at(chunk, u, first_row + b) + q * kLanes, hh);
+          Format::stream(normed.ih.at(chunk, u, first_row + b) + q * kLanes, ih);
+        }
+      }
+      const Vec i = cell.gate(a[0]), f = cell.gate(a[1]), z = cell.squash(a[2]);
+      const Vec o = cell.gate(a[3]);
+      const Vec old = Float32::load(cells + k * g.B + b * kLanes);
+      const Vec fresh[1] = {f * old + i * z};
+      add_group(fresh, count, ns.partial_c, u, b);
+      Float32::store(raw, fresh[0]);
+      Float32::store(raw + kLanes, o);
+      Vec c = fresh[0];
+      if (cell.has_zoneout()) c = mix(cell.keep(t * g.B + b, k).c, old, c);
+      if (has_lengths && !is_active(g.begins, g.ends, t, b)) c = old;
+      Float32::store(new_cells + k * g.B + b * kLanes, c);
+      if constexpr (kKeep) {
+        Element* const kept = gates.at(chunk, u, first_row + b);
+        Format::stream(kept, i);
+        Format::stream(kept + kLanes, f);
+        Format::stream(kept + 2 * kLanes, z);
+        Format::stream(kept + 3 * kLanes, o);
+      }
+    }
+  }
+}
+
+// Outputs from the normalised cells.
+template <typename Format, typename Cell>
+void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
+                  const NormForwardScratch<Format>& ns, const Share& my, const Cell& cell,
+                  int64_t t) {
+  auto* const y = static_cast<typename Format::Element*>(g.y) + t * g.B * g.H;
+  const auto* const state = s.state(t, g.B);
+  auto* const new_state = s.state(t + 1, g.B);
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  for (int64_t u = my.units.begin; u < my.units.end; ++u) {
+    const int64_t k = u * kLanes, count = g.H - k;
+    const Vec gamma = load_part<Float32>(g.variant->gamma_c + k, count);
+    const Vec beta = load_part<Float32>(g.variant->beta_c + k, count);
+    for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+      const float* const raw = ns.raw.at(0, u, b);
+      const Vec c = (Float32::load(raw) - ns.c.mean()[b]) * ns.c.scale()[b];
+      Vec h = Float32::load(raw + kLanes) * cell.squash(c * gamma + beta);
+      if (cell.has_zoneout()) {
+        h = mix(cell.keep(t * g.B + b, k).h, output_before<Format>(g, t, b, k), h);
+      }
+      const bool active = !has_lengths || is_active(g.begins, g.ends, t, b);
+      store_part<Format>(y + b * g.H + k, active ? h : Vec{}, count);
+      const int64_t at = b * s.state_stride + k;
+      if (!active) {
+        h = Format::load(state + at);
+      } else if (g.recurrent_mask != nullptr) {
+        h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
+      }
+      Format::store(new_state + at, h);
+    }
+  }
+}
+
+template <typename Format, typename Engine, bool kKeep>
+void norm_forward_loop(const ForwardArgs& g, Member me) {
+  using Element = typename Format::Element;
+  FlushDenormals flush;
+  Engine engine;
+  const Sizes<Format> n(g.I, g.H);
+  const ForwardWeights<Format> w(g.weights, n);
+  const ForwardScratch<Format> s(g, n);
+  const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
+  const Share my = share_units(me, n.units, g.B);
+  const VariantCell<Format> cell(g.variant);
+  const KeptMoments kept(g.variant->moments, g.T, g.B);
+  const int64_t* const tokens = g.input.tokens;
+  const auto add_moments = [&](int64_t row, int64_t u, Vec(&sum)[4]) {
+    add_group(sum, g.H - u * kLanes, ns.partial_ih, u, row);
+  };
+  float* cells = kKeep ? g.cells : s.cells;
+  start_forward(g, n, s, cells, my);
+  if (tokens != nullptr) {
+    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
+    project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected, add_moments);
+  }
+  me.barrier->wait(me.count);
+  if (tokens != nullptr) merge_groups<4>(ns.partial_ih, g.input.num_rows, g.H, ns.ih);
+  for (int64_t t = 0; t < g.T; ++t) {
+    const bool has_projected = tokens == nullptr && t % s.steps == 0;
+    if (has_projected) project_chunk(g, n, w, s, my, engine, t, add_moments);
+    norm_products(g, n, w, s, ns, my, engine, t);
+    me.barrier->wait(me.count);
+    if (has_projected) merge_groups<4>(ns.partial_ih, min_of(s.steps, g.T - t) * g.B, g.H, ns.ih);
+    merge_groups<4>(ns.partial_hh, g.B, g.H, ns.hh);
+    float* const new_cells = kKeep ? cells + g.B * n.hidden : cells;
+    norm_gates<Format, kKeep>(g, n, w, s, ns, my, cell, t, cells, new_cells);
+    cells = new_cells;
+    me.barrier->wait(me.count);
+    merge_groups<1>(ns.partial_c, g.B, g.H, ns.c);
+    norm_outputs(g, s, ns, my, cell, t);
+    if (kKeep && me.index == 0) {
+      for (int64_t b = 0; b < g.B; ++b) {
+        const int64_t input = tokens ? tokens[t * g.B + b] : t % s.steps * g.B + b;
+        kept.scale_hh[t * g.B + b] = ns.hh.scale()[b];
+        kept.scale_ih[t * g.B + b] = ns.ih.scale()[input];
+        kept.mean_c[t * g.B + b] = ns.c.mean()[b];
+        kept.scale_c[t * g.B + b] = ns.c.scale()[b];
+      }
+    }
+    me.barrier->wait(me.count);
+  }
+  finish_forward<Format>(g, cells, my);
+  stream_fence();
+}
+
+template <typename Format>
+int64_t forward_workspace(const ForwardArgs& g) {
+  const Sizes<Format> n(g.I, g.H);
+  const ForwardScratch<Format> s(g, n);
+  if (g.variant == nullptr || g.variant->gamma_hh == nullptr) return s.bytes;
+  return s.bytes + NormForwardScratch<Format>(nullptr, g, n, s, 0).bytes;
+}
+
+template <typename Format, typename Engine, bool kKeep>
+void forward_as(const ForwardArgs& g, Member me) {
+  if (g.variant == nullptr) {
+    forward_loop<Format, Engine, PlainCell<Format>, kKeep>(g, me);
+  } else if (g.variant->gamma_hh == nullptr) {
+    forward_loop<Format, Engine, VariantCell<Format>, kKeep>(g, me);
+  } else {
+    norm_forward_loop<Format, Engine, kKeep>(g, me);
+  }
+}
+
+template <typename Format, typename Engine>
+void forward(const ForwardArgs& g, Member me) {
+  if (g.gates != nullptr) {
+    forward_as<Format, Engine, true>(g, me);
+  } else {
+    forward_as<Format, Engine, false>(g, me);
+  }
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

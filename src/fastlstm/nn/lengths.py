@@ -1,0 +1,57 @@
+"""Where each sequence of a batch begins and ends: `Lanes`, made of lengths and a side to pad."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlstm.errors import ShapeError
+
+Padding = Literal["right", "left"]
+
+
+class Lanes(NamedTuple):
+    """First step and one past the last step of every lane, `(B,)` int64 each."""
+
+    begins: Tensor
+    ends: Tensor
+
+    def reversed(self, T: int) -> Lanes:
+        """The same lanes with time running backwards."""
+        return Lanes(T - self.ends, T - self.begins)
+
+
+def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x: Tensor) -> Lanes:
+    """Returns the lanes of `x` `(T, B, I)`.
+
+    Raises:
+        ShapeError: lengths that do not fit it.
+    """
+    T, B = x.shape[:2]
+    if padding not in ("right", "left"):
+        raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")
+    steps = torch.as_tensor(lengths, device=x.device)
+    if steps.shape != (B,) or steps.dtype.is_floating_point or steps.dtype == torch.bool:
+        raise ShapeError(
+            f"lengths are {steps.dtype} {tuple(steps.shape)}, expected {B} whole numbers, one per"
+            " sequence"
+        )
+    steps = steps.to(torch.int64)
+    if torch.compiler.is_compiling():
+        steps = steps.clamp(0, T)  # a graph cannot raise; the kernels must not leave the sequence
+    else:
+        low, high = (int(v) for v in steps.aminmax())
+        if low < 0 or high > T:
+            raise ShapeError(f"lengths run from {low} to {high}, expected 0 to T = {T}")
+    if padding == "right":
+        return Lanes(torch.zeros_like(steps), steps)
+    return Lanes(T - steps, torch.full_like(steps, T))
+
+
+def without_padding(x: Tensor, lanes: Lanes) -> Tensor:
+    """Returns `x` `(T, B, I)` with zeros outside of its lanes."""
+    steps = torch.arange(x.shape[0], device=x.device)[:, None]
+    is_real = (lanes.begins <= steps) & (steps < lanes.ends)
+    return x.where(is_real[:, :, None], x.new_zeros(()))

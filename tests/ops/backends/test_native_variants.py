@@ -1,0 +1,244 @@
+"""Variants of the cell on our kernels, against the float64 reference: every instruction set."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fastlstm import environment, hardware
+from fastlstm.ops import native_call
+from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.reference import lstm_reference
+from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant
+
+ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
+SHAPES = {
+    "small": (5, 3, 4, 6),
+    "one step": (1, 2, 3, 17),
+    "few units": (4, 2, 3, 5),
+    "groups": (6, 7, 33, 70),
+    "chunks": (40, 17, 5, 24),
+    "lanes": (6, 40, 9, 40),
+}
+VARIANTS = {
+    "norm": {"norm": True},
+    "mask": {"mask": True},
+    "zoneout": {"zoneout_h": 0.3, "zoneout_c": 0.4, "seed": 1234567890123},
+    "zoneout expected": {"zoneout_h": 0.2, "zoneout_c": 0.1},
+    "zoneout of cells": {"zoneout_c": 0.5, "seed": -3},
+    "everything": {
+        "norm": True, "mask": True, "zoneout_h": 0.3, "zoneout_c": 0.4, "seed": 7,
+        "activation": "softsign", "recurrent_activation": "hard_sigmoid",
+    },
+}  # fmt: skip
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
+"""Relative RMS error that is always allowed; else three times the reference's in this dtype."""
+NAMES = (
+    "x",
+    "h0",
+    "c0",
+    "w_ih",
+    "w_hh",
+    "b_ih",
+    "b_hh",
+    "gamma_ih",
+    "gamma_hh",
+    "gamma_c",
+    "beta_c",
+)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, monkeypatch):
+    info = dataclasses.replace(hardware.cpu(), isa=request.param)
+    monkeypatch.setattr(hardware, "cpu", lambda: info)
+    return request.param
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    def use(n):
+        monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: n)  # noqa: E741
+
+    return use
+
+
+def make(T, B, I, H, seed=0):  # noqa: E741
+    torch.manual_seed(seed)
+    shapes = ((T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H), (4 * H,), (4 * H,))
+    found = [torch.randn(s) * 0.4 for s in shapes]
+    found += [1 + 0.2 * torch.randn(n) for n in (4 * H, 4 * H, H)]
+    return [*found, 0.2 * torch.randn(H)]
+
+
+def split(tensors, fields, dtype=None):
+    """The tensors as arguments of a layer and its variant."""
+    given = dict(zip(NAMES, tensors, strict=True))
+    fields = dict(fields)
+    B, H = given["h0"].shape
+    if fields.pop("norm", False):
+        fields["norm"] = Norm(*(given[n] for n in NAMES[7:]))
+    if fields.pop("mask", False):
+        draw = torch.rand(B, H, generator=torch.Generator().manual_seed(5))
+        fields["mask"] = ((draw > 0.3) / 0.7).to(dtype or torch.float32)
+    if "seed" in fields:
+        fields["seed"] = torch.tensor([fields["seed"]])
+    return [given[n] for n in NAMES[:7]], Variant(**fields)
+
+
+def outcome(tensors, run, dtype):
+    """Outputs and gradients of a fixed scalar."""
+    leaves = [t.detach().clone().to(dtype).requires_grad_() for t in tensors]
+    out = run(leaves)
+    torch.manual_seed(1)
+    scalar = sum((o.to(dtype) * torch.randn(o.shape).to(dtype)).sum() for o in out)
+    grads = torch.autograd.grad(scalar, leaves, allow_unused=True)
+    found = (*(o.detach() for o in out), *grads)
+    return dict(zip(("y", "hT", "cT", *NAMES), found, strict=True))
+
+
+def native(tensors, fields, dtype, lanes=(None, None)):
+    def run(leaves):
+        arguments, variant = split(leaves, fields)
+        x, h0, c0, *weights = arguments
+        sequence = Sequence(x, None, h0, c0, *weights, None, *lanes)
+        return run_sequence(sequence, dtype, keep=True, variant=variant)
+
+    return outcome(tensors, run, torch.float32)
+
+
+def reference(tensors, fields, lanes=(None, None), dtype=torch.float64):
+    def run(leaves):
+        arguments, variant = split(leaves, fields, dtype)
+        x, h0, c0, *weights = arguments
+        return lstm_reference(x, h0, c0, LSTMWeights(*weights), variant, *lanes)
+
+    return outcome(tensors, run, dtype)
+
+
+def judge(got, want, rough, limit):
+    def error(found, name):
+        size = want[name].norm() + 1e-6 * want[name].numel() ** 0.5
+        return float((found[name].double() - want[name]).norm() / size)
+
+    for name in want:
+        if want[name] is None:
+            assert got[name] is None, name
+        else:
+            allowed = max(limit, 3 * error(rough, name))
+            assert error(got, name) <= allowed, f"{name}: {error(got, name):.1e} > {allowed:.1e}"
+
+
+def compare(tensors, fields, dtype, lanes=(None, None)):
+    want = reference(tensors, fields, lanes)
+    rough = reference(tensors, fields, lanes, dtype)
+    judge(native(tensors, fields, dtype, lanes), want, rough, LIMITS[dtype])
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_instruction_set(isa, shape, variant, dtype):
+    fields = VARIANTS[variant]
+    tensors = [t.to(dtype).float() for t in make(*SHAPES[shape])]
+    compare(tensors, fields, dtype)
+
+
+@pytest.mark.parametrize("role", ["activation", "recurrent_activation"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation(isa, name, role):
+    tensors = [t / 4 for t in make(*SHAPES["groups"])]  # unbounded gates would explode
+    compare(tensors, {role: name}, torch.float32)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lengths(variant, padding):
+    T, B, I, H = SHAPES["chunks"]  # noqa: E741
+    tensors, fields = make(T, B, I, H), VARIANTS[variant]
+    lengths = torch.arange(B) * 5 % (T + 1)
+    zero, whole = torch.zeros_like(lengths), torch.full_like(lengths, T)
+    lanes = (zero, lengths) if padding == "right" else (whole - lengths, whole)
+    compare(tensors, fields, torch.float32, lanes)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", ["lanes", "groups"])
+def test_threads_give_equal_bits(shape, variant, dtype, threads):
+    tensors, fields, found = make(*SHAPES[shape]), VARIANTS[variant], []
+    for n in (1, 2, 3, 4, 7):
+        threads(n)
+        found.append(native(tensors, fields, dtype))
+    for other in found[1:]:
+        for name, value in found[0].items():
+            assert value is other[name] is None or torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens(variant):
+    T, B, I, H = 9, 6, 5, 33  # noqa: E741
+    embedding, *rest = make(T, B, I, H)
+    embedding = embedding[0]
+    tokens = torch.randint(0, len(embedding), (T, B))
+
+    def run(function):
+        def inner(leaves):
+            arguments, v = split(leaves, VARIANTS[variant], leaves[0].dtype)
+            return function(arguments, v)
+
+        return inner
+
+    def ours(arguments, v):
+        rows, h0, c0, *weights = arguments
+        sequence = Sequence(rows, tokens, h0, c0, *weights)
+        return run_sequence(sequence, torch.float32, keep=True, variant=v)
+
+    def theirs(arguments, v):
+        rows, h0, c0, *weights = arguments
+        return lstm_reference(rows[tokens], h0, c0, LSTMWeights(*weights), v)
+
+    tensors = [embedding, *rest]
+    want, rough = (outcome(tensors, run(theirs), d) for d in (torch.float64, torch.float32))
+    judge(outcome(tensors, run(ours), torch.float32), want, rough, LIMITS[torch.float32])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_gradients(variant):
+    tensors, fields = make(*SHAPES["groups"]), VARIANTS[variant]
+    arguments, v = split(tensors, fields)
+    x, h0, c0, *weights = arguments
+    with torch.no_grad():
+        got = run_sequence(
+            Sequence(x, None, h0, c0, *weights), torch.float32, keep=False, variant=v
+        )
+    kept = native(tensors, fields, torch.float32)
+    for name, value in zip(("y", "hT", "cT"), got, strict=True):
+        assert torch.equal(value, kept[name])
+
+
+def test_a_second_pass_over_the_graph():
+    tensors = make(*SHAPES["groups"])
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    arguments, v = split(leaves, VARIANTS["everything"])
+    x, h0, c0, *weights = arguments
+    out = run_sequence(Sequence(x, None, h0, c0, *weights), torch.float32, keep=True, variant=v)
+    first = torch.autograd.grad(out.y.sum(), leaves, retain_graph=True)
+    second = torch.autograd.grad(out.y.sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["norm", "zoneout", "everything"])
+def test_nan_in_one_lane_stays_there(variant):
+    tensors = make(*SHAPES["lanes"])
+    clean = native(tensors, VARIANTS[variant], torch.float32)
+    tensors[0][2, 3, 0] = float("nan")
+    got = native(tensors, VARIANTS[variant], torch.float32)
+    others = [b for b in range(40) if b != 3]
+    assert got["y"][2:, 3].isnan().any()
+    for name in ("y", "x"):
+        assert torch.equal(got[name][:, others], clean[name][:, others])
+    for name in ("hT", "cT", "h0", "c0"):
+        assert torch.equal(got[name][others], clean[name][others])
