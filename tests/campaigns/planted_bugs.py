@@ -20,9 +20,8 @@ from typing import NamedTuple
 import nanobind
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TESTS = [
-    f"tests/ops/backends/test_native{part}.py" for part in ("", "_packing", "_random", "_memory")
-]
+PARTS = ("", "_packing", "_variants", "_random", "_memory")
+TESTS = [*(f"tests/ops/backends/test_native{part}.py" for part in PARTS), "tests/nn/test_ready.py"]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
@@ -41,10 +40,13 @@ SIMD, ACTIVATIONS = "csrc/cpu/simd.h", "csrc/cpu/activations.h"
 GEMM, AMX, PACK = "csrc/cpu/gemm.h", "csrc/cpu/gemm_amx.h", "csrc/cpu/pack.h"
 FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
 WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
+CELL, NORM = "csrc/cpu/cell.h", "csrc/cpu/norm.h"
+NORM_FORWARD, NORM_BACKWARD = "csrc/cpu/norm_forward.h", "csrc/cpu/norm_backward.h"
+READY = "nn/ready.py"
 
 BUGS = (
-    Bug("gates i and f swapped", FORWARD, "A::sigmoid(gate(0)), f = A::sigmoid(gate(1))",
-        "A::sigmoid(gate(1)), f = A::sigmoid(gate(0))"),
+    Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
+        "cell.gate(gate(1)), f = cell.gate(gate(0))"),
     Bug("last step left out", FORWARD, "for (int64_t t = 0; t < g.T; ++t) {\n    if (is_dense",
         "for (int64_t t = 0; t + 1 < g.T; ++t) {\n    if (is_dense"),
     Bug("h0 ignored", FORWARD,
@@ -74,8 +76,7 @@ BUGS = (
     Bug("no barrier in backward", BACKWARD,
         "    if (!my.is_alone) me.barrier->wait(me.count);\n", ""),
     Bug("no barrier before weights", BACKWARD,
-        "  finish_backward(g, n, w, s, my, engine);\n  me.barrier->wait(me.count);\n",
-        "  finish_backward(g, n, w, s, my, engine);\n"),
+        "my, engine, has_carry);\n  me.barrier->wait(me.count);\n", "my, engine, has_carry);\n"),
     Bug("carry not reset", BACKWARD, "active ? Vec{} : dh);", "dh);"),
     Bug("mask not in backward", BACKWARD,
         " dh = Float32::load(sums + q * kLanes);\n        if (g.recurrent_mask != nullptr)",
@@ -85,12 +86,13 @@ BUGS = (
         "load(sums + q * kLanes);\n               if (false)"),
     Bug("dh of the last state ignored", BACKWARD, "read(g.dh_last)", "Vec{}"),
     Bug("h0 not in dw_hh", BACKWARD, "read(g.h0)", "Vec{}"),
-    Bug("tanh' of c", BACKWARD, "Activation<Format>::tanh(Float32::load(new_cells",
-        "(Float32::load(new_cells"),
-    Bug("derivative of f", BACKWARD, " * f * (1.0f - f));", " * (1.0f - f));"),
-    Bug("new cell for the old one", BACKWARD, "dc * Float32::load(cells",
-        "dc * Float32::load(new_cells"),
-    Bug("dc not carried", BACKWARD, "Float32::store(at, dc * f);", "Float32::store(at, Vec{});"),
+    Bug("tanh' of c", BACKWARD, "const Vec squashed = rule.squash(c);",
+        "const Vec squashed = c;"),
+    Bug("derivative of f", BACKWARD, "dc * old * rule.gate_slope(f));", "dc * old * (1.0f - f));"),
+    Bug("new cell for the old one", BACKWARD, "old = Float32::load(cells",
+        "old = Float32::load(new_cells"),
+    Bug("dc not carried", BACKWARD, "? dc * f + dc_kept : dc * f);",
+        "? dc * f + dc_kept : Vec{});"),
     Bug("gate gradient of an idle lane", BACKWARD, "for (int j = 0; j < 4; ++j) Format::store(gate",
         "for (int j = 0; j < 3; ++j) Format::store(gate"),
     Bug("dx chunk offset", BACKWARD, "static_cast<Element*>(g.dx) + t * g.B * g.I",
@@ -152,6 +154,37 @@ BUGS = (
     Bug("packed weights never renewed", CALL, "self.version == t._version", "True"),
     Bug("padding of bf16 rows not zeroed", CALL, "padded = torch.zeros(", "padded = torch.empty("),
     Bug("gates used twice", SEQUENCE, "if ctx.is_used:", "if False:"),
+    Bug("variant: hash without the row", CELL, "hash32(static_cast<uint32_t>(row) ^ low)",
+        "hash32(low)"),
+    Bug("variant: threshold of c for h", CELL, "(drawn & 0xffffu) < threshold_h_",
+        "(drawn & 0xffffu) < threshold_c_"),
+    Bug("variant: expectation without seed", CELL, "is_random_(v->seed != nullptr)",
+        "is_random_(true)"),
+    Bug("variant: slope of hard_sigmoid", CELL, "(y > 0.0f) & (y < 1.0f)", "(y > 0.0f)"),
+    Bug("variant: old output of a late lane", FORWARD,
+        "if (t > (g.begins == nullptr ? 0 : g.begins[b])) {", "if (t > 0) {"),
+    Bug("variant: zoneout's dh not carried", BACKWARD, "b * kLanes, keep.h * dh);",
+        "b * kLanes, Vec{});"),
+    Bug("variant: zoneout's dc not carried", BACKWARD, "? dc * f + dc_kept : dc * f);", "? dc * f : dc * f);"),
+    Bug("variant: kept cell before zoneout", BACKWARD, "        c = f * old + i * z;\n", ""),
+    Bug("variant: norm without groups' means", NORM, "squares += offset * offset * features;", ""),
+    Bug("variant: norm counts padding", NORM, "sum_lanes(first_lanes(squares, count))",
+        "sum_lanes(squares)"),
+    Bug("variant: no barrier before outputs", NORM_FORWARD,
+        "    cells = new_cells;\n    me.barrier->wait(me.count);\n", "    cells = new_cells;\n"),
+    Bug("variant: scale of the wrong row", NORM_FORWARD, "scale_ih = ns.ih.scale()[input]",
+        "scale_ih = ns.ih.scale()[b]"),
+    Bug("variant: gamma of another gate", NORM_FORWARD, "p + q * H + k, H - k",
+        "p + (q ^ 1) * H + k, H - k"),
+    Bug("variant: mean of dn not taken off", NORM_BACKWARD,
+        "dn * gamma_c - ns.mean(0, b) - c * ns.mean(1, b)", "dn * gamma_c - c * ns.mean(1, b)"),
+    Bug("variant: norm's lane that is idle", NORM_BACKWARD,
+        "active ? first_lanes(d_ih * scale_ih, count) : Vec{}", "first_lanes(d_ih * scale_ih, count)"),
+    Bug("variant: norm scratch used too early", NORM_BACKWARD,
+        "  me.barrier->wait(me.count);  // the scratch can be used anew\n", ""),
+    Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
+    Bug("ready: weights may change", READY, " or w._version != version", ""),
+    Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
 )  # fmt: skip
 
 

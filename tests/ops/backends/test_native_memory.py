@@ -33,7 +33,7 @@ SHAPES = (  # T, B, I, H
     (3, 49, 5, 65),
     (40, 7, 65, 16),
     (1, 67, 129, 3),
-    (2, 2, 1603, 5),
+    (2, 2, 6203, 5),
     (2, 7, 3, 401),
 )
 OPTIONS = ("tokens", "lengths", "mask", "initial", "last", "only states", "norm", "zoneout")
