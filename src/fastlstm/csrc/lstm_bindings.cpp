@@ -3,9 +3,11 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
+#include "cpu/allocator.h"
 #include "cpu/dispatch.h"
 #include "cpu/features.h"
 #include "cpu/threads.h"
@@ -24,15 +26,42 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
+// Memory of one thread's calls, kept from one to the next: fresh pages would cost more than a short
+// sequence. What is larger than kKept goes with its call.
+class Scratch {
+ public:
+  void* take(int64_t bytes) {
+    const auto needed = static_cast<size_t>((bytes + 127) / 64 * 64);
+    if (needed > size_) {
+      memory_.reset();
+      size_ = 0;
+      memory_.reset(std::aligned_alloc(64, needed));
+      if (memory_ == nullptr) throw std::bad_alloc();
+      size_ = needed;
+      use_huge_pages(memory_.get(), size_);
+    }
+    return memory_.get();
+  }
+  void give_back() {
+    if (size_ > kKept) {
+      memory_.reset();
+      size_ = 0;
+    }
+  }
+  void fill(int byte) { std::memset(memory_.get(), byte, size_); }
+
+ private:
+  static constexpr size_t kKept = 128 << 20;
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  size_t size_ = 0;
 };
 
-std::unique_ptr<void, Free> workspace(int64_t bytes) {
-  std::unique_ptr<void, Free> memory(
-      std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64)));
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
+Scratch& scratch() {
+  thread_local Scratch instance;
+  return instance;
 }
 
 const Kernels& kernels(const std::string& isa, bool is_bf16) {
@@ -79,9 +108,9 @@ void forward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int
                    pointer<const Variant>(variant),
                    nullptr};
   nb::gil_scoped_release release;
-  const auto scratch = workspace(k.forward_workspace(args));
-  args.workspace = scratch.get();
+  args.workspace = scratch().take(k.forward_workspace(args));
   run_team(threads, [&](Member me) { k.forward(args, me); });
+  scratch().give_back();
 }
 
 void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
@@ -120,9 +149,9 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
                     pointer<float>(dbeta_c),
                     nullptr};
   nb::gil_scoped_release release;
-  const auto scratch = workspace(k.backward_workspace(args));
-  args.workspace = scratch.get();
+  args.workspace = scratch().take(k.backward_workspace(args));
   run_team(threads, [&](Member me) { k.backward(args, me); });
+  scratch().give_back();
 }
 
 void make_variant(Variant* self, int activation, int recurrent_activation, double zoneout_h,
@@ -162,6 +191,9 @@ void bind_lstm(nb::module_& m) {
       .def("forward", &forward)
       .def("backward", &backward);
   m.def("lstm_kernels", &kernels, "isa"_a, "is_bf16"_a, nb::rv_policy::reference);
+  m.def(
+      "fill_scratch", [](int byte) { scratch().fill(byte); }, "byte"_a,
+      "Overwrites what this thread's calls left in their scratch; for tests.");
   m.def(
       "use_openmp", [](const std::string& library) { return use_openmp(library.c_str()); },
       "library"_a);

@@ -5,6 +5,7 @@ Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from functools import cache
 from pathlib import Path
@@ -206,7 +207,7 @@ def backward(
     is_bf16 = y.dtype == torch.bfloat16
     kernel = kernels(hardware.cpu().isa, is_bf16)
     threads = num_threads(B, I, H)
-    weights = _empty((kernel.backward_bytes(I, H),), torch.uint8)
+    weights = _scratch(kernel.backward_bytes(I, H))
     w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
     kernel.pack(threads, True, I, H, _address(w_ih), _address(w_hh), 0, 0, weights.data_ptr())
     rows = _elements(s.rows, is_bf16)
@@ -322,6 +323,22 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if t.nbytes >= _HUGE:
         hardware.native().use_huge_pages(t.data_ptr(), t.nbytes)
     return t
+
+
+_THREAD = threading.local()
+_MAX_SCRATCH = 128 << 20
+
+
+def _scratch(size: int) -> Tensor:
+    """Returns `size` bytes or more that the next call of this thread will overwrite.
+
+    Kept, as fresh pages cost more than filling them; above 128 MB they go with the call.
+    """
+    found: Tensor | None = getattr(_THREAD, "scratch", None)
+    if found is None or found.nbytes < size:
+        found = _empty((size,), torch.uint8)
+        _THREAD.scratch = found if size <= _MAX_SCRATCH else None
+    return found
 
 
 def _address(t: Tensor | None) -> int:

@@ -23,7 +23,6 @@ from fastlstm import environment, hardware
 
 PAGE = mmap.PAGESIZE
 PATTERN = 0xFF  # a NaN in float and bf16
-HEAP = 2 << 20
 PROT_NONE, PROT_READ = 0, 1
 SHAPES = (  # T, B, I, H
     (1, 1, 1, 1),
@@ -96,16 +95,6 @@ def protect_address(begin: int, size: int, how: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size), how) != 0:
         raise OSError(ctypes.get_errno(), "mprotect")
-
-
-def poison_heap() -> None:
-    """Leaves NaN in the memory that the next allocation, the kernels' scratch, will come from."""
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    for _ in range(2):  # freeing the first one makes the second come from the heap
-        block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(HEAP)))
-        ctypes.memset(block, PATTERN, HEAP)
-        libc.free(block)
 
 
 def address(view: np.ndarray | None) -> int:
@@ -183,7 +172,7 @@ def run_case(
         y = arena.output("y", T * B * H * size, size)
         outputs = [y, arena.output("h_last", B * H * 4), arena.output("c_last", B * H * 4)]
         given = (packed[0], h0, c0, mask, begins, ends, *outputs, gates, cells)
-        poison_heap()
+        hardware.native().fill_scratch(PATTERN)
         chosen = variant()
         kernel.forward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
         assert is_written(y, is_bf16), "y has holes"
@@ -223,7 +212,7 @@ def run_case(
         sizes_of_norm = (4 * H, 4 * H, H, H)
         d_norm = [arena.output(f"dnorm {k}", 4 * n) for k, n in enumerate(sizes_of_norm)]
     given = (packed[1], h0, mask, begins, ends, y, cells, gates, dy, dh_last, dc_last)
-    poison_heap()
+    hardware.native().fill_scratch(PATTERN)
     chosen = variant()
     given = (*given, dx, *states, *weights, *d_norm)
     kernel.backward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
