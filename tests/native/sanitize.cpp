@@ -170,19 +170,22 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const int64_t seed = random.whole(0, 1 << 20);
   const bool is_plain = (options & (kNorm | kZoneout)) == 0;
   const double zoneout = options & kZoneout ? 0.25 : 0.0;
-  const Variant variant{Activation::tanh,
-                        Activation::sigmoid,
-                        zoneout,
-                        zoneout,
-                        &seed,
-                        gamma_ih.get<float>(),
-                        gamma_hh.get<float>(),
-                        gamma_c.get<float>(),
-                        beta_c.get<float>(),
-                        normed.get(),
-                        moments.get<float>()};
+  const bool is_soft = (options & kInitial) != 0;
+  Variant variant{is_soft ? Activation::softsign : Activation::tanh,
+                  is_soft ? Activation::hard_sigmoid : Activation::sigmoid,
+                  zoneout,
+                  zoneout,
+                  options & kMask ? &seed : nullptr,
+                  gamma_ih.get<float>(),
+                  gamma_hh.get<float>(),
+                  gamma_c.get<float>(),
+                  beta_c.get<float>(),
+                  normed.get(),
+                  moments.get<float>()};
   for (const bool keep : {false, true}) {
     Buffer cells(keep ? (T + 1) * B * padded * 4 : 0);
+    variant.normed = keep ? normed.get() : nullptr;
+    variant.moments = keep ? moments.get<float>() : nullptr;
     ForwardArgs args{T,
                      B,
                      I,

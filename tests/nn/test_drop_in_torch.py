@@ -11,7 +11,7 @@ from torch import nn
 import fastlstm
 from fastlstm.errors import KernelError
 from fastlstm.nn import drop_in
-from fastlstm.ops.sequence import lstm_sequence
+from fastlstm.ops.sequence import lstm_sequence, lstm_sequence_backward
 
 I, H = 5, 7  # noqa: E741
 STACK = {"num_layers": 2, "bidirectional": True}
@@ -230,6 +230,15 @@ def test_opcheck(call):
 @pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name].get("keep", True)])
 def test_opcheck_with_gradients(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call], requires_grad=True))
+
+
+def test_the_shape_rule_knows_the_layout_of_gradients():
+    """`batch_first` gives transposed rows; a compiler trusts the strides it is told."""
+    given = list(sequence_arguments())
+    given[0] = given[0].transpose(0, 1).contiguous().transpose(0, 1)
+    y, _, _, *kept = lstm_sequence(*given)
+    arguments = (*given[:6], *given[8:20], y, *kept, torch.ones_like(y), None, None)
+    torch.library.opcheck(lstm_sequence_backward, arguments, test_utils="test_faketensor")
 
 
 def test_no_gradient_of_what_kept_nothing():

@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastlstm
 from fastlstm.errors import KernelError
@@ -48,36 +50,128 @@ def calls(monkeypatch):
     return found
 
 
-def test_steps_are_ready_after_the_first(pair, calls):
+def get_ready(pair, x, hx=None):
+    agree(pair, x, hx)
+    agree(pair, x, hx)
+    assert pair[1]._ready is not None
+
+
+def test_steps_are_ready_from_the_third_on(pair, calls):
     hx = state()
-    for _ in range(4):
+    for _ in range(5):
         agree(pair, torch.randn(1, B, I), hx)
     agree(pair, torch.randn(1, B, I))
     assert calls == [True] * 4
 
 
+def test_shapes_in_turn_make_nothing_ready(pair, calls):
+    for n in (1, 2, 1, 2):
+        agree(pair, torch.randn(n, B, I))
+    assert pair[1]._ready is None
+    assert calls == []
+
+
 def test_weights_that_change(pair, calls):
     x, hx = torch.randn(1, B, I), state()
-    agree(pair, x, hx)
+
+    def halve():
+        for layer in pair:
+            layer.weight_hh_l0.mul_(0.5)
+
+    def replace():
+        for layer in pair:
+            layer.bias_ih_l0 = nn.Parameter(torch.ones(4 * H))
+
+    def load():
+        pair[1].load_state_dict(pair[0].state_dict())
+
+    for change in (halve, replace, load):
+        get_ready(pair, x, hx)
+        calls.clear()
+        change()
+        agree(pair, x, hx)
+        assert calls == [False]
+
+
+def test_memory_of_a_weight_is_not_taken_for_the_next_ones(pair):
+    _, own = pair
+    x = torch.randn(1, B, I)
+    for k in range(20):  # torch gives the memory that one assignment frees to the next
+        for layer in pair:
+            torch.manual_seed(k)
+            layer.weight_hh_l0.data = torch.randn(4 * H, H)
+        get_ready(pair, x)
+        own(torch.randn(70, B, I))
+        own(x)
+
+
+@pytest.mark.parametrize("default", ["bfloat16", "float64", "meta"])
+def test_defaults_of_torch_change_nothing(pair, default):
+    x, hx = torch.randn(1, B, I), state()
+    want = pair[0](x, hx)
+    try:
+        if default == "meta":
+            torch.set_default_device(default)
+        else:
+            torch.set_default_dtype(getattr(torch, default))
+        for _ in range(3):
+            y, (h, c) = pair[1](x, hx)
+            assert y.dtype == h.dtype == c.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for a, b in zip((y, h, c), (want[0], *want[1]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_fake_tensors_hold_no_memory():
+    with FakeTensorMode(), torch.no_grad():
+        layer = fastlstm.LSTM(I, H)
+        for _ in range(3):
+            assert layer(torch.randn(1, B, I))[0].shape == (1, B, H)
+        assert layer._ready is None
+
+
+def test_the_order_of_axes_may_change(pair):
+    x = torch.randn(2, 1, I)
+    get_ready(pair, x)
     for layer in pair:
-        layer.weight_hh_l0.mul_(0.5)
-    agree(pair, x, hx)
-    for layer in pair:
-        layer.bias_ih_l0 = nn.Parameter(torch.ones(4 * H))
-    agree(pair, x, hx)
-    pair[1].load_state_dict(pair[0].state_dict())
-    agree(pair, x, hx)
-    assert calls == [False] * 3
+        layer.batch_first = True
+    agree(pair, x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_derivatives_are_not_dropped(pair):
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    with fwAD.dual_level():
+        dual = fwAD.make_dual(x, torch.ones_like(x))
+        try:
+            y = pair[1](dual)[0]
+        except (NotImplementedError, RuntimeError):
+            return  # refused is as good
+        assert fwAD.unpack_dual(y).tangent is not None
+
+
+def test_training_gives_the_packed_weights_back(pair):
+    get_ready(pair, torch.randn(1, B, I))
+    with torch.enable_grad():
+        pair[1](torch.randn(1, B, I))
+    assert pair[1]._ready is None
 
 
 def test_shapes_layouts_and_dtypes_that_change(pair):
-    agree(pair, torch.randn(1, B, I), state())
-    agree(pair, torch.randn(2, B, I), state())
-    agree(pair, torch.randn(1, B, 2 * I)[..., ::2], state())
-    agree(pair, torch.randn(1, B, I), tuple(t.transpose(1, 2).contiguous().mT for t in state()))
-    agree(pair, torch.randn(I).expand(1, B, I), state())
-    agree(pair, torch.randn(1, 1, I), state(1))
-    agree(pair, torch.randn(4, I))
+    others = (
+        (torch.randn(2, B, I), state()),
+        (torch.randn(1, B, 2 * I)[..., ::2], state()),
+        (torch.randn(1, B, I), tuple(t.transpose(1, 2).contiguous().mT for t in state())),
+        (torch.randn(I).expand(1, B, I), state()),
+        (torch.randn(1, 1, I), state(1)),
+        (torch.randn(4, I), None),
+    )
+    for x, hx in others:
+        get_ready(pair, torch.randn(1, B, I), state())
+        agree(pair, x, hx)
     for layer in pair:
         layer.double()
     agree(pair, torch.randn(1, B, I).double())
@@ -96,7 +190,7 @@ def test_batch_first(steps, batch):
 
 def test_wrong_arguments_are_still_refused(pair):
     _, own = pair
-    own(torch.randn(1, B, I), state())
+    get_ready(pair, torch.randn(1, B, I), state())
     with pytest.raises(RuntimeError):
         own(torch.randn(1, B, I + 1), state())
     with pytest.raises(RuntimeError):
@@ -109,7 +203,7 @@ def test_wrong_arguments_are_still_refused(pair):
 def test_gradients_come_back_with_grad_mode(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    own(x)
+    get_ready(pair, x)
     with torch.enable_grad():
         own(x)[0].sum().backward()
     assert own.weight_hh_l0.grad is not None
@@ -118,7 +212,7 @@ def test_gradients_come_back_with_grad_mode(pair):
 def test_autocast_is_heeded(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    assert own(x)[0].dtype == torch.float32
+    get_ready(pair, x)
     with torch.autocast("cpu", torch.bfloat16):
         assert own(x)[0].dtype == torch.bfloat16
 
@@ -126,10 +220,11 @@ def test_autocast_is_heeded(pair):
 def test_copies_and_pickles_start_anew(pair):
     peer, own = pair
     x = torch.randn(1, B, I)
-    own(x)
+    get_ready(pair, x)
     for other in (copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         agree((peer, other), x)
         agree((peer, other), x)
+    get_ready(pair, x)
     own.weight_hh_l0.add_(1)
     twin = copy.deepcopy(own)
     peer.load_state_dict(own.state_dict())
@@ -140,7 +235,7 @@ def test_copies_and_pickles_start_anew(pair):
 def test_a_trace_holds_no_constant(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    own(x)
+    get_ready(pair, x)
     traced = torch.jit.trace(own, x)
     other = torch.randn(1, B, I)
     torch.testing.assert_close(traced(other)[0], own(other)[0])
@@ -149,7 +244,7 @@ def test_a_trace_holds_no_constant(pair):
 def test_outputs_are_fresh_every_time(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    own(x)
+    get_ready(pair, x)
     first, (h, _) = own(x)
     kept = first.clone(), h.clone()
     own(torch.randn(1, B, I))

@@ -68,11 +68,6 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_mask_alone_leaves_a_variant_plain(name):
-    assert VARIANTS[name].is_plain == (name in ("plain", "recurrent mask"))
-
-
 def arguments(ops):
     x, h0, c0, *weights = ops.make(T, B, I, H).copy(torch.float64, ()).list()
     return x, h0, c0, LSTMWeights(*weights)

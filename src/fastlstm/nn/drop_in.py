@@ -74,6 +74,7 @@ class LSTM(nn.LSTM):
     is_drop_in = True
     extras: Extras | None = None
     _ready: Ready | None = None
+    _last_shape: torch.Size | None = None
 
     layer_norm = Extra()
     recurrent_dropout = Extra()
@@ -141,18 +142,21 @@ class LSTM(nn.LSTM):
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
             return self._forward_packed(input, hx)
         may_be_ready = lengths is None and self._may_be_ready()
-        if may_be_ready and self._ready is not None:
-            found = self._ready.call(self, input, hx)
+        if self._ready is not None and not torch.compiler.is_compiling():
+            found = self._ready.call(self, input, hx) if may_be_ready else None
             if found is not None:
                 return found
+            self._ready = None
         is_ours = self._is_ours(input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
         weights = self._weights()
         if not self._fits(input, hx, weights):
             return self._unfit(input, hx, lengths is not None)
-        if may_be_ready and is_ours and can_be_ready(self, input):
-            self._ready = Ready(self, input.shape)
+        if may_be_ready and is_ours:
+            if self._last_shape == input.shape and can_be_ready(self, input):
+                self._ready = Ready(self, input.shape)
+            self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
         x = x.transpose(0, 1) if self.batch_first else x
@@ -176,6 +180,7 @@ class LSTM(nn.LSTM):
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
             or torch._C._is_tracing()
+            or torch.autograd.forward_ad._current_level >= 0
             or self.strict
             or self.backend is not None
             or self.extras is not None
@@ -415,4 +420,6 @@ def _transform() -> str | None:
         return "torch.jit.trace records torch's operators only"
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms torch's operators only"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode derivatives see torch's operators only"
     return None

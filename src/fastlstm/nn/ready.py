@@ -25,10 +25,14 @@ _MAX_ROWS = 64
 
 
 class _Weight(NamedTuple):
-    """A parameter as it was when the call was made ready."""
+    """A parameter as it was when the call was made ready.
+
+    Holding the memory keeps its address from being given to another tensor's values.
+    """
 
     name: str
     tensor: Tensor
+    memory: torch.UntypedStorage
     address: int
     version: int
 
@@ -36,18 +40,19 @@ class _Weight(NamedTuple):
 class Ready:
     """A float32 call of one layer in one direction, of one shape, without gradients.
 
-    Copies and pickles as None: it belongs to the very tensors it was made of.
+    Pickles and deep-copies as None: it belongs to the very tensors it was made of.
     """
 
     def __init__(self, layer: nn.LSTM, shape: torch.Size) -> None:
         weights = layer._parameters
         names = layer._all_weights[0]
         self.shape, self.hidden = shape, layer.hidden_size
+        self.batch_first = layer.batch_first
         B, T = shape[:2] if layer.batch_first else (shape[1], shape[0])
         self.state_shape = (1, B, self.hidden)
         self.threads = torch.get_num_threads()
         kernel = native_call.kernels(hardware.cpu().isa, False)
-        zero = torch.zeros(B, self.hidden)
+        zero = native_call.empty((B, self.hidden)).zero_()
         w_ih, w_hh, *biases = (weights[n] for n in names)
         b_ih, b_hh = biases or (None, None)
         assert w_ih is not None
@@ -57,7 +62,7 @@ class Ready:
         threads = native_call.num_threads(B, I, self.hidden)
         self.packed = native_call.packed_forward(s, kernel, threads)
         self.weights = [
-            _Weight(n, w, w.data_ptr(), w._version)
+            _Weight(n, w, w.untyped_storage(), w.data_ptr(), w._version)
             for n, w in ((n, weights[n]) for n in names)
             if w is not None
         ]
@@ -73,6 +78,7 @@ class Ready:
         """Returns output and state, or None where anything is not as it was."""
         if (
             x.shape != self.shape
+            or layer.batch_first != self.batch_first
             or x.dtype is not torch.float32
             or not x.is_cpu
             or not x.is_contiguous()
@@ -82,7 +88,7 @@ class Ready:
         ):
             return None
         parameters = layer._parameters
-        for name, tensor, address, version in self.weights:
+        for name, tensor, _, address, version in self.weights:
             w = parameters.get(name)
             if w is not tensor or w.data_ptr() != address or w._version != version:
                 return None
@@ -101,8 +107,8 @@ class Ready:
                     or not t.is_contiguous()
                 ):
                     return None
-        y = torch.empty((self.shape[0], self.shape[1], self.hidden))
-        h, c = torch.empty(self.state_shape), torch.empty(self.state_shape)
+        y = native_call.empty((self.shape[0], self.shape[1], self.hidden))
+        h, c = native_call.empty(self.state_shape), native_call.empty(self.state_shape)
         self.run(
             *self.sizes, x.data_ptr(), *self.middle,
             h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
@@ -121,11 +127,13 @@ def can_be_ready(layer: nn.LSTM, x: Tensor) -> bool:
         and x.dim() == 3
         and 0 < x.shape[0] * x.shape[1] <= _MAX_ROWS
         and (not layer.batch_first or 1 in x.shape[:2])
+        and not is_traced(x, *(layer._parameters.get(n) for n in names))
         and all(
             (w := layer._parameters.get(n)) is not None
             and w.dtype is torch.float32
             and w.is_cpu
             and not w.is_inference()
+            and not w.is_shared()
             for n in names
         )
     )

@@ -157,6 +157,8 @@ def _report_extras(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) 
     reason = left_to_reference(lstm, call.dtype, call.device)
     chosen = select(call, backend=BACKENDS[0].name if reason is None else BACKENDS[-1].name)
     kernel = f"{chosen.kernel.name} + {', '.join(extras)}"
+    if lstm.layer_norm:
+        kernel = kernel.replace("by lanes", "by units")  # its sums over lanes keep one order
     is_fast = chosen.kernel.is_fast
     return LayerReport(name, call, chosen.backend.name, kernel, is_fast, reason or chosen.why)
 

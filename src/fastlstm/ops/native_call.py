@@ -24,8 +24,6 @@ _INNER = 32
 """A bf16 row is padded to a multiple of this."""
 _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work than this runs on one thread: meeting the others would cost more."""
-
-
 _HUGE = 4 << 20
 """Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
 
@@ -160,13 +158,13 @@ def forward(
     threads = num_threads(B, I, H)
     weights = _pack_forward(s, kernel, threads) if keep else packed_forward(s, kernel, threads)
     rows = _elements(s.rows, is_bf16)
-    y = _empty((T, B, H), element_dtype(is_bf16))
-    hT, cT = torch.empty((B, H)), torch.empty((B, H))
+    y = empty((T, B, H), element_dtype(is_bf16))
+    hT, cT = empty((B, H)), empty((B, H))
     kept = None
     if keep:
         sizes = kept_sizes(T, B, H, is_bf16, s.gamma_hh is not None)
         dtypes = kept_dtypes(is_bf16)
-        kept = Kept(*(_empty((n,), d) for n, d in zip(sizes, dtypes, strict=True)))
+        kept = Kept(*(empty((n,), d) for n, d in zip(sizes, dtypes, strict=True)))
     state = [_floats(t) for t in (s.h0, s.c0, s.mask)]
     whole = [_dense(t) for t in (s.begins, s.ends)]
     tokens = _dense(s.tokens)
@@ -216,12 +214,12 @@ def backward(
     d_rows = None
     if needs[0]:
         dtype = torch.float32 if s.tokens is not None else y.dtype
-        d_rows = _empty(s.rows.shape, dtype)
-    dh0, dc0 = torch.empty((B, H)), torch.empty((B, H))
-    dw_ih = _empty((4 * H, I), torch.float32) if needs[1] else None
-    dw_hh = _empty((4 * H, H), torch.float32) if needs[2] else None
-    db = torch.empty(4 * H) if needs[3] else None
-    d_norm = [None if t is None else torch.empty(t.shape) for t in s.norm]
+        d_rows = empty(s.rows.shape, dtype)
+    dh0, dc0 = empty((B, H)), empty((B, H))
+    dw_ih = empty((4 * H, I)) if needs[1] else None
+    dw_hh = empty((4 * H, H)) if needs[2] else None
+    db = empty((4 * H,)) if needs[3] else None
+    d_norm = [None if t is None else empty(t.shape) for t in s.norm]
     h0, mask, tokens = _floats(s.h0), _floats(s.mask), _dense(s.tokens)
     begins, ends = _dense(s.begins), _dense(s.ends)
     variant = _variant(s, cell, kept)
@@ -254,7 +252,7 @@ def _variant(s: Sequence, cell: Cell, kept: Kept | None) -> _Variant | None:
 def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     """Returns the weights as the forward kernel reads them."""
     _, _, I, H = s.sizes  # noqa: E741
-    packed = _empty((kernel.forward_bytes(I, H),), torch.uint8)
+    packed = empty((kernel.forward_bytes(I, H),), torch.uint8)
     given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
     kernel.pack(threads, False, I, H, *map(_address, given), packed.data_ptr())
     return packed
@@ -308,7 +306,8 @@ def packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     except RuntimeError:  # tensors made in inference mode count no versions
         return _pack_forward(s, kernel, threads)
     packed = _pack_forward(s, kernel, threads)
-    _PACKED[s.w_hh] = _Packed(kernel, sources, packed)
+    if not any(t.is_shared() for t in given):  # other processes' changes count no version here
+        _PACKED[s.w_hh] = _Packed(kernel, sources, packed)
     return packed
 
 
@@ -317,9 +316,9 @@ def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
     return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """As torch.empty, on huge pages where it is large."""
-    t = torch.empty(shape, dtype=dtype)
+def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for the kernels, whatever torch's defaults are; on huge pages where it is large."""
+    t = torch.empty(shape, dtype=dtype, device="cpu")
     if t.nbytes >= _HUGE:
         hardware.native().use_huge_pages(t.data_ptr(), t.nbytes)
     return t
@@ -336,7 +335,7 @@ def _scratch(size: int) -> Tensor:
     """
     found: Tensor | None = getattr(_THREAD, "scratch", None)
     if found is None or found.nbytes < size:
-        found = _empty((size,), torch.uint8)
+        found = empty((size,), torch.uint8)
         _THREAD.scratch = found if size <= _MAX_SCRATCH else None
     return found
 
@@ -361,7 +360,7 @@ def _elements(rows: Tensor, is_bf16: bool) -> Tensor:
         return flat.float().contiguous()
     if I % _INNER == 0:
         return flat.to(torch.bfloat16).contiguous()
-    padded = torch.zeros((flat.shape[0], -(-I // _INNER) * _INNER), dtype=torch.bfloat16)
+    padded = flat.new_zeros((flat.shape[0], -(-I // _INNER) * _INNER), dtype=torch.bfloat16)
     padded[:, :I] = flat
     return padded
 

@@ -20,6 +20,7 @@ from fastlstm.ops.variant import ACTIVATIONS, Variant
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
 _NUM_TENSORS = len(Sequence._fields)
 _NUM_OPTIONS = len(Cell._fields) + 2
 
@@ -42,7 +43,7 @@ def run_sequence(
     cell = PLAIN
     if variant is not None:
         s, cell = _with_variant(s, variant)
-    if is_traced(s.rows):
+    if is_traced(*s):
         y, hT, cT, *_ = lstm_sequence(*s, *cell, is_bf16, keep)
     elif keep:
         y, hT, cT = _Recorded.apply(cell, is_bf16, *s)  # type: ignore[no-untyped-call]
@@ -147,7 +148,7 @@ def lstm_sequence(
     cell = Cell(activation, recurrent_activation, zoneout_h, zoneout_c)
     y, hT, cT, kept = native_call.forward(s, is_bf16, keep, cell)
     if kept is None:
-        kept = Kept(*(torch.empty(0, dtype=d) for d in native_call.kept_dtypes(is_bf16)))
+        kept = Kept(*(native_call.empty((0,), d) for d in native_call.kept_dtypes(is_bf16)))
     return y, hT, cT, *kept
 
 
@@ -217,10 +218,10 @@ def _(*args: Any) -> list[Tensor]:
     y = args[18]
     f32 = torch.float32
     return [
-        torch.empty_like(rows, dtype=y.dtype if tokens is None else f32),
-        *(torch.empty_like(t, dtype=f32) for t in (h0, c0, w_ih, w_hh)),
+        rows.new_empty(rows.shape, dtype=y.dtype if tokens is None else f32),
+        *(t.new_empty(t.shape, dtype=f32) for t in (h0, c0, w_ih, w_hh)),
         w_hh.new_empty(w_hh.shape[0], dtype=f32),
-        *(torch.empty_like(t, dtype=f32) for t in norm if t is not None),
+        *(t.new_empty(t.shape, dtype=f32) for t in norm if t is not None),
     ]
 
 
@@ -249,12 +250,17 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 lstm_sequence.register_autograd(_backward, setup_context=_set_up)
 
 
-def is_traced(t: Tensor) -> bool:
-    """Whether a tracer records instead of computing: then no address may be asked for."""
+def is_traced(*tensors: Tensor | None) -> bool:
+    """Whether something else than torch's CPU kernels is to see this call: then it is an operator.
+
+    A tracer records instead of computing, a subclass may hold no memory of its own, and a dual
+    number carries a tangent: no address may be asked for.
+    """
     return (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()
-        or type(t) not in (Tensor, torch.nn.Parameter)
+        or torch.autograd.forward_ad._current_level >= 0
         or torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+        or any(type(t) not in _OWN_TYPES for t in tensors)
     )

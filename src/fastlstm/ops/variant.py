@@ -59,15 +59,6 @@ class Variant(NamedTuple):
     seed: Tensor | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether torch's cell, at most with a recurrent mask, is all there is to compute."""
-        return (
-            (self.activation, self.recurrent_activation) == ("tanh", "sigmoid")
-            and self.norm is None
-            and self.zoneout_h == self.zoneout_c == 0
-        )
-
-    @property
     def thresholds(self) -> tuple[int, int]:
         """Of 65 536 draws, how many keep the old output, and the old cell."""
         return round(self.zoneout_h * 65536), round(self.zoneout_c * 65536)

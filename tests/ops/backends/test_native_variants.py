@@ -127,7 +127,7 @@ def judge(got, want, rough, limit):
         if want[name] is None:
             assert got[name] is None, name
         else:
-            allowed = max(limit, 3 * error(rough, name))
+            allowed = min(max(limit, 3 * error(rough, name)), 0.3)
             assert error(got, name) <= allowed, f"{name}: {error(got, name):.1e} > {allowed:.1e}"
 
 

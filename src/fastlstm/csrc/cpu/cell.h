@@ -11,7 +11,11 @@ struct Keep {
   Vec h, c;
 };
 
-FASTLSTM_INLINE Vec mix(Vec keep, Vec old, Vec fresh) { return keep * old + (1.0f - keep) * fresh; }
+// An infinite value that is not kept leaves no trace.
+FASTLSTM_INLINE Vec mix(Vec keep, Vec old, Vec fresh) {
+  const Vec mixed = keep * old + (1.0f - keep) * fresh;
+  return keep == 1.0f ? old : (keep == 0.0f ? fresh : mixed);
+}
 
 template <typename Format>
 struct PlainCell {

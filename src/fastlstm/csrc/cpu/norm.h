@@ -90,7 +90,8 @@ template <typename Element>
 struct Normed {
   Normed(void* values, int64_t T, int64_t B, int64_t chunk, int64_t units)
       : hh{static_cast<Element*>(values), chunk * B, units},
-        ih{hh.gates + gate_rows(T, B) * units * hh.kGroup, chunk * B, units} {}
+        ih{values == nullptr ? nullptr : hh.gates + gate_rows(T, B) * units * hh.kGroup, chunk * B,
+           units} {}
   GateMatrix<Element> hh, ih;
 };
 

@@ -278,7 +278,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   for (int64_t u = units.begin; u < units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
     const auto copy = [&](const float* from, float* to) {
-      if (to != nullptr) store_part<Float32>(to, Float32::load(from), count);
+      store_part<Float32>(to, Float32::load(from), count);
     };
     copy(ns.sums.gamma_c + k, g.dgamma_c + k);
     copy(ns.sums.beta_c + k, g.dbeta_c + k);

@@ -163,7 +163,6 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
   const Share my = share_units(me, n.units, g.B);
   const VariantCell<Format> cell(g.variant);
-  const KeptMoments kept(g.variant->moments, g.T, g.B);
   const int64_t* const tokens = g.input.tokens;
   const auto add_moments = [&](int64_t row, int64_t u, Vec(&sum)[4]) {
     add_group(sum, g.H - u * kLanes, ns.partial_ih, u, row);
@@ -190,6 +189,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     merge_groups<1>(ns.partial_c, g.B, g.H, ns.c);
     norm_outputs(g, s, ns, my, cell, t);
     if (kKeep && me.index == 0) {
+      const KeptMoments kept(g.variant->moments, g.T, g.B);
       for (int64_t b = 0; b < g.B; ++b) {
         const int64_t input = tokens ? tokens[t * g.B + b] : t % s.steps * g.B + b;
         kept.scale_hh[t * g.B + b] = ns.hh.scale()[b];

@@ -39,7 +39,7 @@ struct Factor {
 template <typename Format>
 struct GradientScratch {
   using Element = typename Format::Element;
-  static constexpr int64_t kChunk = Format::kPair == 1 ? 1024 : 1024;
+  static constexpr int64_t kChunk = 1024;
   // One more cache line: see ForwardScratch.
   static constexpr int64_t kStride = kChunk + 64 / int64_t{sizeof(Element)};
 
