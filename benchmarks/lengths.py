@@ -1,6 +1,6 @@
 """Sequences of unequal length: `lengths=` against torch's PackedSequence and against padding.
 
-usage: python benchmarks/lengths.py [--rounds 5]
+usage: python benchmarks/lengths.py [--rounds 5] [--longest 4000]
 Forward and backward of one layer, I=64, H=128, B=32, lengths uniform from L/2 to L, float32 (the
 question of pytorch#149194: how does the time grow with L?). All candidates take turns in one
 process. Stores one JSON line per L in results/<machine>/lengths.jsonl.
@@ -63,10 +63,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--longest", type=int, default=max(LENGTHS))
+    options = parser.parse_args()
+    rounds = options.rounds
     hardware.keep_freed_memory()
     path = results_folder() / "lengths.jsonl"
-    for L in LENGTHS:
+    for L in (L for L in LENGTHS if options.longest >= L):
         runs = candidates(L)
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for number in range(rounds + 1):

@@ -30,7 +30,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "shakespeare-10m": {**SHAKESPEARE, "budget": "10m"},
     **{
         f"war-and-peace-{s}s": {**WAR_AND_PEACE, "budget": f"{s}s"}
-        for s in (20, 25, 30, 40, 50, 60)
+        for s in (20, 22, 25, 30, 40, 50, 60)
     },
 }
 """The default recipe everywhere: an experiment sets split and end, no more."""
