@@ -232,12 +232,12 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
   }
 }
 
-// Gradients of the two products, over the gates and over the normalised input.
+// Gradients of the two products, over the gates and over the normalised input. Those of an idle
+// lane are zero because its sums are.
 template <typename Format, typename Cell>
 void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<Format>& ns,
                             const Share& my, const NormStep<Format, Cell>& step) {
   using Element = typename Format::Element;
-  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
     Vec gamma_hh[4], gamma_ih[4];
@@ -249,15 +249,14 @@ void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<For
       Element* const gate = step.gates.at(step.chunk, u, step.row + b);
       const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
       Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
-      const bool active = !has_lengths || is_active(g.begins, g.ends, step.t, b);
       const float scale_hh = step.moments.scale_hh[at], scale_ih = step.moments.scale_ih[at];
       for (int q = 0; q < 4; ++q) {
         const Vec da = Float32::load(d_gate + q * kLanes);
         const Vec n_hh = Format::load(hh + q * kLanes), n_ih = Format::load(ih + q * kLanes);
         const Vec d_hh = da * gamma_hh[q] - ns.mean(0, b) - n_hh * ns.mean(1, b);
         const Vec d_ih = da * gamma_ih[q] - ns.mean(2, b) - n_ih * ns.mean(3, b);
-        Format::store(gate + q * kLanes, active ? first_lanes(d_hh * scale_hh, count) : Vec{});
-        Format::store(ih + q * kLanes, active ? first_lanes(d_ih * scale_ih, count) : Vec{});
+        Format::store(gate + q * kLanes, first_lanes(d_hh * scale_hh, count));
+        Format::store(ih + q * kLanes, first_lanes(d_ih * scale_ih, count));
       }
     }
   }
