@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,18 @@ class Worker:
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+
+def serve(step: Callable[[], object]) -> None:
+    """The worker's side: says "ready", then times as many steps as each line of stdin asks for."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps(seconds), flush=True)
 
 
 def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, list[float]]:

@@ -23,10 +23,9 @@ import torch
 from alternation import Worker, alternate
 from forward_worker import CANDIDATES
 from machine import describe_machine, results_folder
+from rates import ceilings, show
 from shapes import TOKEN_MODELS, Shape
 from torch import nn
-
-from fastlstm import hardware
 
 
 def main() -> None:
@@ -48,7 +47,8 @@ def main() -> None:
         result = measure(shape, options.rounds, options.steps, options.peer_python)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
-        show(shape, result)
+        print(shape)
+        show(result["median_s"], result["flop"], result["ceiling_gflops"])
 
 
 def write_layer(shape: Shape, path: Path) -> None:
@@ -63,11 +63,7 @@ def write_layer(shape: Shape, path: Path) -> None:
 
 
 def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> dict[str, Any]:
-    gemm = (shape.B, shape.H, 4 * shape.H)
-    ceilings = {
-        dtype: hardware.ceilings(dtype, shape=gemm, fresh=True).gemm_gflops
-        for dtype in ("fp32", "bf16")
-    }
+    ceiling = ceilings(shape)
     threads = str(torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:
         layer = Path(folder) / "layer.npz"
@@ -83,24 +79,11 @@ def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> d
     return {
         "shape": shape._asdict(),
         "machine": describe_machine(),
-        "ceiling_gflops": ceilings,
+        "ceiling_gflops": ceiling,
         "flop": float(sum(8 * shape.T * shape.B * shape.H * (shape.H + i) for i in inputs)),
         "median_s": {name: statistics.median(found) for name, found in seconds.items()},
         "seconds": seconds,
     }
-
-
-def show(shape: Shape, result: dict[str, Any]) -> None:
-    print(shape)
-    for name, seconds in result["median_s"].items():
-        rate = result["flop"] / seconds / 1e9
-        ceiling = result["ceiling_gflops"]["bf16" if "bf16" in name else "fp32"]
-        ratio = result["median_s"].get("torch fp32", float("nan")) / seconds
-        print(
-            f"  {name:<18} {seconds * 1e3:8.2f} ms  {rate:6.0f} GFLOP/s"
-            f"  {100 * rate / ceiling:4.0f} % of the ceiling  {ratio:5.2f}x torch fp32",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ output is that of LAYER.npz: x (T, B, I), torch's weights by name, y (T, B, H) b
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from alternation import serve
 
 if TYPE_CHECKING:
     import onnx
@@ -104,14 +103,7 @@ def main() -> None:
     if not distance <= limit:
         sys.exit(f"{name} is {distance:.1e} from torch's output, allowed {limit}; not measured")
     step()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line)):
-            start = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
+    serve(step)
 
 
 if __name__ == "__main__":

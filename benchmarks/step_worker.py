@@ -9,12 +9,11 @@ cross-entropy, clipping to norm 1, Adam.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Callable
 
+from alternation import serve
 from shapes import Shape, V
 
 Step = Callable[[], object]
@@ -108,14 +107,7 @@ def main() -> None:
     step = CANDIDATES[name](Shape(*map(int, sizes)))
     step()
     step()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line)):
-            start = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
+    serve(step)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
+from typing import Any
 
 from alternation import Worker, alternate
 from machine import describe_machine, results_folder
+from rates import ceilings, show
 from shapes import TOKEN_MODELS, Shape, V
 from step_worker import CANDIDATES
-
-from fastlstm import hardware
 
 
 def main() -> None:
@@ -38,14 +37,13 @@ def main() -> None:
         result = measure(shape, options.rounds, options.steps, options.peer_python)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
-        show(shape, result)
+        ceiling = result["ceiling_gflops"]
+        print(f"{shape}: ceiling {ceiling['fp32']:.0f} fp32, {ceiling['bf16']:.0f} bf16 GFLOP/s")
+        show(result["median_s"], result["step_flop"], ceiling)
 
 
-def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> dict[str, object]:
-    ceilings = {}
-    for dtype in ("fp32", "bf16"):
-        gemm = (shape.B, shape.H, 4 * shape.H)
-        ceilings[dtype] = hardware.ceilings(dtype, shape=gemm, fresh=True).gemm_gflops
+def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> dict[str, Any]:
+    ceiling = ceilings(shape)
     workers = []
     for name in CANDIDATES:
         python = peer_python if name.startswith("keras") else sys.executable
@@ -56,7 +54,7 @@ def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> d
         "shape": shape._asdict(),
         "V": V,
         "machine": describe_machine(),
-        "ceiling_gflops": ceilings,
+        "ceiling_gflops": ceiling,
         "step_flop": shape.step_flop,
         "median_s": {name: statistics.median(found) for name, found in seconds.items()},
         "seconds": seconds,
@@ -80,22 +78,6 @@ def check() -> None:
         if not error <= limit:
             name = "bf16" if is_bf16 else "fp32"
             raise SystemExit(f"{name} is wrong: relative RMS error {error:.1e}; nothing measured")
-
-
-def show(shape: Shape, result: dict[str, object]) -> None:
-    median, ceilings = result["median_s"], result["ceiling_gflops"]
-    assert isinstance(median, dict)
-    assert isinstance(ceilings, dict)
-    print(f"{shape}: ceiling {ceilings['fp32']:.0f} fp32, {ceilings['bf16']:.0f} bf16 GFLOP/s")
-    for name, seconds in median.items():
-        rate = shape.step_flop / seconds / 1e9
-        ceiling = ceilings["bf16" if "bf16" in name else "fp32"]
-        ratio = median.get("torch fp32", math.nan) / seconds
-        print(
-            f"  {name:<18} {seconds * 1e3:8.1f} ms  {rate:6.0f} GFLOP/s"
-            f"  {100 * rate / ceiling:4.0f} % of the ceiling  {ratio:5.2f}x torch fp32",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

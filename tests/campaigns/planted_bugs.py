@@ -152,7 +152,7 @@ BUGS = (
         "const int64_t gate = (k / kLanes + 1) % 4;"),
     Bug("packed weights known by address", CALL, "self.tensor() is t and ", ""),
     Bug("packed weights never renewed", CALL, "self.version == t._version", "True"),
-    Bug("padding of bf16 rows not zeroed", CALL, "padded = torch.zeros(", "padded = torch.empty("),
+    Bug("padding of bf16 rows not zeroed", CALL, "flat.new_zeros(", "flat.new_empty("),
     Bug("gates used twice", SEQUENCE, "if ctx.is_used:", "if False:"),
     Bug("variant: hash without the row", CELL, "hash32(static_cast<uint32_t>(row) ^ low)",
         "hash32(low)"),
@@ -184,7 +184,7 @@ BUGS = (
     Bug("variant: norm scratch used too early", NORM_BACKWARD,
         "  me.barrier->wait(me.count);  // the scratch can be used anew\n", ""),
     Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
-    Bug("ready: weights may change", READY, " or w._version != version", ""),
+    Bug("ready: weights may change", READY, "not source.is_still(w)", "False"),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
 )  # fmt: skip
 

@@ -155,7 +155,7 @@ class LSTM(nn.LSTM):
             return self._unfit(input, hx, lengths is not None)
         if may_be_ready and is_ours:
             if self._last_shape == input.shape and can_be_ready(self, input):
-                self._ready = Ready(self, input.shape)
+                self._ready = Ready(self, weights[0], input.shape)
             self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
@@ -179,8 +179,6 @@ class LSTM(nn.LSTM):
         return not (
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
-            or torch._C._is_tracing()
-            or torch.autograd.forward_ad._current_level >= 0
             or self.strict
             or self.backend is not None
             or self.extras is not None

@@ -5,36 +5,25 @@ Checking a call, packing weights and choosing kernels costs more than a step of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastlstm import hardware
 from fastlstm.ops import native_call
-from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.native_call import Sequence, Source
 from fastlstm.ops.sequence import is_traced
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fastlstm.ops.call import LSTMWeights
+
     State = tuple[Tensor, Tensor]
 
 _MAX_ROWS = 64
 """With more steps times lanes than this the checks cost nothing beside the work."""
-
-
-class _Weight(NamedTuple):
-    """A parameter as it was when the call was made ready.
-
-    Holding the memory keeps its address from being given to another tensor's values.
-    """
-
-    name: str
-    tensor: Tensor
-    memory: torch.UntypedStorage
-    address: int
-    version: int
 
 
 class Ready:
@@ -43,30 +32,20 @@ class Ready:
     Pickles and deep-copies as None: it belongs to the very tensors it was made of.
     """
 
-    def __init__(self, layer: nn.LSTM, shape: torch.Size) -> None:
-        weights = layer._parameters
-        names = layer._all_weights[0]
+    def __init__(self, layer: nn.LSTM, weights: LSTMWeights, shape: torch.Size) -> None:
         self.shape, self.hidden = shape, layer.hidden_size
         self.batch_first = layer.batch_first
         B, T = shape[:2] if layer.batch_first else (shape[1], shape[0])
+        I = shape[2]  # noqa: E741
         self.state_shape = (1, B, self.hidden)
         self.threads = torch.get_num_threads()
+        self.zero = native_call.empty((B, self.hidden)).zero_()
         kernel = native_call.kernels(hardware.cpu().isa, False)
-        zero = native_call.empty((B, self.hidden)).zero_()
-        w_ih, w_hh, *biases = (weights[n] for n in names)
-        b_ih, b_hh = biases or (None, None)
-        assert w_ih is not None
-        assert w_hh is not None
-        I = shape[2]  # noqa: E741
-        s = Sequence(zero.new_empty(T, B, I), None, zero, zero, w_ih, w_hh, b_ih, b_hh)
         threads = native_call.num_threads(B, I, self.hidden)
+        s = Sequence(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
         self.packed = native_call.packed_forward(s, kernel, threads)
-        self.weights = [
-            _Weight(n, w, w.untyped_storage(), w.data_ptr(), w._version)
-            for n, w in ((n, weights[n]) for n in names)
-            if w is not None
-        ]
-        self.zero = zero
+        pairs = zip(layer._all_weights[0], weights, strict=False)  # without biases, no such names
+        self.sources = [(name, Source.of(w)) for name, w in pairs if w is not None]
         self.run = kernel.forward
         self.sizes = (threads, T, B, I, self.hidden)
         self.middle = (T * B, I, 0, self.packed.data_ptr())
@@ -77,20 +56,20 @@ class Ready:
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
         """Returns output and state, or None where anything is not as it was."""
         if (
-            x.shape != self.shape
+            is_traced(x)
+            or x.shape != self.shape
             or layer.batch_first != self.batch_first
             or x.dtype is not torch.float32
             or not x.is_cpu
             or not x.is_contiguous()
             or self.threads != torch.get_num_threads()
             or torch.is_autocast_enabled("cpu")
-            or is_traced(x)
         ):
             return None
         parameters = layer._parameters
-        for name, tensor, _, address, version in self.weights:
+        for name, source in self.sources:
             w = parameters.get(name)
-            if w is not tensor or w.data_ptr() != address or w._version != version:
+            if w is None or not source.is_still(w):
                 return None
         if hx is None:
             h0 = c0 = self.zero

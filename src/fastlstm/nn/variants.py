@@ -90,11 +90,10 @@ def describe_extras(extras: Extras) -> str:
 
 def add_norms(layer: nn.LSTM) -> None:
     """Gives a layer the parameters of layer norm, named as torch names its own."""
-    sizes = (4 * layer.hidden_size, 4 * layer.hidden_size, layer.hidden_size, layer.hidden_size)
     like = layer.weight_ih_l0
     assert isinstance(like, Tensor)
     for names in norm_names(layer):
-        for name, size in zip(names, sizes, strict=True):
+        for name, size in zip(names, norm_sizes(layer), strict=True):
             empty = torch.empty(size, dtype=like.dtype, device=like.device)
             layer.register_parameter(name, nn.Parameter(empty))
     reset_norms(layer)
@@ -114,6 +113,12 @@ def norm_names(layer: nn.LSTM) -> Iterator[list[str]]:
     for w_ih, *_ in layer._all_weights:
         place = w_ih.removeprefix("weight_ih")
         yield [f"{field}{place}" for field in Norm._fields]
+
+
+def norm_sizes(layer: nn.LSTM) -> tuple[int, int, int, int]:
+    """Returns the lengths of the fields of a `Norm`."""
+    H = layer.hidden_size
+    return 4 * H, 4 * H, H, H
 
 
 def draw_variant(
@@ -174,9 +179,8 @@ def run_reference(
 
 
 def _norm(layer: nn.LSTM, names: list[str], device: torch.device) -> Norm:
-    H = layer.hidden_size
     norm = Norm(*(getattr(layer, name) for name in names))
-    for name, value, size in zip(names, norm, (4 * H, 4 * H, H, H), strict=True):
+    for name, value, size in zip(names, norm, norm_sizes(layer), strict=True):
         if value.shape != (size,) or value.device != device:
             raise ShapeError(
                 f"{name} has shape {tuple(value.shape)} on {value.device}, expected ({size},) on"

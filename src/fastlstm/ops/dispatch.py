@@ -176,8 +176,7 @@ def left_to_reference(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | N
         KernelError: the layer forces a backend that can run neither.
     """
     native, reference = BACKENDS[0], BACKENDS[-1]
-    reason = native.supports(LSTMCall(1, 1, 1, 1, dtype, device, requires_grad=False))
-    reason = None if reason is None else f"{native.name}: {reason}"
+    reason = _native_refusal(dtype, device)
     forced = getattr(lstm, "backend", None)
     if forced is None:
         return reason
@@ -199,6 +198,11 @@ def left_to_torch(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | None:
         return f"no kernel here projects its output, proj_size={lstm.proj_size}"
     if getattr(lstm, "backend", None) is not None:
         return None
+    return _native_refusal(dtype, device)
+
+
+def _native_refusal(dtype: torch.dtype, device: str) -> str | None:
+    """Returns why the native kernels cannot compute in `dtype` on `device`, or None."""
     native = BACKENDS[0]
     reason = native.supports(LSTMCall(1, 1, 1, 1, dtype, device, requires_grad=False))
     return None if reason is None else f"{native.name}: {reason}"

@@ -262,15 +262,15 @@ class _Packed(NamedTuple):
     """Packed weights and what they were made of."""
 
     kernel: Any
-    sources: tuple[_Source, ...]
+    sources: tuple[Source, ...]
     packed: Tensor
 
     def is_still(self, given: list[Tensor]) -> bool:
         """Whether it was made of these weights as they are now."""
-        return len(self.sources) == len(given) and all(map(_Source.is_still, self.sources, given))
+        return len(self.sources) == len(given) and all(map(Source.is_still, self.sources, given))
 
 
-class _Source(NamedTuple):
+class Source(NamedTuple):
     """A weight as it was: this very tensor, in this memory, changed so many times.
 
     Holding the memory keeps its address from being given to another tensor's values.
@@ -281,7 +281,13 @@ class _Source(NamedTuple):
     address: int
     version: int
 
+    @classmethod
+    def of(cls, t: Tensor) -> Source:
+        """Describes a weight as it is now; a RuntimeError for one made in inference mode."""
+        return cls(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version)
+
     def is_still(self, t: Tensor) -> bool:
+        """Whether `t` is the weight described, and unchanged."""
         return self.tensor() is t and self.address == t.data_ptr() and self.version == t._version
 
 
@@ -300,9 +306,7 @@ def packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     try:
         if found is not None and found.kernel is kernel and found.is_still(given):
             return found.packed
-        sources = tuple(
-            _Source(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version) for t in given
-        )
+        sources = tuple(map(Source.of, given))
     except RuntimeError:  # tensors made in inference mode count no versions
         return _pack_forward(s, kernel, threads)
     packed = _pack_forward(s, kernel, threads)
