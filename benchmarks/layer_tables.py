@@ -1,4 +1,4 @@
-"""What is said of the stored results of one layer: grid.py, growth.py, forward_peers.py."""
+"""What is said of the stored results of one layer: grid, growth, forward_peers, lengths."""
 
 from __future__ import annotations
 
@@ -30,6 +30,28 @@ def grid_rows(folder: Path) -> list[Row]:
 
 def growth_rows(folder: Path) -> list[Row]:
     return stored_rows(folder / "growth.jsonl", "axis", "value", "dtype")
+
+
+def lengths_page(folder: Path) -> list[str]:
+    """Returns the table of sequences of unequal length."""
+    rows = stored_rows(folder / "lengths.jsonl", "L")
+    if not rows:
+        return []
+    names = list(rows[-1]["median_s"])
+    first = rows[-1]
+    lines = [
+        f"Sequences of L/2 to L steps, forward and backward of one layer (I={first['I']},"
+        f" H={first['H']}, B={first['B']}, fp32), milliseconds:",
+        "",
+        "| L | " + " | ".join(names) + " | `lengths=` over torch packed |",
+        "|---|" + "---|" * (len(names) + 1),
+    ]
+    for row in sorted(rows, key=lambda row: int(row["L"])):
+        seconds = row["median_s"]
+        ratio = seconds["torch packed"] / seconds["fastlstm lengths="]
+        cells = " | ".join(f"{seconds[name] * 1e3:.1f}" for name in names)
+        lines.append(f"| {row['L']} | {cells} | {ratio:.1f}x |")
+    return [*lines, "", "By `python benchmarks/lengths.py`.", ""]
 
 
 def geometric_mean(values: Iterable[float]) -> float:

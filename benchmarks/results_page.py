@@ -18,6 +18,7 @@ from layer_tables import (
     grid_rows,
     growth_page,
     growth_rows,
+    lengths_page,
 )
 from plot import draw_all, image_suffix, machine_folders
 
@@ -188,6 +189,7 @@ def layer_lines(folder: Path, suffix: str) -> list[str]:
         *forward_page(folder),
         *grid_page(grid_rows(folder), f"images/grid{suffix}.svg"),
         *growth_page(growth_rows(folder), f"images/growth{suffix}.svg"),
+        *lengths_page(folder),
     ]
 
 

@@ -21,7 +21,11 @@ import nanobind
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = ("", "_packing", "_variants", "_random", "_memory")
-TESTS = [*(f"tests/ops/backends/test_native{part}.py" for part in PARTS), "tests/nn/test_ready.py"]
+TESTS = [
+    *(f"tests/ops/backends/test_native{part}.py" for part in PARTS),
+    "tests/nn/test_ready.py",
+    "tests/ops/test_recorded.py",
+]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
@@ -42,7 +46,7 @@ FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
 WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
 CELL, NORM = "csrc/cpu/cell.h", "csrc/cpu/norm.h"
 NORM_FORWARD, NORM_BACKWARD = "csrc/cpu/norm_forward.h", "csrc/cpu/norm_backward.h"
-READY = "nn/ready.py"
+READY, RECORDED = "nn/ready.py", "ops/recorded.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -185,6 +189,14 @@ BUGS = (
         "  me.barrier->wait(me.count);  // the scratch can be used anew\n", ""),
     Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
     Bug("ready: weights may change", READY, "not source.is_still(w)", "False"),
+    Bug("parts: lengths not shifted", RECORDED, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
+    Bug("parts: state of the next part", RECORDED, "h, c = states[2 * number : 2 * number + 2]",
+        "h, c = states[-2:]"),
+    Bug("parts: no gradient of the state", RECORDED, "        dh, dc = found.h0, found.c0\n", ""),
+    Bug("parts: weights of one part only", RECORDED, "            sum_ += part\n",
+        "            pass\n"),
+    Bug("parts: draws begin anew", CELL, "first_row_ + static_cast<uint32_t>(row)",
+        "static_cast<uint32_t>(row)"),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
 )  # fmt: skip
 

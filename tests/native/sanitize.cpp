@@ -175,6 +175,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                   is_soft ? Activation::hard_sigmoid : Activation::sigmoid,
                   zoneout,
                   zoneout,
+                  random.whole(0, 1000),
                   options & kMask ? &seed : nullptr,
                   gamma_ih.get<float>(),
                   gamma_hh.get<float>(),

@@ -65,6 +65,7 @@ struct Variant {
   Activation activation;
   Activation recurrent_activation;
   double zoneout_h, zoneout_c;  // probabilities that a unit keeps its old output, its old cell
+  int64_t first_row;            // added to row t * B + b where that decides what is drawn
   const int64_t* seed;          // (1) draws which, or null for the expectation
   const float* gamma_ih;        // (4H), or null with the next three: no layer norm
   const float* gamma_hh;        // (4H)

@@ -156,12 +156,14 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
 }
 
 void make_variant(Variant* self, int activation, int recurrent_activation, double zoneout_h,
-                  double zoneout_c, Address seed, Address gamma_ih, Address gamma_hh,
-                  Address gamma_c, Address beta_c, Address normed, Address moments) {
+                  double zoneout_c, int64_t first_row, Address seed, Address gamma_ih,
+                  Address gamma_hh, Address gamma_c, Address beta_c, Address normed,
+                  Address moments) {
   new (self) Variant{static_cast<Activation>(activation),
                      static_cast<Activation>(recurrent_activation),
                      zoneout_h,
                      zoneout_c,
+                     first_row,
                      pointer<const int64_t>(seed),
                      pointer<const float>(gamma_ih),
                      pointer<const float>(gamma_hh),

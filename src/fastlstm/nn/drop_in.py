@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import KernelError, ShapeError
+from fastlstm.errors import ConfigError, KernelError, ShapeError
 from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
 from fastlstm.nn.ready import Ready, can_be_ready
 from fastlstm.nn.variants import (
@@ -46,8 +46,8 @@ class LSTM(nn.LSTM):
     Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
     into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
 
-    Beyond torch's there are five keyword options, for any combination. With one in use torch's own
-    cannot help: what the kernels cannot run is a slow loop over time, as `explain` says.
+    Beyond torch's there are six keyword options, for any combination. With one of the first five
+    torch's own cannot help: what the kernels cannot run is a slow loop over time, says `explain`.
 
     Args:
         layer_norm: normalise both products and the cell (`ops.variant.Norm`); adds `gamma_ih_l0`
@@ -60,6 +60,9 @@ class LSTM(nn.LSTM):
         activation: of candidate and cell: "tanh", "sigmoid", "hard_sigmoid", "relu", "softsign" or
             "linear".
         recurrent_activation: of the gates, one of the same.
+        kept_bytes: how much one call of a layer and direction may keep for its backward pass,
+            beside input and output. What it needs beyond is computed a second time, in parts of
+            the sequence. None keeps everything; so does a compiled or exported graph.
 
     Attributes:
         extras: the five options, or None where all are torch's; each is an attribute too, and can
@@ -81,6 +84,20 @@ class LSTM(nn.LSTM):
     zoneout = Extra()
     activation = Extra()
     recurrent_activation = Extra()
+    _kept_bytes: int | None = None
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """How much may be kept for backward, or None; can be set."""
+        return self._kept_bytes
+
+    @kept_bytes.setter
+    def kept_bytes(self, value: int | None) -> None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigError(f"kept_bytes is {value!r}, expected a whole number of bytes or None")
+        if value is not None and value < 0:
+            raise ConfigError(f"kept_bytes is {value}, expected 0 or more, or None")
+        self._kept_bytes = value
 
     def __init__(
         self,
@@ -90,9 +107,12 @@ class LSTM(nn.LSTM):
         zoneout: float | tuple[float, float] = 0.0,
         activation: str = "tanh",
         recurrent_activation: str = "sigmoid",
+        kept_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        if kept_bytes is not None:
+            self.kept_bytes = kept_bytes
         options = (layer_norm, recurrent_dropout, zoneout, activation, recurrent_activation)
         extras = checked_extras(*options, proj_size=self.proj_size)
         if extras is not None:
@@ -344,7 +364,9 @@ class LSTM(nn.LSTM):
             keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
             begins, ends = lanes or (None, None)
             sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
-            out = run_sequence(sequence, dtype, keep=keep, variant=variant)
+            out = run_sequence(
+                sequence, dtype, keep=keep, variant=variant, kept_bytes=self.kept_bytes
+            )
         return out._replace(y=out.y.flip(0)) if is_reverse else out
 
     def _is_forced(self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> bool:
@@ -397,11 +419,15 @@ class LSTM(nn.LSTM):
         return PackedSequence(y, batch_sizes, order, back), last
 
 
-def accelerate(model: Module) -> Module:
+def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
     """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
 
     The layers stay the same objects: parameters, hooks, references and training state are kept.
     Subclasses of `nn.LSTM` are left alone, their forward pass may be their own.
+
+    Args:
+        model: any module.
+        kept_bytes: of every layer, as in `LSTM`.
 
     Returns:
         The model.
@@ -409,6 +435,8 @@ def accelerate(model: Module) -> Module:
     for module in model.modules():
         if type(module) is nn.LSTM:
             module.__class__ = LSTM
+            if kept_bytes is not None:
+                module.kept_bytes = kept_bytes
     return model
 
 

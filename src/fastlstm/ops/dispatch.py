@@ -13,6 +13,7 @@ from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall, is_autocast
+from fastlstm.ops.recorded import describe_kept
 from fastlstm.ops.variant import Extras
 
 if TYPE_CHECKING:
@@ -149,8 +150,9 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
     if reason is not None and (is_drop_in or lstm.proj_size > 0):
         return LayerReport(name, call, "torch", "its own nn.LSTM", is_fast=False, why=reason)
     chosen = select(call, backend=getattr(lstm, "backend", None))
-    kernel = chosen.kernel
-    return LayerReport(name, call, chosen.backend.name, kernel.name, kernel.is_fast, chosen.why)
+    kernel = f"{chosen.kernel.name}{_kept(lstm, call, chosen)}"
+    is_fast = chosen.kernel.is_fast
+    return LayerReport(name, call, chosen.backend.name, kernel, is_fast, chosen.why)
 
 
 def _report_extras(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) -> LayerReport:
@@ -159,8 +161,18 @@ def _report_extras(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) 
     kernel = f"{chosen.kernel.name} + {', '.join(extras)}"
     if lstm.layer_norm:
         kernel = kernel.replace("by lanes", "by units")  # its sums over lanes keep one order
+    kernel += _kept(lstm, call, chosen)
     is_fast = chosen.kernel.is_fast
     return LayerReport(name, call, chosen.backend.name, kernel, is_fast, reason or chosen.why)
+
+
+def _kept(lstm: nn.LSTM, call: LSTMCall, chosen: Selection) -> str:
+    """What a layer with a stated budget keeps for backward, in words; empty without one."""
+    kept_bytes: int | None = getattr(lstm, "kept_bytes", None)
+    if kept_bytes is None or not call.requires_grad or chosen.backend is not BACKENDS[0]:
+        return ""
+    is_bf16, has_norm = call.dtype == torch.bfloat16, bool(getattr(lstm, "layer_norm", False))
+    return f", {describe_kept(call.T, call.B, call.H, is_bf16, has_norm, kept_bytes)}"
 
 
 def active_extras(lstm: nn.LSTM) -> list[str]:

@@ -24,6 +24,8 @@ _INNER = 32
 """A bf16 row is padded to a multiple of this."""
 _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work than this runs on one thread: meeting the others would cost more."""
+CHUNK_ROWS = 128
+"""Rows of whole steps that lie together in `Kept`: chunk_steps of csrc/lstm.h."""
 _HUGE = 4 << 20
 """Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
 
@@ -150,15 +152,33 @@ def kept_dtypes(is_bf16: bool) -> tuple[torch.dtype, ...]:
 
 
 def forward(
-    s: Sequence, is_bf16: bool, keep: bool, cell: Cell = PLAIN
+    s: Sequence,
+    is_bf16: bool,
+    keep: bool,
+    cell: Cell = PLAIN,
+    *,
+    first_row: int = 0,
+    y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
-    """Runs a sequence; returns `y` `(T, B, H)`, `hT`, `cT` `(B, H)` float32 and what is kept."""
+    """Runs a sequence.
+
+    Args:
+        s: arguments.
+        is_bf16: dtype of the matrix operands.
+        keep: what backward needs is kept.
+        cell: what the cell computes.
+        first_row: rows `t * B + b` of a longer sequence that came before, for its random draws.
+        y: where the output goes, `(T, B, H)`; default new memory.
+
+    Returns:
+        `y`, `hT`, `cT` `(B, H)` float32 and what is kept.
+    """
     T, B, I, H = s.sizes  # noqa: E741
     kernel = kernels(hardware.cpu().isa, is_bf16)
     threads = num_threads(B, I, H)
     weights = _pack_forward(s, kernel, threads) if keep else packed_forward(s, kernel, threads)
     rows = _elements(s.rows, is_bf16)
-    y = empty((T, B, H), element_dtype(is_bf16))
+    y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
     hT, cT = empty((B, H)), empty((B, H))
     kept = None
     if keep:
@@ -168,7 +188,7 @@ def forward(
     state = [_floats(t) for t in (s.h0, s.c0, s.mask)]
     whole = [_dense(t) for t in (s.begins, s.ends)]
     tokens = _dense(s.tokens)
-    variant = _variant(s, cell, kept)
+    variant = _variant(s, cell, first_row, kept)
     kernel.forward(
         threads, T, B, I, H,
         rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens),
@@ -187,6 +207,8 @@ def backward(
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     needs: tuple[bool, bool, bool, bool],
     cell: Cell = PLAIN,
+    *,
+    first_row: int = 0,
 ) -> Gradients:
     """Runs a sequence backward; `kept.gates` and `kept.normed` are overwritten.
 
@@ -197,6 +219,7 @@ def backward(
         grads: of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`.
         needs: whether the gradients of rows, w_ih, w_hh and the biases are wanted.
         cell: as given to `forward`.
+        first_row: as given to `forward`.
 
     Returns:
         Float32 gradients, that of dense rows in the dtype of `y`.
@@ -222,7 +245,7 @@ def backward(
     d_norm = [None if t is None else empty(t.shape) for t in s.norm]
     h0, mask, tokens = _floats(s.h0), _floats(s.mask), _dense(s.tokens)
     begins, ends = _dense(s.begins), _dense(s.ends)
-    variant = _variant(s, cell, kept)
+    variant = _variant(s, cell, first_row, kept)
     kernel.backward(
         threads, T, B, I, H,
         rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens), weights.data_ptr(),
@@ -240,13 +263,15 @@ class _Variant(NamedTuple):
     tensors: tuple[Tensor | None, ...]
 
 
-def _variant(s: Sequence, cell: Cell, kept: Kept | None) -> _Variant | None:
+def _variant(s: Sequence, cell: Cell, first_row: int, kept: Kept | None) -> _Variant | None:
     """Returns None for torch's cell."""
     if cell == PLAIN and s.gamma_hh is None:
         return None
     norm = tuple(_floats(t) for t in s.norm)
     tensors = (_dense(s.seed), *norm, *(kept[2:] if kept is not None else (None, None)))
-    return _Variant(hardware.native().LSTMVariant(*cell, *map(_address, tensors)), tensors)
+    return _Variant(
+        hardware.native().LSTMVariant(*cell, first_row, *map(_address, tensors)), tensors
+    )
 
 
 def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""The native sequence for torch: an autograd function, and one operator for what traces.
+"""The native sequence for torch: autograd functions, and one operator for what traces.
 
 Being one operator it is one node for torch.compile and torch.export. Outside of a trace the
-function costs less per call, and its backward pass may overwrite what was kept.
+functions (ops/recorded.py) cost less per call, and a backward pass may overwrite what was kept.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,14 @@ from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.native_call import PLAIN, Cell, Kept, Sequence
+from fastlstm.ops.recorded import (
+    Recomputed,
+    Recorded,
+    by_argument,
+    saved_tensors,
+    steps_per_part,
+)
 from fastlstm.ops.variant import ACTIVATIONS, Variant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
 _NUM_TENSORS = len(Sequence._fields)
@@ -26,7 +30,12 @@ _NUM_OPTIONS = len(Cell._fields) + 2
 
 
 def run_sequence(
-    s: Sequence, dtype: torch.dtype, *, keep: bool, variant: Variant | None = None
+    s: Sequence,
+    dtype: torch.dtype,
+    *,
+    keep: bool,
+    variant: Variant | None = None,
+    kept_bytes: int | None = None,
 ) -> LSTMOutput:
     """Runs a layer on the native kernels, recorded for autograd with `keep`.
 
@@ -35,6 +44,8 @@ def run_sequence(
         dtype: float32 or bfloat16, of the matrix operands and `y`.
         keep: a gradient will be asked for.
         variant: what the cell computes, with its tensors; default torch's.
+        kept_bytes: how much may be kept for the backward pass, beside arguments and `y`; what it
+            needs beyond is computed a second time. A graph that is traced keeps everything.
 
     Returns:
         `y` in `dtype`, `hT` and `cT` in float32.
@@ -46,10 +57,19 @@ def run_sequence(
     if is_traced(*s):
         y, hT, cT, *_ = lstm_sequence(*s, *cell, is_bf16, keep)
     elif keep:
-        y, hT, cT = _Recorded.apply(cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+        y, hT, cT = _recorded(s, cell, is_bf16, kept_bytes)
     else:
         y, hT, cT, _ = native_call.forward(s, is_bf16, keep=False, cell=cell)
     return LSTMOutput(y, hT, cT)
+
+
+def _recorded(s: Sequence, cell: Cell, is_bf16: bool, kept_bytes: int | None) -> Any:
+    if kept_bytes is not None:
+        T, B, _, H = s.sizes
+        steps, _ = steps_per_part(T, B, H, is_bf16, s.gamma_hh is not None, kept_bytes)
+        if steps < T:
+            return Recomputed.apply(steps, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+    return Recorded.apply(cell, is_bf16, *s)  # type: ignore[no-untyped-call]
 
 
 def _with_variant(s: Sequence, variant: Variant) -> tuple[Sequence, Cell]:
@@ -63,58 +83,6 @@ def _with_variant(s: Sequence, variant: Variant) -> tuple[Sequence, Cell]:
         variant.zoneout_c,
     )
     return s._replace(**dict(found)), cell
-
-
-class _Recorded(torch.autograd.Function):
-    """The sequence outside of a trace. The first backward pass uses up what was kept."""
-
-    @staticmethod
-    def forward(ctx: Any, cell: Cell, is_bf16: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        y, hT, cT, kept = native_call.forward(Sequence(*tensors), is_bf16, keep=True, cell=cell)
-        assert kept is not None
-        ctx.save_for_backward(*tensors, y, *kept)
-        ctx.set_materialize_grads(False)
-        ctx.cell, ctx.is_bf16, ctx.is_used = cell, is_bf16, False
-        return y, hT, cT
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, y, kept = _saved(ctx)
-        given = (grads[0], grads[1], grads[2])
-        if all(grad is None for grad in given):
-            return (None,) * (2 + _NUM_TENSORS)
-        has_graph = any(t is not None and t.requires_grad for t in (*s, *given))
-        if torch.is_grad_enabled() and has_graph:
-            raise KernelError(
-                "the native LSTM kernel has no second derivative (create_graph=True);"
-                " use backend='reference' for that"
-            )
-        needs = dict(zip(Sequence._fields, ctx.needs_input_grad[2:], strict=True))
-        wanted = (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])
-        if ctx.is_used:
-            *_, fresh = native_call.forward(s, ctx.is_bf16, keep=True, cell=ctx.cell)
-            assert fresh is not None
-            kept = fresh
-        ctx.is_used = True
-        found = native_call.backward(s, y, kept, given, wanted, ctx.cell)
-        return None, None, *_by_argument(s, found, needs)
-
-
-def _saved(ctx: Any) -> tuple[Sequence, Tensor, Kept]:
-    tensors = ctx.saved_tensors
-    s = Sequence(*tensors[:_NUM_TENSORS])
-    if s.mask is not None and s.mask.requires_grad:
-        raise KernelError("the recurrent mask has no gradient; detach it")
-    return s, tensors[_NUM_TENSORS], Kept(*tensors[_NUM_TENSORS + 1 :])
-
-
-def _by_argument(
-    s: Sequence, found: native_call.Gradients, needs: dict[str, bool]
-) -> Iterator[Tensor | None]:
-    """Yields the gradient of every argument in its dtype, None where none is needed."""
-    by_name = {**found._asdict(), "b_ih": found.bias, "b_hh": found.bias}
-    for name, t in zip(Sequence._fields, s, strict=True):
-        yield by_name[name].to(t.dtype) if t is not None and needs[name] else None
 
 
 @torch.library.custom_op("fastlstm::lstm_sequence", mutates_args=())
@@ -235,16 +203,16 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    s, y, kept = _saved(ctx)
+    s, y, saved = saved_tensors(ctx)
     if all(grad is None for grad in grads[:3]):
         return (None,) * (_NUM_TENSORS + _NUM_OPTIONS)
     if not ctx.has_kept:
         raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
     found = native_call.Gradients(
-        *lstm_sequence_backward(*s[:6], *s[8:], *ctx.cell, y, *kept, *grads[:3])
+        *lstm_sequence_backward(*s[:6], *s[8:], *ctx.cell, y, *saved, *grads[:3])
     )
     needs = dict(zip(Sequence._fields, ctx.needs_input_grad, strict=False))
-    return (*_by_argument(s, found, needs), *(None,) * _NUM_OPTIONS)
+    return (*by_argument(s, found, needs), *(None,) * _NUM_OPTIONS)
 
 
 lstm_sequence.register_autograd(_backward, setup_context=_set_up)

@@ -166,7 +166,7 @@ def run_case(
             return None
         zoneout = (0.25, 0.5) if "zoneout" in options else (0.0, 0.0)
         addresses = map(address, (seed_of_zones, *norm, *kept_norm))
-        return hardware.native().LSTMVariant(1, 0, *zoneout, *addresses)
+        return hardware.native().LSTMVariant(1, 0, *zoneout, 0, *addresses)
 
     def forward(gates: np.ndarray | None, cells: np.ndarray | None) -> list[np.ndarray]:
         y = arena.output("y", T * B * H * size, size)

@@ -51,6 +51,7 @@ class VariantCell {
         zoneout_c_(static_cast<float>(v->zoneout_c)),
         threshold_h_(threshold(v->zoneout_h)),
         threshold_c_(threshold(v->zoneout_c)),
+        first_row_(static_cast<uint32_t>(v->first_row)),
         seed_(v->seed == nullptr ? 0 : static_cast<uint64_t>(*v->seed)),
         is_random_(v->seed != nullptr) {}
 
@@ -64,7 +65,7 @@ class VariantCell {
   FASTLSTM_INLINE Keep keep(int64_t row, int64_t unit) const {
     if (!is_random_) return {splat(zoneout_h_), splat(zoneout_c_)};
     const auto low = static_cast<uint32_t>(seed_), high = static_cast<uint32_t>(seed_ >> 32);
-    const uint32_t key = hash32(hash32(static_cast<uint32_t>(row) ^ low) + high);
+    const uint32_t key = hash32(hash32((first_row_ + static_cast<uint32_t>(row)) ^ low) + high);
     Words units{};
 #pragma GCC unroll 16
     for (int l = 0; l < kLanes; ++l) units[l] = static_cast<uint32_t>(unit + l);
@@ -126,6 +127,7 @@ class VariantCell {
   Activation squash_, gate_;
   float zoneout_h_, zoneout_c_;
   uint32_t threshold_h_, threshold_c_;
+  uint32_t first_row_;
   uint64_t seed_;
   bool is_random_;
 };

@@ -154,7 +154,6 @@ void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
 
 template <typename Format, typename Engine, bool kKeep>
 void norm_forward_loop(const ForwardArgs& g, Member me) {
-  using Element = typename Format::Element;
   FlushDenormals flush;
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
