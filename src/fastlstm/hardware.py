@@ -391,3 +391,23 @@ def _best_seconds(call: Callable[[], object]) -> float:
         best = min(best, time.perf_counter() - start)
         count += 1
     return best
+
+
+@functools.cache
+def join_openmp() -> bool:
+    """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded.
+
+    Returns:
+        False where none is found; the kernels then start threads of their own.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return False
+    loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
+    runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
+    # Another library may have brought a runtime of its own; torch's lies beside torch.
+    return any(map(native().use_openmp, sorted(runtimes, key=_beside_torch)))
+
+
+def _beside_torch(path: str) -> tuple[bool, str]:
+    return not any(part.startswith("torch") for part in Path(path).parts), path

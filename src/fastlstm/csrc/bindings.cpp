@@ -13,7 +13,8 @@ using namespace nb::literals;
 
 namespace fastlstm {
 void bind_lstm(nb::module_& m);
-}
+void bind_decode(nb::module_& m);
+}  // namespace fastlstm
 
 namespace {
 
@@ -77,4 +78,5 @@ NB_MODULE(_native, m) {
   });
   m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
   fastlstm::bind_lstm(m);
+  fastlstm::bind_decode(m);
 }

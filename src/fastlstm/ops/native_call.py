@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -128,7 +127,7 @@ PLAIN = Cell()
 @cache
 def kernels(isa: str, is_bf16: bool) -> Any:
     """Returns the native kernels for an instruction set; the OpenMP runtime is found once."""
-    join_openmp()
+    hardware.join_openmp()
     return hardware.native().lstm_kernels(isa, is_bf16)
 
 
@@ -392,23 +391,3 @@ def _elements(rows: Tensor, is_bf16: bool) -> Tensor:
     padded = flat.new_zeros((flat.shape[0], -(-I // _INNER) * _INNER), dtype=torch.bfloat16)
     padded[:, :I] = flat
     return padded
-
-
-@cache
-def join_openmp() -> bool:
-    """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded.
-
-    Returns:
-        False where none is found; the kernels then start threads of their own.
-    """
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return False
-    loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
-    runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
-    # Another library may have brought a runtime of its own; torch's lies beside torch.
-    return any(map(hardware.native().use_openmp, sorted(runtimes, key=_beside_torch)))
-
-
-def _beside_torch(path: str) -> tuple[bool, str]:
-    return not any(part.startswith("torch") for part in Path(path).parts), path

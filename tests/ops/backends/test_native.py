@@ -217,11 +217,11 @@ def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
 
 
 def test_threads_beside_torchs_are_said(monkeypatch, threads):
-    monkeypatch.setattr(native_call, "join_openmp", lambda: False)
+    monkeypatch.setattr(hardware, "join_openmp", lambda: False)
     call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)
     assert ("threads stand beside torch's" in NativeBackend().kernel(call).why) == (threads > 1)
 
 
 def test_torchs_openmp_comes_before_any_other():
     other, own = "/usr/lib/libgomp.so.1", "/venv/site-packages/torch/lib/libgomp-a34b.so.1"
-    assert sorted([other, own], key=native_call._beside_torch) == [own, other]
+    assert sorted([other, own], key=hardware._beside_torch) == [own, other]

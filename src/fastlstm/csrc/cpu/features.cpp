@@ -135,8 +135,8 @@ std::string choose_isa(const CpuidRecord& record) {
   };
   if (!has("avx2") || !has("fma")) return "scalar";
   if (!has("avx512f") || !has("avx512bw") || !has("avx512vl") || !has("avx512dq")) return "avx2";
-  if (!has("avx512_bf16")) return "avx512";
-  return has("amx_bf16") ? "amx_bf16" : "avx512_bf16";
+  if (!has("avx512_bf16") || !has("avx512_vnni")) return "avx512";
+  return has("amx_bf16") && has("amx_int8") ? "amx_bf16" : "avx512_bf16";
 }
 
 }  // namespace fastlstm

@@ -37,7 +37,7 @@ CpuidRecord record_cpuid();
 std::vector<std::string> usable_features(const CpuidRecord& record);
 
 // The widest instruction set the kernels may use: "scalar", "avx2" (AVX2+FMA), "avx512"
-// (F+BW+VL+DQ), "avx512_bf16", "amx_bf16". Each includes all before it.
+// (F+BW+VL+DQ), "avx512_bf16" (with VNNI), "amx_bf16" (with int8). Each includes all before it.
 std::string choose_isa(const CpuidRecord& record);
 
 }  // namespace fastlstm

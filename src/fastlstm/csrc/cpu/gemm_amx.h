@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/gemm.h"
+#include "cpu/tiles.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
@@ -74,33 +75,10 @@ class TileEngine {
     }
   }
 
-  // Layout of the operand of LDTILECFG.
-  struct alignas(64) Config {
-    uint8_t palette;
-    uint8_t start_row;
-    uint8_t reserved[14];
-    uint16_t column_bytes[16];
-    uint8_t rows[16];
-  };
-
-  // Row counts of the tiles for a block of `rows`: nothing beyond its last row is read.
   void configure(int rows) {
     if (rows == configured_rows_) return;
     configured_rows_ = rows;
-    const auto first = static_cast<uint8_t>(min_of(rows, 16));
-    const auto second = static_cast<uint8_t>(rows > 16 ? rows - 16 : 1);
-    Config config{};
-    config.palette = 1;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.column_bytes[tile] = 64;
-      config.rows[tile] = 16;
-    }
-    config.rows[0] = config.rows[1] = config.rows[4] = first;
-    config.rows[2] = config.rows[3] = config.rows[5] = second;
-    // GCC's intrinsic names only the first bytes as its input; without this the others may never
-    // be stored.
-    __asm__ volatile("" : : "r"(&config) : "memory");
-    _tile_loadconfig(&config);
+    load_tile_config(rows);
   }
 
   int configured_rows_ = 0;

@@ -94,5 +94,5 @@ def _slower(table: Any, threads: int) -> Iterator[str]:
         yield "this CPU has none of AVX2, AVX-512, AMX"
     if table.is_bf16 and table.isa not in ("avx512_bf16", "amx_bf16"):
         yield "without bf16 instructions it multiplies at the speed of fp32"
-    if threads > 1 and not native_call.join_openmp():
+    if threads > 1 and not hardware.join_openmp():
         yield "its threads stand beside torch's: no OpenMP runtime to share was found"

@@ -1,0 +1,23 @@
+#define FASTLSTM_ISA avx2
+#define FASTLSTM_LANES 8
+
+#include "cpu/decode_table.h"
+
+namespace fastlstm {
+
+const DecodeKernels& decode_fp32__avx2() {
+  using namespace avx2;
+  return decode_table<Float32, VectorEngine<Float32>>("avx2", WeightFormat::fp32);
+}
+
+const DecodeKernels& decode_bf16__avx2() {
+  using namespace avx2;
+  return decode_table<Bfloat16, VectorEngine<Bfloat16>>("avx2", WeightFormat::bf16);
+}
+
+const DecodeKernels& decode_int8__avx2() {
+  using namespace avx2;
+  return decode_table<Int8, QuantizedEngine>("avx2", WeightFormat::int8);
+}
+
+}  // namespace fastlstm

@@ -1,0 +1,23 @@
+#define FASTLSTM_ISA scalar
+#define FASTLSTM_LANES 8
+
+#include "cpu/decode_table.h"
+
+namespace fastlstm {
+
+const DecodeKernels& decode_fp32__scalar() {
+  using namespace scalar;
+  return decode_table<Float32, VectorEngine<Float32>>("scalar", WeightFormat::fp32);
+}
+
+const DecodeKernels& decode_bf16__scalar() {
+  using namespace scalar;
+  return decode_table<Bfloat16, VectorEngine<Bfloat16>>("scalar", WeightFormat::bf16);
+}
+
+const DecodeKernels& decode_int8__scalar() {
+  using namespace scalar;
+  return decode_table<Int8, QuantizedEngine>("scalar", WeightFormat::int8);
+}
+
+}  // namespace fastlstm

@@ -1,0 +1,149 @@
+// int8 operands: activations as 127 x + 128 in eight bits, weights with one factor per column.
+//
+// Sums are whole numbers, so that every instruction set and every order gives the same.
+#pragma once
+
+#include "cpu/activations.h"
+#include "cpu/gemm.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+using Integers = int32_t __attribute__((vector_size(kLanes * 4)));
+
+struct Int8 {
+  using Element = uint8_t;
+  static constexpr int kPair = 4;
+  static constexpr int kInner = 64;  // what an AMX tile takes at once
+  static constexpr uint8_t kZero = 128;
+
+  static FASTLSTM_INLINE Vec load(const uint8_t* p) {
+    Bytes bytes;
+    __builtin_memcpy(&bytes, p, sizeof bytes);
+    const Integers whole = __builtin_convertvector(bytes, Integers) - 128;
+    return __builtin_convertvector(whole, Vec) * (1.0f / 127.0f);
+  }
+  // |v| <= 1; the whole number comes to stand in the low bits of 1.5 * 2^23 + n.
+  static FASTLSTM_INLINE void store(uint8_t* p, Vec v) {
+    const Words rounded = bits_of<Words>(v * 127.0f + (12582912.0f + 128.0f)) & 0xffu;
+    const Bytes bytes = __builtin_convertvector(rounded, Bytes);
+    __builtin_memcpy(p, &bytes, sizeof bytes);
+  }
+};
+
+template <>
+struct Exactly<Int8> : Exactly<Bfloat16> {};
+
+#if defined(__AVX512BW__)
+FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
+  return sum + bits_of<Words>(_mm512_madd_epi16(bits_of<__m512i>(a), bits_of<__m512i>(b)));
+}
+#elif defined(__AVX2__)
+FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
+  return sum + bits_of<Words>(_mm256_madd_epi16(bits_of<__m256i>(a), bits_of<__m256i>(b)));
+}
+#else
+// sum + a.low * b.low + a.high * b.high of signed halves
+FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
+  const auto low = [](Words x) { return bits_of<Integers>(x << 16) >> 16; };
+  const auto high = [](Words x) { return bits_of<Integers>(x) >> 16; };
+  return sum + bits_of<Words>(low(a) * low(b) + high(a) * high(b));
+}
+#endif
+
+// Rows of activations against four strips that stand side by side: [inner / 4][strip][lane][4].
+struct QuantizedEngine {
+  using Element = uint8_t;
+  static constexpr int kRows = kLanes == 16 ? 6 : 3;
+
+  static void block(const uint8_t* a, int64_t stride, int rows, const uint8_t* b, int64_t inner,
+                    int32_t* out) {
+    by_rows<kRows>(a, stride, rows, b, inner, out);
+  }
+
+ private:
+  template <int kRow>
+  static FASTLSTM_INLINE void by_rows(const uint8_t* a, int64_t stride, int rows, const uint8_t* b,
+                                      int64_t inner, int32_t* out) {
+    if (rows == kRow) return tile<kRow>(a, stride, b, inner, out);
+    if constexpr (kRow > 1) by_rows<kRow - 1>(a, stride, rows, b, inner, out);
+  }
+
+  // Up to three rows would wait for their own sums: they have two sets of them.
+  template <int kRow>
+  static __attribute__((noinline)) void tile(const uint8_t* a, int64_t stride, const uint8_t* b,
+                                             int64_t inner, int32_t* out) {
+    constexpr int kSets = kRow * 2 <= kRows ? 2 : 1;
+    Words sum[kSets][kRow][kStrips] = {};
+    for (int64_t k = 0; k < inner; k += 4 * kSets) {
+#pragma GCC unroll 2
+      for (int set = 0; set < kSets; ++set) {
+        Words right[kStrips];
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrips; ++s)
+          __builtin_memcpy(&right[s], b + s * kLanes * 4, sizeof right[s]);
+        b += kStrips * kLanes * 4;
+#pragma GCC unroll 6
+        for (int r = 0; r < kRow; ++r) {
+          uint32_t four;
+          __builtin_memcpy(&four, a + r * stride + k + 4 * set, sizeof four);
+          const Words left = four - Words{};
+#pragma GCC unroll 4
+          for (int s = 0; s < kStrips; ++s)
+            sum[set][r][s] = dot_quads(sum[set][r][s], left, right[s]);
+        }
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRow; ++r) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) {
+        if constexpr (kSets == 2) sum[0][r][s] += sum[1][r][s];
+        __builtin_memcpy(out + (r * kStrips + s) * kLanes, &sum[0][r][s], sizeof(Words));
+      }
+    }
+  }
+
+  // sum + the products of four unsigned bytes of `a` with four signed ones of `b`
+  static FASTLSTM_INLINE Words dot_quads(Words sum, Words a, Words b) {
+#if defined(__AVX512VNNI__)
+    return bits_of<Words>(
+        _mm512_dpbusd_epi32(bits_of<__m512i>(sum), bits_of<__m512i>(a), bits_of<__m512i>(b)));
+#else
+    using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
+    const Shorts odd = bits_of<Shorts>(b) >> 8, even = (bits_of<Shorts>(b) << 8) >> 8;
+    sum = add_pairs(sum, a & 0x00ff00ffu, bits_of<Words>(even));
+    return add_pairs(sum, (a >> 8) & 0x00ff00ffu, bits_of<Words>(odd));
+#endif
+  }
+};
+
+// As multiply in gemm.h; `strips` are whole fours. The sums are whole numbers in the place of
+// floats.
+template <typename Engine, typename Epilogue>
+FASTLSTM_INLINE void multiply_quantized(Engine& engine, Left<uint8_t> a, Range rows,
+                                        const uint8_t* b, int64_t strip_stride, Range strips,
+                                        int64_t inner, Epilogue&& epilogue) {
+  alignas(64) int32_t out[Engine::kRows * kStrips * kLanes];
+  const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
+  for (int64_t s = strips.begin; s < strips.end; s += kStrips) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const Range mine = part_of(rows, block, blocks);
+      engine.block(a.rows + mine.begin * a.row_stride, a.row_stride,
+                   static_cast<int>(mine.end - mine.begin), b + s * strip_stride, inner, out);
+      for (int64_t row = mine.begin; row < mine.end; ++row) {
+        epilogue(row, s, kStrips,
+                 reinterpret_cast<const float*>(out + (row - mine.begin) * kStrips * kLanes));
+      }
+    }
+  }
+}
+
+template <typename Epilogue>
+FASTLSTM_INLINE void multiply(QuantizedEngine& engine, Left<uint8_t> a, Range rows,
+                              const uint8_t* b, int64_t strip_stride, Range strips, int64_t inner,
+                              Epilogue&& epilogue) {
+  multiply_quantized(engine, a, rows, b, strip_stride, strips, inner, epilogue);
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA

@@ -1,0 +1,233 @@
+// Decoding in Python: addresses come in as integers from infer/decoder.py, which knows the sizes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "cpu/allocator.h"
+#include "cpu/threads.h"
+#include "decode_stream.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastlstm {
+namespace {
+
+using Address = uintptr_t;
+
+template <typename T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// A model whose arrays someone else keeps.
+class Model {
+ public:
+  Model(const DecodeKernels& kernels, int64_t V, int64_t E, int64_t H, bool is_residual,
+        Address table, Address embedding, const std::vector<std::vector<Address>>& layers,
+        const std::vector<Address>& output, Address output_bias)
+      : kernels_(kernels) {
+    for (const auto& l : layers) {
+      if (l.size() != 9) throw nb::value_error("a layer has nine addresses");
+      layers_.push_back({matrix(l, 0), matrix(l, 3), pointer<const float>(l[6]),
+                         pointer<const float>(l[7]), pointer<const float>(l[8])});
+    }
+    model_ = {V,
+              E,
+              H,
+              static_cast<int64_t>(layers_.size()),
+              is_residual,
+              pointer<const float>(table),
+              pointer<const float>(embedding),
+              layers_.data(),
+              matrix(output, 0),
+              pointer<const float>(output_bias)};
+  }
+
+  // Has every stream read up to `steps` tokens, and write after them.
+  void run(const nb::list& streams, int64_t steps, int threads) {
+    if (steps < 1 || threads < 1) throw nb::value_error("steps and threads must be at least 1");
+    std::vector<Stream*> found;
+    for (const auto& item : streams) found.push_back(nb::cast<Stream*>(item));
+    const Hold hold(found);
+    for (const Stream* s : found) {
+      if (s->vocab_size != model_.V || s->hidden_size != model_.H || s->num_layers != model_.L) {
+        throw nb::value_error("a stream of a model of other sizes");
+      }
+    }
+    nb::gil_scoped_release release;
+    std::vector<DecodeRow> rows;
+    std::vector<Stream*> running;
+    for (Stream* s : found) {
+      if (s->status != RowStatus::running) continue;
+      rows.push_back(s->start(steps));
+      running.push_back(s);
+    }
+    if (rows.empty()) return;
+    DecodeArgs args{&model_, rows.data(), static_cast<int64_t>(rows.size()),
+                    steps,   threads,     nullptr};
+    args.workspace = workspace(kernels_.workspace(args));
+    run_team(threads, [&](Member me) { kernels_.decode(args, me); });
+    for (size_t k = 0; k < rows.size(); ++k) running[k]->finish(rows[k]);
+  }
+
+ private:
+  // Keeps streams from being used by two calls at once, and from being given twice.
+  class Hold {
+   public:
+    explicit Hold(const std::vector<Stream*>& streams) : streams_(streams) {
+      for (; held_ < streams.size(); ++held_) {
+        if (streams[held_]->is_busy.exchange(true)) {
+          let_go();
+          throw std::runtime_error("a stream is in use by another call, or given twice");
+        }
+      }
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    ~Hold() { let_go(); }
+
+   private:
+    void let_go() {
+      while (held_ > 0) streams_[--held_]->is_busy = false;
+    }
+    const std::vector<Stream*>& streams_;
+    size_t held_ = 0;
+  };
+
+  static DecodeMatrix matrix(const std::vector<Address>& from, size_t at) {
+    return {pointer<const void>(from[at]), pointer<const float>(from[at + 1]),
+            pointer<const int32_t>(from[at + 2])};
+  }
+
+  static void* workspace(int64_t bytes) {
+    struct Free {
+      void operator()(void* p) const { std::free(p); }
+    };
+    thread_local std::unique_ptr<void, Free> memory;
+    thread_local int64_t size = 0;
+    if (bytes > size) {
+      memory.reset();
+      size = 0;
+      const int64_t whole = (bytes + 127) / 64 * 64;
+      memory.reset(std::aligned_alloc(64, static_cast<size_t>(whole)));
+      if (memory == nullptr) throw std::bad_alloc();
+      use_huge_pages(memory.get(), static_cast<size_t>(whole));
+      size = bytes;
+    }
+    return memory.get();
+  }
+
+  const DecodeKernels& kernels_;
+  std::vector<DecodeLayer> layers_;
+  DecodeModel model_;
+};
+
+const DecodeKernels& kernels(const std::string& isa, int format) {
+  const DecodeKernels* found = nullptr;
+  if (format >= 0 && format <= 2) {
+    found = find_decode_kernels(isa.c_str(), static_cast<WeightFormat>(format));
+  }
+  if (found == nullptr) throw nb::value_error("this build has no decoding kernels for that");
+  return *found;
+}
+
+void pack(const DecodeKernels& k, int threads, Address w, int64_t columns, int64_t inner,
+          bool is_gates, Address strips, Address factors, Address corrections) {
+  const DecodePackArgs args{pointer<const float>(w),
+                            columns,
+                            inner,
+                            is_gates,
+                            pointer<void>(strips),
+                            pointer<float>(factors),
+                            pointer<int32_t>(corrections)};
+  nb::gil_scoped_release release;
+  run_team(threads, [&](Member me) { k.pack(args, me); });
+}
+
+const char* status_name(const Stream& s) {
+  switch (s.status) {
+    case RowStatus::running:
+      return "running";
+    case RowStatus::full:
+      return "length";
+    case RowStatus::stopped:
+      return "stop";
+    case RowStatus::not_finite:
+      return "not finite";
+    default:
+      return "bad token";
+  }
+}
+
+// Moves a vector out to Python.
+template <typename T>
+std::vector<T> taken(std::vector<T>& values) {
+  std::vector<T> out;
+  out.swap(values);
+  return out;
+}
+
+}  // namespace
+
+void bind_decode(nb::module_& m) {
+  nb::class_<DecodeKernels>(m, "DecodeKernels")
+      .def_prop_ro("isa", [](const DecodeKernels& k) { return std::string(k.isa); })
+      .def_ro("lanes", &DecodeKernels::lanes)
+      .def("matrix_bytes", [](const DecodeKernels& k, int64_t columns, int64_t inner,
+                              bool is_gates) { return k.matrix_bytes(columns, inner, is_gates); })
+      .def("padded_columns", [](const DecodeKernels& k, int64_t columns,
+                                bool is_gates) { return k.padded_columns(columns, is_gates); })
+      .def("pack", &pack);
+  m.def("decode_kernels", &kernels, "isa"_a, "format"_a, nb::rv_policy::reference);
+  nb::class_<Model>(m, "DecodeModel")
+      .def(nb::init<const DecodeKernels&, int64_t, int64_t, int64_t, bool, Address, Address,
+                    const std::vector<std::vector<Address>>&, const std::vector<Address>&,
+                    Address>())
+      .def("run", &Model::run, "streams"_a, "steps"_a, "threads"_a);
+  nb::class_<Settings>(m, "DecodeSettings")
+      .def(nb::init<>())
+      .def_rw("temperature", &Settings::temperature)
+      .def_rw("top_p", &Settings::top_p)
+      .def_rw("min_p", &Settings::min_p)
+      .def_rw("repetition_penalty", &Settings::repetition_penalty)
+      .def_rw("frequency_penalty", &Settings::frequency_penalty)
+      .def_rw("presence_penalty", &Settings::presence_penalty)
+      .def_rw("top_k", &Settings::top_k)
+      .def_rw("num_top", &Settings::num_top)
+      .def_rw("seed", &Settings::seed)
+      .def_rw("scores_given", &Settings::scores_given)
+      .def_rw("bias_tokens", &Settings::bias_tokens)
+      .def_rw("biases", &Settings::biases)
+      .def_rw("stops", &Settings::stops);
+  nb::class_<Stream>(m, "DecodeStream")
+      .def(nb::init<int64_t, int64_t, int64_t>(), "vocab_size"_a, "hidden_size"_a, "num_layers"_a)
+      .def("set", &Stream::set)
+      .def("feed", &Stream::feed)
+      .def("begin", &Stream::begin)
+      .def_prop_ro("status", &status_name)
+      .def_ro("room", &Stream::room)
+      .def_prop_ro("num_waiting", [](const Stream& s) { return s.given.size(); })
+      .def("take", [](Stream& s) { return taken(s.written); })
+      .def("take_scores",
+           [](Stream& s) {
+             return nb::make_tuple(taken(s.scores.own), taken(s.scores.top_tokens),
+                                   taken(s.scores.top));
+           })
+      .def_prop_ro("state_address",
+                   [](const Stream& s) { return reinterpret_cast<Address>(s.state.data()); })
+      .def("save",
+           [](const Stream& s) {
+             const std::string blob = s.save();
+             return nb::bytes(blob.data(), blob.size());
+           })
+      .def("restore", [](Stream& s, const nb::bytes& blob) {
+        s.restore(std::string(blob.c_str(), blob.size()));
+      });
+}
+
+}  // namespace fastlstm
