@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fastlstm.data.tokenizer import ByteTokenizer, CharTokenizer
-from fastlstm.errors import DataError, PromptError
-from fastlstm.infer.decode import Decoder
+from fastlstm.errors import CorruptFileError, DataError, PromptError
+from fastlstm.infer.decoder import Decoder
 from fastlstm.infer.language_model import LM, sample_text
 from fastlstm.nn.evaluation import evaluate
 
@@ -89,7 +89,14 @@ def test_defaults_come_from_the_run(lm):
 
 def test_a_character_is_never_split(byte_lm):
     pieces = list(byte_lm.stream("é", 10, temperature=0))
-    assert pieces == ["é"] * 5
+    assert "".join(pieces) == "é" * 5
+    session = byte_lm.session()
+    session.read("é")
+    halves = []
+    for _ in range(10):
+        halves.append(session.write(1, temperature=0))
+        session = byte_lm.session().restore(session.save())
+    assert halves == ["", "é"] * 5, "half a character is kept with the session"
     assert byte_lm.generate("é", 7, temperature=0) == "ééé", "the half character is left out"
 
 
@@ -111,6 +118,70 @@ def test_unseen_characters_in_the_prompt_are_named(lm):
 def test_arguments_are_checked_before_the_first_piece(lm, arguments, message):
     with pytest.raises(PromptError, match=message):
         lm.stream(**arguments)
+
+
+def test_unknown_settings_are_named(lm):
+    with pytest.raises(PromptError, match=r"unknown setting 'temprature' \(did you mean 'temp"):
+        lm.generate("a", 3, temprature=1)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_batch(lm, weights):
+    lm.weights = weights
+    prompts = ["ab", "c", "", "ab"] * 5
+    texts = lm.generate_batch(prompts, 60, seed=4, stop="q")
+    assert texts == [lm.generate(p, 60, seed=4 + k, stop="q") for k, p in enumerate(prompts)]
+    assert lm.generate_batch([], 5) == []
+    assert lm.generate_batch(["a", "b"], 0) == ["", ""]
+    with pytest.raises(PromptError, match="prompts is one text, expected a list"):
+        lm.generate_batch("ab", 5)
+
+
+def test_session_reads_and_writes_in_turns(lm):
+    whole = lm.generate("ab cd", 60, seed=2)
+    session = lm.session()
+    session.read("ab")
+    session.read(" cd")
+    session.read("")
+    first = session.write(20, seed=2)
+    fork = session.fork()
+    assert first + session.write(40, seed=2) == whole
+    assert first + fork.write(40, seed=2) == whole
+    blob = fork.save()
+    assert len(blob) < 2000, "a session is small however long its text"
+    again = lm.session().restore(blob)
+    session.read("\nq")
+    fork.read("\nq")
+    assert session.write(30, seed=9) == fork.write(30, seed=9) != again.write(30, seed=9)
+    assert lm.session().write(30, seed=1) == lm.generate("", 30, seed=1)
+    assert lm.session().write(0) == ""
+
+
+def test_session_ends_at_its_stop(lm):
+    text = lm.generate("ab", 200, seed=3)
+    stop = text[60:62]
+    at = text.index(stop)
+    session = lm.session()
+    session.read("ab")
+    assert session.write(200, seed=3, stop=stop) == text[:at]
+    assert session.write(100, seed=3) == text[at + 2 : at + 102], "it goes on behind the stop"
+
+
+def test_sessions_belong_to_a_model_and_a_key(lm, make_model):
+    session = lm.session()
+    session.read("abc")
+    blob, signed = session.save(), session.save(b"key")
+    lm.session().restore(blob)
+    lm.session().restore(signed, b"key")
+    other = make_model()
+    with torch.no_grad():
+        other.output.bias[0] += 1
+    for made, model, key in (
+        (blob, LM(other, lm.tokenizer), None), (blob, lm, b"key"), (signed, lm, None),
+        (signed, lm, b"other"), (blob[:-1], lm, None), (b"", lm, None), (blob + b"x", lm, None),
+    ):  # fmt: skip
+        with pytest.raises(CorruptFileError, match="damaged, or was saved by another"):
+            model.session().restore(made, key)
 
 
 def test_evaluate_text_and_file(lm, tmp_path):
@@ -163,7 +234,10 @@ def test_load(make_model, tmp_path):
 def test_decoder_is_made_once(lm, monkeypatch):
     made = []
     real = Decoder.__init__
-    monkeypatch.setattr(Decoder, "__init__", lambda self, m: (made.append(1), real(self, m))[1])
+    monkeypatch.setattr(Decoder, "__init__", lambda *args: (made.append(args[3]), real(*args))[1])
     lm.generate("a", 2)
     lm.generate("b", 2)
-    assert made == [1]
+    assert made == ["fp32"]
+    lm.weights = "int8"
+    lm.generate("a", 2)
+    assert made == ["fp32", "int8"]

@@ -1,26 +1,42 @@
 """Sampling against its definition, on distributions small enough to enumerate."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
+from fastlstm.config import ModelConfig
 from fastlstm.errors import NonFiniteError, PromptError
-from fastlstm.infer.sampling import PENALTY_WINDOW, Sampler, Sampling, StopText
+from fastlstm.infer.decoder import Decoder
+from fastlstm.infer.sampling import PENALTY_WINDOW, Sampling, StopText
+from fastlstm.nn.stored_model import parameter_shapes
 
 P = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 LOGITS = (np.log(P) + 3.0).astype(np.float32)
 
 
+def decoder_of(logits):
+    """A model that answers everything with these logits."""
+    config = ModelConfig(vocab_size=len(logits), embed_size=1, rnn_size=1)
+    weights = {name: np.zeros(s, np.float32) for name, s in parameter_shapes(config).items()}
+    return Decoder({**weights, "output.bias": logits}, config)
+
+
 def shares(settings, draws=5_000, logits=LOGITS, seen=()):
-    """Observed frequency of every token; the memory of draws is cleared each time."""
-    sampler = Sampler(settings, len(logits))
-    counts = np.zeros(len(logits))
-    for _ in range(draws):
-        sampler._recent.clear()
-        for token in seen:
-            sampler.saw(token)
-        counts[sampler.pick(logits)] += 1
+    """Observed frequency of every token, drawn once by streams that have read `seen`."""
+    decoder = decoder_of(logits)
+    seed = settings.seed or 0
+    streams = []
+    for k in range(draws):
+        stream = decoder.stream()
+        stream.set(dataclasses.replace(settings, seed=seed + k))
+        # The last token read counts as seen, too: it is one of them, or one that never comes.
+        stream.feed(seen or [len(logits) - 1])
+        stream.begin(1)
+        streams.append(stream)
+    decoder.run(streams, 100)
+    counts = np.bincount([stream.take()[0] for stream in streams], minlength=len(logits))
     return counts / draws
 
 
@@ -75,32 +91,94 @@ def test_repetition_penalty_multiplies_log_probabilities():
     assert_shares(shifted, want)
 
 
+def written(settings, count, tokens, logits=LOGITS):
+    """What one stream writes after having read `tokens`."""
+    decoder = decoder_of(logits)
+    stream = decoder.stream()
+    stream.set(settings)
+    stream.feed(tokens)
+    stream.begin(count)
+    decoder.run([stream], 10**6)
+    return stream.take()
+
+
 def test_repetition_penalty_looks_at_the_last_tokens_only():
-    sampler = Sampler(Sampling(0.0, repetition_penalty=100.0), 5)
-    sampler.saw(0)
-    for _ in range(PENALTY_WINDOW):
-        sampler.saw(4)
-    assert sampler.pick(LOGITS) == 0, "token 0 has left the window"
-    assert sampler.pick(LOGITS) == 1, "picking it brought it back"
+    greedy = Sampling(0.0, repetition_penalty=100.0)
+    assert written(greedy, 1, [0] + [4] * (PENALTY_WINDOW - 1)) == [1], "token 0 is in the window"
+    assert written(greedy, 2, [0] + [4] * PENALTY_WINDOW) == [0, 1], "it left, and came back"
+
+
+def test_frequency_and_presence_count_what_was_written():
+    # Likeliest 0, then 1: a tenth is 2.5 of token 0's lead over token 1 (log 4/3 = 0.29).
+    assert written(Sampling(0.0, frequency_penalty=0.1), 6, [0, 0, 0, 0]) == [0, 0, 0, 1, 0, 1]
+    assert written(Sampling(0.0, presence_penalty=0.3), 3, [0, 0]) == [0, 1, 0]
+    assert written(Sampling(0.0, presence_penalty=-9.0), 3, [0, 0]) == [0, 0, 0]
+
+
+def test_logit_bias():
+    assert_shares(shares(Sampling(seed=0, logit_bias={4: math.log(8)})), [0.4, 0.3, 0.15, 0.1, 0.4])
+    assert shares(Sampling(seed=0, logit_bias={0: -1000.0}), 500)[0] == 0
+    with pytest.raises(PromptError, match="names token 5, the vocabulary has 0 to 4"):
+        shares(Sampling(logit_bias={5: 1.0}), 1)
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.9, 1), (0.74, 2), (0.3, 3), (0.2, 4), (0.01, 5)])
+def test_min_p_is_a_share_of_the_likeliest(min_p, kept):
+    assert_shares(shares(Sampling(min_p=min_p, seed=0)), np.where(np.arange(5) < kept, P, 0))
+
+
+def test_equal_logits_are_kept_together():
+    flat = np.zeros(40, np.float32)
+    assert_shares(shares(Sampling(top_k=3, seed=0), logits=flat), np.ones(40))
+    flat[7] = 1.0
+    assert shares(Sampling(top_k=1, seed=0), 50, flat)[7] == 1
+
+
+SAMPLERS = {
+    "plain": Sampling(seed=1),
+    "temperature": Sampling(0.7, seed=2),
+    "top_k": Sampling(top_k=30, seed=3),
+    "top_p": Sampling(top_p=0.8, seed=4),
+    "min_p": Sampling(min_p=0.1, seed=5),
+    "bias": Sampling(seed=6, logit_bias={3: 1.0, 60: -2.0}),
+    "all": Sampling(1.2, top_k=50, top_p=0.9, seed=7, min_p=0.02, logit_bias={5: 0.5}),
+}
+
+
+def definition(logits, settings):
+    """The distribution by its definition, in float64."""
+    scores = logits.astype(np.float64)
+    for token, bias in (settings.logit_bias or {}).items():
+        scores[token] += bias
+    p = np.exp((scores - scores.max()) / settings.temperature)
+    if settings.top_k:
+        p[p < np.sort(p)[-settings.top_k]] = 0
+    order = np.argsort(-p)
+    mass = np.cumsum(p[order]) / p.sum()
+    p[order[np.searchsorted(mass, settings.top_p) + 1 :]] = 0
+    p[p < settings.min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_million_draws_follow_the_definition(name):
+    logits = (np.random.default_rng(0).standard_normal(77) * 1.5).astype(np.float32)
+    want, draws = definition(logits, SAMPLERS[name]), 1_000_000
+    counts = np.bincount(written(SAMPLERS[name], draws, [0], logits), minlength=77)
+    assert counts[want == 0].sum() == 0
+    expected = want[want > 0] * draws
+    chi_square = float(((counts[want > 0] - expected) ** 2 / expected).sum())
+    freedom = len(expected) - 1
+    assert abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom)
 
 
 def test_same_seed_same_tokens():
     def draw(seed):
-        sampler = Sampler(Sampling(seed=seed), 5)
-        return [sampler.pick(LOGITS) for _ in range(50)]
+        return written(Sampling(seed=seed), 50, [0])
 
     assert draw(3) == draw(3)
     assert draw(3) != draw(4)
     assert draw(None) != draw(None)
-
-
-def test_logits_are_not_changed():
-    logits = LOGITS.copy()
-    for settings in (Sampling(), Sampling(0.5, 3, 0.9, 1.3), Sampling(0, 0, 1, 1.3)):
-        sampler = Sampler(settings, 5)
-        sampler.saw(0)
-        sampler.pick(logits)
-    assert np.array_equal(logits, LOGITS)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -108,7 +186,7 @@ def test_damaged_output_is_refused(bad):
     logits = LOGITS.copy()
     logits[2] = bad
     with pytest.raises(NonFiniteError, match="output is not finite; its weights are damaged"):
-        Sampler(Sampling(), 5).pick(logits)
+        written(Sampling(), 1, [0], logits)
 
 
 def test_minus_infinity_is_a_token_that_never_comes():
@@ -131,6 +209,11 @@ def test_minus_infinity_is_a_token_that_never_comes():
         ({"top_k": -1}, r"top_k is -1, expected a whole number, 0 \(all\) or more"),
         ({"top_k": 1.5}, "top_k is 1.5, expected a whole number"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0, expected a number above 0"),
+        ({"min_p": 1.5}, "min_p is 1.5, expected a number from 0"),
+        ({"presence_penalty": math.nan}, "presence_penalty is nan"),
+        ({"logit_bias": {-1: 0.0}}, "a token of logit_bias is -1"),
+        ({"logit_bias": {1: math.inf}}, "logit_bias of token 1 is inf"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616, expected at most"),
         ({"seed": -3}, "seed is -3, expected a whole number, 0 or more"),
         ({"stop": ("",)}, "stop is '', expected a text of at least one character"),
         ({"stop": (3,)}, "stop is 3, expected a text"),

@@ -16,11 +16,11 @@ from fastlstm.nn.io import (
     decode_tensors,
     encode_tensors,
     load_language_model,
-    parameter_shapes,
     save_language_model,
     weights_file,
 )
 from fastlstm.nn.language_model import LanguageModel
+from fastlstm.nn.stored_model import parameter_shapes
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import save_checkpoint
 
@@ -255,7 +255,7 @@ def test_integer_weights_are_refused(run):
     model = build()
     ints = {n: p.detach().to(torch.int32) for n, p in model.named_parameters()}
     run.publish({**files_of(model), "model.safetensors": encode_tensors(ints)})
-    with pytest.raises(FormatError, match=r"torch\.int32, config\.json asks for .* of floats"):
+    with pytest.raises(FormatError, match=r"I32, config\.json asks for .* of floats"):
         load_language_model(run.path)
 
 

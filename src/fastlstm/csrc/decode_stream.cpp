@@ -211,7 +211,6 @@ void Stream::restore(const std::string& blob) {
   scores = {};
   status = RowStatus::full;
   room = 0;
-  use_counts();
 }
 
 }  // namespace fastlstm

@@ -97,9 +97,9 @@ class Tokenizer(ABC):
         pieces = self.pieces
         return b"".join([pieces[int(token)] for token in ids]).decode("utf-8", "replace")
 
-    def stream_decoder(self) -> StreamDecoder:
-        """Returns a decoder that takes one id at a time and never splits a character."""
-        return StreamDecoder(self.pieces)
+    def stream_decoder(self, held: bytes = b"") -> StreamDecoder:
+        """Returns a decoder that takes ids as they come and never splits a character."""
+        return StreamDecoder(self.pieces, held)
 
     def to_json(self) -> bytes:
         """Returns the canonical JSON that `load_tokenizer` reads."""
@@ -123,11 +123,27 @@ class Tokenizer(ABC):
 
 
 class StreamDecoder:
-    """Turns ids into text as they come, holding back bytes of an unfinished character."""
+    """Turns ids into text as they come, holding back bytes of an unfinished character.
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    Args:
+        pieces: the bytes of every id.
+        held: bytes that an earlier decoder held back.
+    """
+
+    def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.setstate((held, 0))
+
+    @property
+    def held(self) -> bytes:
+        """The bytes held back, at most three."""
+        return self._decoder.getstate()[0]
+
+    def push_all(self, tokens: Iterable[int]) -> str:
+        """Returns the text that `tokens` complete."""
+        pieces = self._pieces
+        return self._decoder.decode(b"".join([pieces[token] for token in tokens]))
 
     def push(self, token: int) -> str:
         """Returns the text that `token` completes, often one character, sometimes none."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fastlstm.config import ModelConfig
     from fastlstm.infer.sampling import Sampling
+    from fastlstm.nn.language_model import LanguageModel
 
 FORMATS = ("fp32", "bf16", "int8")
 """Formats of the weights; the place in this tuple is the kernels' code."""
@@ -101,6 +102,12 @@ class Decoder:
             looked_up += embedding.nbytes - embedding.nbytes // V
         self.bytes_per_token = self.nbytes - looked_up
         self._macs = config.num_layers * 4 * H * 2 * H + V * H
+
+    @classmethod
+    def of(cls, model: LanguageModel, weight_format: str = "fp32") -> Decoder:
+        """Copies a model's weights as they are now, wherever it lives."""
+        weights = {n: p.detach().float().cpu().numpy() for n, p in model.named_parameters()}
+        return cls(weights, model.config, weight_format)
 
     @property
     def isa(self) -> str:
@@ -212,14 +219,27 @@ class Stream:
             config.vocab_size, config.rnn_size, config.num_layers
         )
 
-    def set(self, sampling: Sampling, *, stops: Iterable[Sequence[int]] = ()) -> None:
+    def set(
+        self,
+        sampling: Sampling,
+        *,
+        stops: Iterable[Sequence[int]] = (),
+        num_top: int | None = None,
+        scores_given: bool = False,
+    ) -> None:
         """Says how to choose from now on; a seed of None is drawn.
 
         Args:
             sampling: the settings; `stop` is the caller's affair.
             stops: sequences of up to 64 tokens that end the text.
+            num_top: report the log probability of every token written and of so many likeliest
+                beside it, 0 to 20; None reports nothing.
+            scores_given: report those of the tokens fed, too, after the first.
         """
-        self.native.set(sampling.native(self.decoder.config.vocab_size, stops))
+        settings = sampling.native(self.decoder.config.vocab_size, stops)
+        settings.num_top = -1 if num_top is None else num_top
+        settings.scores_given = scores_given
+        self.native.set(settings)
 
     def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
         """Adds tokens to be read."""
@@ -250,13 +270,22 @@ class Stream:
         tokens: list[int] = self.native.take()
         return tokens
 
+    def take_scores(self) -> tuple[list[float], list[int], list[float]]:
+        """Returns what was reported since the last call, for streams that report scores.
+
+        Returns:
+            Log probabilities of the tokens; the likeliest tokens, `num_top` each; theirs.
+        """
+        scores: tuple[list[float], list[int], list[float]] = self.native.take_scores()
+        return scores
+
     def save(self) -> bytes:
         """Returns everything that decides what comes next, but for the settings."""
         blob: bytes = self.native.save()
         return blob
 
     def restore(self, blob: bytes) -> None:
-        """Takes over what `save` returned for a model of these sizes; ValueError for anything else."""
+        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
         self.native.restore(blob)
 
     def fork(self) -> Stream:
@@ -264,18 +293,6 @@ class Stream:
         other = Stream(self.decoder)
         other.restore(self.save())
         return other
-
-    @property
-    def state(self) -> NDArray[np.float32]:
-        """h and c of every layer, `(L, 2, H)`, as they are; a change is one of the stream."""
-        import ctypes
-
-        config = self.decoder.config
-        shape = (config.num_layers, 2, config.rnn_size)
-        size = int(np.prod(shape))
-        memory = (ctypes.c_float * size).from_address(self.native.state_address)
-        memory._stream = self.native  # keeps it alive
-        return np.frombuffer(memory, np.float32).reshape(shape)
 
 
 def _isa(weight_format: str) -> str:

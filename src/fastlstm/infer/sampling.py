@@ -1,21 +1,24 @@
-"""Which token comes next: temperature, top-k, top-p, repetition penalty; stop strings."""
+"""Which token comes next: the settings, as the kernels draw by them; stop strings."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import NonFiniteError, PromptError
+from fastlstm import hardware
+from fastlstm.errors import PromptError, nearest_hint
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
 PENALTY_WINDOW = 64
-"""The repetition penalty looks at this many tokens back."""
+"""The repetition penalty looks at this many tokens back; no stop sequence is longer."""
+MAX_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,12 @@ class Sampling:
         temperature: divides the log probabilities; 0 takes the likeliest token always.
         top_k: choose among the k likeliest; 0 among all.
         top_p: choose among the likeliest whose joint probability just reaches this; 1 among all.
+        min_p: leave out what is less likely than this share of the likeliest; 0 leaves out none.
         repetition_penalty: multiplies the (negative) log probabilities of the last 64 tokens, so
             that above 1 makes them less likely; 1 is off.
+        frequency_penalty: taken off a token's logit per time it was written.
+        presence_penalty: taken off a token's logit once it was written.
+        logit_bias: added to the logits of these tokens.
         stop: end before this text, or any of these, would be written.
         seed: makes the choice repeatable; None draws a fresh one.
 
@@ -41,6 +48,10 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: str | tuple[str, ...] = ()
     seed: int | None = None
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         _require_number("temperature", self.temperature, 0.0, 1e6, "0 (greedy) or more")
@@ -49,8 +60,16 @@ class Sampling:
             "repetition_penalty", self.repetition_penalty, 0.0, 1e6, "above 0", is_open=True
         )
         _require_whole("top_k", self.top_k, "0 (all) or more")
+        _require_number("min_p", self.min_p, 0.0, 1.0, "from 0 (none left out) to 1")
+        for name in ("frequency_penalty", "presence_penalty"):
+            _require_number(name, getattr(self, name), -1e6, 1e6, "")
         if self.seed is not None:
             _require_whole("seed", self.seed, "0 or more")
+            if self.seed > MAX_SEED:
+                raise PromptError(f"seed is {self.seed}, expected at most {MAX_SEED}")
+        for token, bias in (self.logit_bias or {}).items():
+            _require_whole("a token of logit_bias", token, "0 or more")
+            _require_number(f"logit_bias of token {token}", bias, -1e6, 1e6, "")
         for text in self.stops:
             if not isinstance(text, str) or not text:
                 raise PromptError(f"stop is {text!r}, expected a text of at least one character")
@@ -59,6 +78,54 @@ class Sampling:
     def stops(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def native(self, vocab_size: int, stops: Iterable[Sequence[int]] = ()) -> Any:
+        """Returns the settings as the kernels take them; a seed of None is drawn.
+
+        Args:
+            vocab_size: V.
+            stops: sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
+
+        Raises:
+            PromptError: a token of `logit_bias` that the vocabulary lacks.
+        """
+        settings = hardware.native().DecodeSettings()
+        for name in (
+            "temperature", "top_p", "min_p",
+            "repetition_penalty", "frequency_penalty", "presence_penalty",
+        ):  # fmt: skip
+            setattr(settings, name, float(getattr(self, name)))
+        settings.top_k = min(int(self.top_k), vocab_size)
+        settings.seed = secrets.randbits(64) if self.seed is None else int(self.seed)
+        bias = {} if self.logit_bias is None else dict(self.logit_bias)
+        for token in bias:
+            if token >= vocab_size:
+                raise PromptError(
+                    f"logit_bias names token {token}, the vocabulary has 0 to {vocab_size - 1}"
+                )
+        settings.bias_tokens = [int(token) for token in bias]
+        settings.biases = [float(value) for value in bias.values()]
+        settings.stops = [[int(token) for token in stop] for stop in stops]
+        return settings
+
+
+def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a run's generation_config.json is a setting; an unknown key is no error."""
+    known = {field.name for field in fields(Sampling)} - {"stop", "seed"}
+    return {name: value for name, value in generation.items() if name in known}
+
+
+def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
+    """Returns a run's settings with those given in their place; None counts as not given.
+
+    Raises:
+        PromptError: an unknown setting, or one out of range; it is named.
+    """
+    known = {field.name for field in fields(Sampling)}
+    for name in given:
+        if name not in known:
+            raise PromptError(f"unknown setting '{name}'{nearest_hint(name, known)}")
+    return Sampling(**{**defaults, **{k: v for k, v in given.items() if v is not None}})
 
 
 def _require_number(
@@ -69,73 +136,12 @@ def _require_number(
         number = float(value)  # type: ignore[arg-type]
         good = math.isfinite(number) and low <= number <= high and not (is_open and number == low)
     if not good:
-        raise PromptError(f"{name} is {value!r}, expected a number {expected}")
+        raise PromptError(f"{name} is {value!r}, expected a number {expected}".rstrip())
 
 
 def _require_whole(name: str, value: object, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise PromptError(f"{name} is {value!r}, expected a whole number, {expected}")
-
-
-class Sampler:
-    """Chooses tokens from logits; one per stream of text.
-
-    Args:
-        settings: how to choose.
-        vocab_size: V.
-    """
-
-    def __init__(self, settings: Sampling, vocab_size: int) -> None:
-        self._settings = settings
-        self._rng = np.random.Generator(np.random.Philox(settings.seed))
-        self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
-        self._top_k = settings.top_k if 0 < settings.top_k < vocab_size else 0
-
-    def saw(self, token: int) -> None:
-        """Remembers a token, of the prompt or chosen, for the repetition penalty."""
-        self._recent.append(token)
-
-    def pick(self, logits: NDArray[np.float32]) -> int:
-        """Returns the next token for `logits` `(V,)` and remembers it.
-
-        Raises:
-            NonFiniteError: the model's output is NaN or infinite.
-        """
-        settings = self._settings
-        top = float(logits.max())
-        if not math.isfinite(top):
-            raise NonFiniteError("the model's output is not finite; its weights are damaged")
-        scores = logits - top
-        if settings.repetition_penalty != 1.0 and self._recent:
-            scores = self._penalised(scores)
-        token = int(scores.argmax()) if settings.temperature == 0 else self._draw(scores)
-        self._recent.append(token)
-        return token
-
-    def _penalised(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        log_p = scores - np.log(np.exp(scores).sum())
-        recent = list(set(self._recent))
-        log_p[recent] *= self._settings.repetition_penalty
-        return np.asarray(log_p - log_p.max(), dtype=np.float32)
-
-    def _draw(self, scores: NDArray[np.float32]) -> int:
-        kept: NDArray[np.intp] | None = None
-        if self._top_k:
-            kept = np.argpartition(scores, -self._top_k)[-self._top_k :]
-            scores = scores[kept]
-        # float64: a temperature of 1e-6 must not overflow, and the sum must not drift
-        weights = np.exp(scores.astype(np.float64) / self._settings.temperature)
-        if self._settings.top_p < 1.0:
-            order = np.argsort(-weights, kind="stable")
-            mass = np.cumsum(weights[order])
-            count = int(np.searchsorted(mass, self._settings.top_p * mass[-1])) + 1
-            order = order[:count]
-            kept = order if kept is None else kept[order]
-            weights = weights[order]
-        mass = weights.cumsum()
-        index = int(mass.searchsorted(self._rng.random() * mass[-1], side="right"))
-        index = min(index, len(mass) - 1)
-        return index if kept is None else int(kept[index])
 
 
 class StopText:
