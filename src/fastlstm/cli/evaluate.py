@@ -14,6 +14,8 @@ from fastlstm.report.terminal import short_count
 from fastlstm.storage import finite
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fastlstm.infer.language_model import LM
     from fastlstm.nn.evaluation import Evaluation
 
@@ -86,9 +88,19 @@ def evaluate_text(lm: LM, text: str, *, split: str | None, **settings: Any) -> E
     Raises:
         DataError: the text cannot be read, holds unseen characters or is too short.
     """
+    from fastlstm.nn.evaluation import evaluate
+
+    return evaluate(lm.model, split_of(lm, text, split), lm.tokenizer, **settings)
+
+
+def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
+    """Returns the tokens of a text, or of the part that the run's own split calls `split`.
+
+    Raises:
+        DataError: the text cannot be read or holds unseen characters.
+    """
     from fastlstm.config import TrainConfig
     from fastlstm.data.text import prepare_text
-    from fastlstm.nn.evaluation import evaluate
 
     train = {**dataclasses.asdict(TrainConfig()), **lm.config.get("train", {})}
     kind: Any = lm.tokenizer.kind
@@ -101,8 +113,8 @@ def evaluate_text(lm: LM, text: str, *, split: str | None, **settings: Any) -> E
         invalid_utf8=train["invalid_utf8"],
         cache_dir=train["cache_dir"],
     )
-    ids = data.ids if split is None else getattr(data.split(train["split"]), split)
-    return evaluate(lm.model, ids, lm.tokenizer, **settings)
+    ids: NDArray[Any] = data.ids
+    return ids if split is None else getattr(data.split(train["split"]), split)
 
 
 def result_rows(result: Evaluation) -> list[tuple[str, str]]:

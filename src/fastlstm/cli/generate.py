@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json
-from fastlstm.errors import EXIT_OK, PromptError
-from fastlstm.report.terminal import clean, is_terminal, short_count, style_for
+from fastlstm.errors import EXIT_OK, DataError, PromptError
+from fastlstm.report.terminal import clean, is_terminal, one_line, short_count, style_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from fastlstm.infer.language_model import LM
+
+Weights = Literal["fp32", "bf16", "int8"]
 FLUSH_EVERY_S = 0.05
 """Text is flushed this often: smooth to read, and a fast model does not spend its time writing."""
 
@@ -50,6 +54,24 @@ COMMAND = Command(
             "stop", str, (), "end before this text would be written", _SAMPLING, is_repeatable=True
         ),
         Option("seed", int, None, "makes the text repeatable", _SAMPLING),
+        Option(
+            "min_p", float, 0.0, "leave out what is below this share of the likeliest", _SAMPLING
+        ),
+        Option(
+            "frequency_penalty",
+            float,
+            0.0,
+            "taken off a token's logit every time it was written",
+            _SAMPLING,
+        ),
+        Option("presence_penalty", float, 0.0, "taken off once a token was written", _SAMPLING),
+        Option(
+            "weights",
+            Weights,
+            "fp32",
+            "format of the weights; another than fp32 is measured on the run's validation split:"
+            " size, speed, bits/char",
+        ),
     ),
     examples=(
         "fastlstm generate runs/book --prompt 'Well, Prince' --temperature 0.8",
@@ -57,7 +79,9 @@ COMMAND = Command(
     ),
 )
 
-_SAMPLING_NAMES = ("temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed")
+_SAMPLING_NAMES = tuple(o.name for o in COMMAND.options if o.group == _SAMPLING)
+REPORT_TOKENS = 100_000
+"""Weights are measured on at most so many tokens."""
 
 
 def run(argv: list[str]) -> int:
@@ -72,6 +96,9 @@ def run(argv: list[str]) -> int:
     prompt = _prompt_text(parsed.get(COMMAND, "prompt"))
 
     lm = open_model(parsed.positionals[0])
+    weights = parsed.get(COMMAND, "weights")
+    if weights != "fp32":
+        lm.weights = weights
     pieces = lm.stream(prompt, max_tokens=length, **given)
     start_s = time.perf_counter()
     if parsed.values.get("json"):
@@ -79,7 +106,10 @@ def run(argv: list[str]) -> int:
     else:
         text = _print_text(prompt, pieces)
     seconds = time.perf_counter() - start_s
-    _print_totals(lm, prompt, text, seconds, use_json=bool(parsed.values.get("json")))
+    use_json = bool(parsed.values.get("json"))
+    _print_totals(lm, prompt, text, seconds, use_json=use_json)
+    if weights != "fp32":
+        _print_weights(lm, use_json=use_json)
     return EXIT_OK
 
 
@@ -153,6 +183,26 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
     speed = f", {short_count(rate)} tokens/s" if rate is not None else ""
     line = f"{tokens:,} tokens in {seconds:.2f} s{speed}"
     print(style_for(sys.stderr)(line, "dim"), file=sys.stderr, flush=True)
+
+
+def _print_weights(lm: LM, *, use_json: bool) -> None:
+    """Measures the format of the weights beside fp32, where the run's text is at hand."""
+    from fastlstm.cli.evaluate import split_of
+    from fastlstm.infer.decoder import Decoder
+    from fastlstm.infer.weight_report import report_weights
+
+    try:
+        ids = split_of(lm, lm.config.get("data", {}).get("source", ""), "valid")
+        decoders = (Decoder.of(lm.model), lm.decoder)
+        plain, own = (report_weights(d, lm.tokenizer, ids[:REPORT_TOKENS]) for d in decoders)
+    except (DataError, OSError) as error:
+        note = f"{lm.weights} is not measured: the run's validation text cannot be read ({error})"
+        print(f"fastlstm: note: {one_line(note)}", file=sys.stderr, flush=True)
+        return
+    if use_json:
+        print_json({"event": "weights", **asdict(own), "fp32": asdict(plain)})
+    else:
+        print(style_for(sys.stderr)(own.compared(plain), "dim"), file=sys.stderr, flush=True)
 
 
 def _count_tokens(tokenizer: Any, text: str) -> int:

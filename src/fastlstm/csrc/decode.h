@@ -121,6 +121,7 @@ struct DecodeKernels {
   void (*pack)(const DecodePackArgs&, Member);
   int64_t (*workspace)(const DecodeArgs&);
   void (*decode)(const DecodeArgs&, Member);
+  uint32_t (*read_all)(const void*, int64_t bytes);  // for measuring; the result means nothing
 };
 
 // The kernels for an instruction set ("avx512_vnni" is one more, for int8), or null.

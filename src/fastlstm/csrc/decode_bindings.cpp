@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -149,6 +151,27 @@ void pack(const DecodeKernels& k, int threads, Address w, int64_t columns, int64
   run_team(threads, [&](Member me) { k.pack(args, me); });
 }
 
+// GB/s at which a team reads `bytes` each, over and over: that of the cache they lie in.
+double read_gb_s(const DecodeKernels& k, int threads, int64_t bytes, int rounds) {
+  if (threads < 1 || bytes < 4096 || rounds < 1) throw nb::value_error("a size is too small");
+  nb::gil_scoped_release release;
+  std::vector<char> memory(static_cast<size_t>(threads * bytes), 1);
+  std::atomic<uint32_t> sum{0};
+  double seconds = 0.0;
+  run_team(threads, [&](Member me) {
+    const char* const mine = memory.data() + me.index * bytes;
+    uint32_t own = k.read_all(mine, bytes);
+    me.barrier->wait(me.count);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int n = 0; n < rounds; ++n) own += k.read_all(mine, bytes);
+    me.barrier->wait(me.count);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    if (me.index == 0) seconds = taken.count() * threads / me.count;
+    sum += own;
+  });
+  return sum == 1 ? 0.0 : static_cast<double>(threads * bytes) * rounds / seconds / 1e9;
+}
+
 const char* status_name(const Stream& s) {
   switch (s.status) {
     case RowStatus::running:
@@ -182,7 +205,8 @@ void bind_decode(nb::module_& m) {
                               bool is_gates) { return k.matrix_bytes(columns, inner, is_gates); })
       .def("padded_columns", [](const DecodeKernels& k, int64_t columns,
                                 bool is_gates) { return k.padded_columns(columns, is_gates); })
-      .def("pack", &pack);
+      .def("pack", &pack)
+      .def("read_gb_s", &read_gb_s, "threads"_a, "bytes"_a, "rounds"_a);
   m.def("decode_kernels", &kernels, "isa"_a, "format"_a, nb::rv_policy::reference);
   nb::class_<Model>(m, "DecodeModel")
       .def(nb::init<const DecodeKernels&, int64_t, int64_t, int64_t, bool, Address, Address,

@@ -7,6 +7,7 @@ torch in here: weights come as numpy arrays, from a model or straight from a fil
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -101,6 +102,7 @@ class Decoder:
         if needs_rows:
             looked_up += embedding.nbytes - embedding.nbytes // V
         self.bytes_per_token = self.nbytes - looked_up
+        self._paces: dict[int, Pace] = {}
         self._macs = config.num_layers * 4 * H * 2 * H + V * H
 
     @classmethod
@@ -133,11 +135,21 @@ class Decoder:
         """Has every running stream read up to `steps` tokens, and write after the last it was fed.
 
         A stream's text does not depend on the others, on `steps` or on `threads`. The streams may
-        be used by one call at a time.
+        be used by one call at a time. Without `threads`, what was fastest of late is chosen: on
+        cores that are busy otherwise one thread can be.
         """
         hardware.join_openmp()
-        count = self.num_threads(len(streams)) if threads is None else threads
-        self._native.run([stream.native for stream in streams], steps, count)
+        native = [stream.native for stream in streams]
+        if threads is not None:
+            self._native.run(native, steps, threads)
+            return
+        pace = self._paces.setdefault(
+            len(streams).bit_length(), Pace(self.num_threads(len(streams)))
+        )
+        threads = pace.choose()
+        start_s = time.perf_counter()
+        self._native.run(native, steps, threads)
+        pace.took(threads, (time.perf_counter() - start_s) / steps / max(1, len(streams)))
 
     @property
     def _lanes(self) -> int:
@@ -202,6 +214,40 @@ class Decoder:
         padded[:] = -np.inf
         padded[:V] = bias
         return padded
+
+
+class Pace:
+    """Chooses between one thread and `most` by what was faster, and tries the other now and then.
+
+    Args:
+        most: threads that a call may use.
+    """
+
+    AGAIN_S = 1.0
+    """An estimate older than this is tried anew, if the other was not far better."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seconds: dict[int, float] = {}
+        self._tried_s: dict[int, float] = {}
+
+    def choose(self) -> int:
+        """Returns the threads of the next call."""
+        if self._most == 1:
+            return 1
+        for threads in (self._most, 1):
+            if threads not in self._seconds:
+                return threads
+        best = min(self._seconds, key=self._seconds.__getitem__)
+        other = 1 if best == self._most else self._most
+        wait_s = self.AGAIN_S * min(10.0, self._seconds[other] / self._seconds[best])
+        return other if time.perf_counter() - self._tried_s[other] > wait_s else best
+
+    def took(self, threads: int, seconds: float) -> None:
+        """Notes what a token took."""
+        before = self._seconds.get(threads, seconds)
+        self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
+        self._tried_s[threads] = time.perf_counter()
 
 
 class Stream:
