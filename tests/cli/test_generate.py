@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from fastlstm.cli import generate
 from fastlstm.cli.main import main
+from fastlstm.infer.language_model import LM
+from fastlstm.nn.io import save_language_model
+from fastlstm.run_directory import RunDirectory
 
 
 class Model:
@@ -150,3 +154,41 @@ def test_what_the_model_refuses_is_one_line(
     assert err.startswith("fastlstm: error: ")
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_weights_are_measured_where_the_text_is_at_hand(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(tiny_run), "--length", "20", "--seed", "1", "--weights", "int8"]
+    assert main(arguments) == 0
+    err = capsys.readouterr().err
+    assert "note: int8 is not measured: the run's validation text cannot be read" in err
+
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog.\n" * 200, encoding="utf-8")
+    run = RunDirectory(tiny_run)
+    lm = LM.load(tiny_run)
+    files = save_language_model(
+        lm.model, lm.tokenizer, train={"split": "80/15/5"}, data={"source": str(text)}
+    )
+    run.publish(files)
+    assert main(arguments) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(
+        r"int8: 0\.01 MB of weights a token instead of 0\.01 \(fp32\), [\d.]+x the speed,"
+        r" [+-][\d.]+ % bits/char \([\d.]+ to [\d.]+ on 1,[\d]+ tokens\)",
+        line,
+    ), line
+    assert main([*arguments, "--json"]) == 0
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (event["event"], event["weight_format"]) == ("weights", "int8")
+    assert event["bits_per_char"] == pytest.approx(event["fp32"]["bits_per_char"], rel=0.02)
+    want = lm.evaluate(text.read_text(encoding="utf-8")).bits_per_char
+    assert event["fp32"]["bits_per_char"] == pytest.approx(want, rel=0.02)
+
+
+def test_every_setting_reaches_the_model(model: Model) -> None:
+    flags = ["--min-p", "0.1", "--frequency-penalty", "0.2", "--presence-penalty=-1"]
+    assert main(["generate", "run", *flags]) == 0
+    settings = {"min_p": 0.1, "frequency_penalty": 0.2, "presence_penalty": -1.0}
+    assert model.asked == {"prompt": "", "max_tokens": 500, **settings}

@@ -13,12 +13,13 @@ trap 'rm -rf "$folder"' EXIT
 # As in CMakeLists.txt.
 avx2="-mavx2 -mfma"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq"
-avx512_bf16="$avx512 -mavx512bf16"
-amx_bf16="$avx512_bf16 -mamx-tile -mamx-bf16"
+avx512_vnni="$avx512 -mavx512vnni"
+avx512_bf16="$avx512_vnni -mavx512bf16"
+amx_bf16="$avx512_bf16 -mamx-tile -mamx-bf16 -mamx-int8"
 
 isas=
 definitions=
-for isa in avx2 avx512 avx512_bf16 amx_bf16; do
+for isa in avx2 avx512 avx512_vnni avx512_bf16 amx_bf16; do
   eval "flags=\$$isa"
   if $CXX $flags -x c++ -c /dev/null -o "$folder/probe.o" 2>"$folder/probe.txt"; then
     isas="$isas $isa"
@@ -31,14 +32,20 @@ for sanitizer; do
   [ "$sanitizer" = none ] || common="$common -fsanitize=$sanitizer"
   case $sanitizer in *undefined*) common="$common -fno-sanitize-recover=all" ;; esac
   rm -f "$folder"/*.o
-  for source in threads dispatch features lstm_scalar; do
+  for source in threads dispatch features lstm_scalar decode_dispatch decode_scalar; do
     $CXX $common $definitions -I$csrc -c "$csrc/cpu/$source.cpp" -o "$folder/$source.o"
   done
+  $CXX $common -I$csrc -c "$csrc/decode_stream.cpp" -o "$folder/decode_stream.o"
   for isa in $isas; do
     eval "flags=\$$isa"
-    $CXX $common $flags -I$csrc -c "$csrc/cpu/lstm_$isa.cpp" -o "$folder/lstm_$isa.o"
+    for part in lstm decode; do
+      source="$csrc/cpu/${part}_$isa.cpp"
+      [ ! -f "$source" ] || $CXX $common $flags -I$csrc -c "$source" -o "$folder/${part}_$isa.o"
+    done
   done
-  $CXX $common -I$csrc tests/native/sanitize.cpp "$folder"/*.o -o "$folder/sanitize" -pthread -ldl
   echo "-fsanitize=$sanitizer:"
-  TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} "$folder/sanitize"
+  for program in sanitize sanitize_decode; do
+    $CXX $common -I$csrc "tests/native/$program.cpp" "$folder"/*.o -o "$folder/$program" -pthread -ldl
+    TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} "$folder/$program"
+  done
 done

@@ -73,9 +73,9 @@ def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) ->
 
 def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[float, int]:
     """Returns bits per character by the decoding kernels, and the number of tokens scored."""
-    parts = [part for part in np.array_split(ids, LANES) if len(part) > 1]
-    if not parts:
+    if len(ids) < 2:
         raise DataError(f"the text has {len(ids)} tokens, scoring needs at least 2")
+    parts = np.array_split(ids, min(LANES, len(ids) // 2))
     streams = []
     for part in parts:
         stream = decoder.stream()

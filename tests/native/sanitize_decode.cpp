@@ -1,0 +1,173 @@
+// The decoding kernels alone, without Python: packs models of odd sizes and lets streams that
+// differ in everything read and write, on every instruction set of this machine with 1 to 4
+// threads. Built by sanitize.sh; here the texts of all teams must be equal.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/features.h"
+#include "cpu/threads.h"
+#include "decode_stream.h"
+
+namespace fastlstm {
+namespace {
+
+struct Shape {
+  int64_t V, E, H, L, streams;
+  bool has_table, has_norm, is_residual;
+};
+
+constexpr Shape kShapes[] = {
+    {5, 3, 7, 1, 1, true, false, false},     {131, 17, 33, 2, 7, true, true, false},
+    {64, 16, 16, 3, 40, true, false, true},  {257, 5, 65, 1, 3, false, false, false},
+    {100, 40, 40, 2, 33, false, true, true}, {9, 300, 130, 2, 17, false, false, true}};
+
+// Exactly `size` bytes on the heap, aligned to 64.
+struct Memory {
+  explicit Memory(int64_t size) {
+    void* p = nullptr;
+    if (posix_memalign(&p, 64, static_cast<size_t>(size > 0 ? size : 1)) != 0) std::abort();
+    std::memset(p, 0xff, static_cast<size_t>(size));
+    memory.reset(p);
+  }
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory;
+};
+
+class Model {
+ public:
+  Model(const DecodeKernels& kernels, const Shape& n) : kernels_(kernels), random_(n.V) {
+    const int64_t lanes = kernels.lanes, units = (n.H + lanes - 1) / lanes;
+    const int64_t columns = kernels.padded_columns(n.V, false);
+    for (int64_t k = 0; k < n.L; ++k) {
+      const bool looks_up = k == 0 && n.has_table;
+      layers_.push_back({looks_up ? DecodeMatrix{} : matrix(4 * n.H, k == 0 ? n.E : n.H, true),
+                         matrix(4 * n.H, n.H, true), floats(units * 4 * lanes),
+                         n.has_norm ? floats(n.H) : nullptr, n.has_norm ? floats(n.H) : nullptr});
+    }
+    float* const bias = floats(columns);
+    for (int64_t k = n.V; k < columns; ++k) bias[k] = -std::numeric_limits<float>::infinity();
+    model = {n.V,
+             n.E,
+             n.H,
+             n.L,
+             n.is_residual,
+             n.has_table ? floats(n.V * units * 4 * lanes) : nullptr,
+             floats(n.V * n.E),
+             layers_.data(),
+             matrix(n.V, n.H, false),
+             bias};
+  }
+
+  DecodeModel model;
+
+ private:
+  float* floats(int64_t count) {
+    kept_.emplace_back(count * 4);
+    auto* const p = static_cast<float*>(kept_.back().memory.get());
+    std::uniform_real_distribution<float> draw(-0.7f, 0.7f);
+    for (int64_t k = 0; k < count; ++k) p[k] = draw(random_);
+    return p;
+  }
+
+  DecodeMatrix matrix(int64_t columns, int64_t inner, bool is_gates) {
+    const int64_t padded = kernels_.padded_columns(columns, is_gates);
+    const float* const w = floats(columns * inner);
+    kept_.emplace_back(kernels_.matrix_bytes(columns, inner, is_gates));
+    void* const strips = kept_.back().memory.get();
+    kept_.emplace_back(padded * 4);
+    auto* const factors = static_cast<float*>(kept_.back().memory.get());
+    kept_.emplace_back(padded * 4);
+    auto* const corrections = static_cast<int32_t*>(kept_.back().memory.get());
+    const DecodePackArgs args{w, columns, inner, is_gates, strips, factors, corrections};
+    run_team(3, [&](Member me) { kernels_.pack(args, me); });
+    return {strips, factors, corrections};
+  }
+
+  const DecodeKernels& kernels_;
+  std::mt19937 random_;
+  std::vector<Memory> kept_;
+  std::vector<DecodeLayer> layers_;
+};
+
+// Everything that the streams of a model have written and become.
+std::string texts(const DecodeKernels& kernels, const Model& m, const Shape& n, int threads) {
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int64_t k = 0; k < n.streams; ++k) {
+    streams.push_back(std::make_unique<Stream>(n.V, n.H, n.L));
+    Settings settings;
+    settings.temperature = 0.3f * static_cast<float>(k % 5);
+    settings.top_k = k % 3 * 4;
+    settings.top_p = k % 2 == 0 ? 1.0f : 0.8f;
+    settings.repetition_penalty = k % 4 == 1 ? 1.2f : 1.0f;
+    settings.presence_penalty = k % 4 == 2 ? 0.5f : 0.0f;
+    settings.num_top = k % 5 - 1;
+    settings.scores_given = k % 2 == 0;
+    settings.seed = static_cast<uint64_t>(k);
+    settings.stops = {{static_cast<int32_t>(k % n.V), 1}};
+    streams.back()->set(settings);
+    streams.back()->feed(std::vector<int32_t>(static_cast<size_t>(1 + k % 7), 2));
+    streams.back()->begin(k % 6 * 4);
+  }
+  std::string all;
+  for (int call = 0; call < 6; ++call) {
+    std::vector<DecodeRow> rows;
+    std::vector<Stream*> running;
+    for (const auto& s : streams) {
+      if (s->status != RowStatus::running) continue;
+      rows.push_back(s->start(5));
+      running.push_back(s.get());
+    }
+    if (rows.empty()) break;
+    DecodeArgs args{&m.model, rows.data(), static_cast<int64_t>(rows.size()), 5, threads, nullptr};
+    const Memory workspace(kernels.workspace(args));
+    args.workspace = workspace.memory.get();
+    run_team(threads, [&](Member me) { kernels.decode(args, me); });
+    for (size_t k = 0; k < rows.size(); ++k) running[k]->finish(rows[k]);
+  }
+  for (const auto& s : streams) {
+    all += s->save();
+    for (const int32_t token : s->written) all += std::to_string(token) + " ";
+    for (const float score : s->scores.own) all += std::isfinite(score) ? "f" : "NaN";
+  }
+  return all;
+}
+
+int run_all() {
+  const std::string widest = choose_isa(record_cpuid());  // also asks Linux for AMX
+  int cases = 0, wrong = 0;
+  for (const char* isa : {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}) {
+    if (std::string(isa) == "avx512_vnni" && widest == "avx512") continue;
+    for (const auto format : {WeightFormat::fp32, WeightFormat::bf16, WeightFormat::int8}) {
+      const DecodeKernels* const kernels = find_decode_kernels(isa, format);
+      if (kernels == nullptr || kernels->isa != std::string(isa)) continue;
+      for (const Shape& shape : kShapes) {
+        const Model model(*kernels, shape);
+        const std::string alone = texts(*kernels, model, shape, 1);
+        for (int threads = 2; threads <= 4; ++threads, ++cases) {
+          const std::string found = texts(*kernels, model, shape, threads);
+          if (found == alone && found.find("NaN") == std::string::npos) continue;
+          ++wrong;
+          std::printf("%s format %d V=%d H=%d: %d threads differ\n", isa, static_cast<int>(format),
+                      static_cast<int>(shape.V), static_cast<int>(shape.H), threads);
+        }
+      }
+    }
+    if (isa == widest) break;
+  }
+  std::printf("decoding: %d cases on teams of 2 to 4 threads, %d differ\n", cases, wrong);
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace fastlstm
+
+int main() { return fastlstm::run_all(); }
