@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decode_tables import decode_rows, draw_decode
 from layer_tables import AXES, Row, grid_rows, growth_rows
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ WIDEST_RATIO = 4.0
 
 def draw_growth(rows: list[Row], path: Path) -> None:
     """Draws step time against every axis, and the memory kept for backward against T."""
-    figure, panels = _figure(2, 3, (10.5, 6.2))
+    figure, panels = figure_of(2, 3, (10.5, 6.2))
     plots = [(axis, f"ms against {axis}", _draw_times) for axis in AXES]
     plots.append(("T", "kept for backward, MB, against T", _draw_memory))
     shown: dict[str, Any] = {}
@@ -49,7 +50,7 @@ def draw_growth(rows: list[Row], path: Path) -> None:
         frameon=False,
         fontsize=9,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_times(panel: Axes, rows: list[Row]) -> None:
@@ -91,7 +92,7 @@ def draw_grid(rows: list[Row], path: Path) -> None:
     sizes = {name: sorted({r["cell"][name] for r in own}) for name in "HBT"}
     dtypes = [d for d in COLOURS if any(r["dtype"] == d for r in own)]
     size = (2.75 * len(sizes["T"]) + 1.2, 2.6 * len(dtypes) + 1.0)
-    figure, panels = _figure(len(dtypes), len(sizes["T"]), size)
+    figure, panels = figure_of(len(dtypes), len(sizes["T"]), size)
     image = None
     for line, dtype in zip(panels, dtypes, strict=True):
         for panel, T in zip(line, sizes["T"], strict=True):
@@ -115,7 +116,7 @@ def draw_grid(rows: list[Row], path: Path) -> None:
         " grey: not measured)",
         fontsize=11,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_ratios(
@@ -163,7 +164,8 @@ def _log_axes(panel: Axes, values: list[int], axis: str) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+def figure_of(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """Returns a figure and its panels, `(rows, columns)`."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -173,7 +175,8 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as SVG, the same bytes every time."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
@@ -183,7 +186,11 @@ def _save(figure: Figure, path: Path) -> None:
     plt.close(figure)
 
 
-CHARTS = {"grid": (grid_rows, draw_grid), "growth": (growth_rows, draw_growth)}
+CHARTS = {
+    "grid": (grid_rows, draw_grid),
+    "growth": (growth_rows, draw_growth),
+    "decode": (decode_rows, draw_decode),
+}
 
 
 def draw_all(folder: Path, images: Path, suffix: str = "") -> None:

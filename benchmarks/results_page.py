@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from decode_tables import decode_page, decode_rows
 from layer_tables import (
     forward_page,
     geometric_mean,
@@ -190,6 +191,7 @@ def layer_lines(folder: Path, suffix: str) -> list[str]:
         *grid_page(grid_rows(folder), f"images/grid{suffix}.svg"),
         *growth_page(growth_rows(folder), f"images/growth{suffix}.svg"),
         *lengths_page(folder),
+        *decode_page(decode_rows(folder), f"images/decode{suffix}.svg"),
     ]
 
 
@@ -227,6 +229,8 @@ def main() -> None:
         page += layer_lines(folder, image_suffix(folder, folders))
         summary = [*block, "![quality against time](docs/images/quality.svg)", "", *steps]
         summary += grid_summary(folder)
+        image_in_readme = f"docs/images/decode{image_suffix(folder, folders)}.svg"
+        summary += decode_page(decode_rows(folder), image_in_readme)
     (REPOSITORY / "docs" / "results.md").write_text("\n".join(page), encoding="utf-8")
     readme = REPOSITORY / "README.md"
     whole = readme.read_text(encoding="utf-8")
