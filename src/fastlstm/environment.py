@@ -1,14 +1,16 @@
 """Everything fastlstm reads from the environment; no other module does.
 
-==================  ==========================================================================
-``FASTLSTM_CACHE``  directory for encoded text and measured ceilings
-``XDG_CACHE_HOME``  its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
-``FASTLSTM_ISA``    widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
-``OMP_NUM_THREADS`` upper bound on the threads used when ``--threads`` is not given
-``FASTLSTM_DEBUG``  1 shows the traceback of an internal error instead of writing it to a file
-``NO_COLOR``        any value switches colours off (https://no-color.org)
-``TERM``            ``dumb`` switches the live progress line off
-==================  ==========================================================================
+========================  ========================================================================
+``FASTLSTM_CACHE``        directory for encoded text and measured ceilings
+``XDG_CACHE_HOME``        its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
+``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
+``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
+``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
+``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
+``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
+``NO_COLOR``              any value switches colours off (https://no-color.org)
+``TERM``                  ``dumb`` switches the live progress line off
+========================  ========================================================================
 
 An empty variable counts as not set.
 """
@@ -79,6 +81,16 @@ def thread_limit() -> int | None:
 def is_debug() -> bool:
     """True when ``FASTLSTM_DEBUG`` asks for tracebacks; 0 counts as not set."""
     return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
+
+
+def api_key() -> str:
+    """Returns ``FASTLSTM_API_KEY``, or an empty string."""
+    return os.environ.get("FASTLSTM_API_KEY", "")
+
+
+def session_key() -> str:
+    """Returns ``FASTLSTM_SESSION_KEY``, or an empty string."""
+    return os.environ.get("FASTLSTM_SESSION_KEY", "")
 
 
 def no_color() -> bool:

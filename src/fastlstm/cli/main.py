@@ -34,6 +34,7 @@ EXIT_PIPE_CLOSED = 141
 VERBS = {
     "train": "train a language model on a text",
     "generate": "write text with a trained model",
+    "serve": "serve a trained model as an OpenAI-compatible API",
     "evaluate": "measure bits per character on a text",
     "info": "show a run, or this machine and its kernels",
 }
