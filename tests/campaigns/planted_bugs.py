@@ -26,6 +26,7 @@ TESTS = [
     "tests/nn/test_ready.py",
     "tests/ops/test_recorded.py",
 ]
+TESTS_OF_DECODING = ["tests/infer/test_decoder.py", "tests/infer/test_sampling.py"]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
@@ -39,6 +40,12 @@ class Bug(NamedTuple):
     old: str
     new: str
 
+    @property
+    def tests(self) -> list[str]:
+        """The tests that should catch it."""
+        is_decoding = self.name.startswith(("decode: ", "sampler: ", "stream: "))
+        return TESTS_OF_DECODING if is_decoding else TESTS
+
 
 SIMD, ACTIVATIONS = "csrc/cpu/simd.h", "csrc/cpu/activations.h"
 GEMM, AMX, PACK = "csrc/cpu/gemm.h", "csrc/cpu/gemm_amx.h", "csrc/cpu/pack.h"
@@ -46,6 +53,9 @@ FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
 WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
 CELL, NORM = "csrc/cpu/cell.h", "csrc/cpu/norm.h"
 NORM_FORWARD, NORM_BACKWARD = "csrc/cpu/norm_forward.h", "csrc/cpu/norm_backward.h"
+DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
+STREAM = "csrc/decode_stream.cpp"
+QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
 READY, RECORDED = "nn/ready.py", "ops/recorded.py"
 
 BUGS = (
@@ -197,6 +207,51 @@ BUGS = (
         "            pass\n"),
     Bug("parts: draws begin anew", CELL, "first_row_ + static_cast<uint32_t>(row)",
         "static_cast<uint32_t>(row)"),
+    Bug("decode: gates i and f swapped", DECODE,
+        "i = Gate::sigmoid(gate(0)), f = Gate::sigmoid(gate(1))",
+        "i = Gate::sigmoid(gate(1)), f = Gate::sigmoid(gate(0))"),
+    Bug("decode: row of another stream's token", DECODE, "m_.table + (s_.tokens[row] *",
+        "m_.table + (s_.tokens[0] *"),
+    Bug("decode: idle row loses its state", DECODE,
+        "__builtin_memcpy(new_state + at, state + at, kLanes * sizeof(Element));", ""),
+    Bug("decode: scale of the row left out", DECODE,
+        "Float32::load(matrix.factors + strip * kLanes) * scale",
+        "Float32::load(matrix.factors + strip * kLanes)"),
+    Bug("decode: offset of the 128 left out", DECODE, "whole - offset, Vec", "whole, Vec"),
+    Bug("decode: residual not added", DECODE,
+        "if (adds) y += Float32::load(value + at);", "(void)adds;"),
+    Bug("decode: norm counts padding", DECODE,
+        "squares += first_lanes(offset * offset, m_.H - u * kLanes);",
+        "squares += offset * offset;"),
+    Bug("decode: no meeting after a layer", DECODE,
+        "        layer(k, step);\n        meet();\n", "        layer(k, step);\n"),
+    Bug("decode: no meeting after the output", DECODE,
+        "        project_output(step);\n        meet();\n", "        project_output(step);\n"),
+    Bug("decode: padding has a chance", "infer/decoder.py", "padded[:] = -np.inf",
+        "padded[:] = 0"),
+    Bug("decode: NaN not told", DECODE, "if (s_.broken[at] != 0) {", "if (false) {"),
+    Bug("decode: state of an earlier step", DECODE, "s_.state(k, steps_) + row",
+        "s_.state(k, 0) + row"),
+    Bug("decode: second set of sums left out", QUANTIZED,
+        "if constexpr (kSets == 2) sum[0][r][s] += sum[1][r][s];", ""),
+    Bug("decode: odd bytes of weights left out", QUANTIZED,
+        "return add_pairs(sum, (a >> 8) & 0x00ff00ffu, bits_of<Words>(odd));",
+        "(void)odd; return sum;"),
+    Bug("decode: second tile of rows left out", QUANTIZED_AMX,
+        "      _tile_stored(2, out + 16 * kRow, kRow * 4);\n", ""),
+    Bug("sampler: draws do not count", SAMPLER, "sampler.num_drawn++", "sampler.num_drawn"),
+    Bug("sampler: top-k one too many", SAMPLER, "kept.count >= sampler.top_k",
+        "kept.count > sampler.top_k"),
+    Bug("sampler: top-p before top-k", SAMPLER, "kept_above<true>(s, bound);",
+        "kept_above<true>(s, kLowest);"),
+    Bug("sampler: a token twice is changed twice", SAMPLER,
+        "total + (before[k] - total)", "total + (l[sampler.recent[k]] - total)"),
+    Bug("sampler: stops may begin in the prompt", SAMPLER,
+        "bool is_end = length <= sampler.num_written;", "bool is_end = true;"),
+    Bug("stream: written token remembered twice", STREAM, "    knows_first = true;\n", ""),
+    Bug("stream: counts not saved", STREAM, "  append(out, counts_);\n",
+        "  append(out, std::vector<uint16_t>(counts_.size()));\n"),
+    Bug("stream: draws not saved", STREAM, "header.num_drawn = sampler_.num_drawn;", ""),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
 )  # fmt: skip
 
@@ -232,9 +287,9 @@ class Copy:
         target.unlink(missing_ok=True)
         shutil.copy(built, target)
 
-    def first_failure(self) -> str | None:
-        """Runs the tests up to the first failure; returns its name, None when all pass."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
+    def first_failure(self, tests: list[str]) -> str | None:
+        """Runs tests up to the first failure; returns its name, None when all pass."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         try:
             done = subprocess.run(
                 command, cwd=self.root, env=self.environment, capture_output=True, text=True,
@@ -256,9 +311,9 @@ class Copy:
             raise SystemExit(f"{bug.name}: {whole.count(bug.old)} places in {bug.file}, expected 1")
         file.write_text(whole.replace(bug.old, bug.new), encoding="utf-8")
         try:
-            if file.suffix == ".h":
+            if file.suffix in (".h", ".cpp"):
                 self.compile()
-            return self.first_failure()
+            return self.first_failure(bug.tests)
         finally:
             file.write_text(whole, encoding="utf-8")
 
@@ -279,14 +334,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         copy.compile()
-        failure = copy.first_failure()
+        failure = copy.first_failure([*TESTS, *TESTS_OF_DECODING])
         if failure is not None:
             raise SystemExit(f"without a bug the tests fail: {failure}")
         was_native = False
         for bug in chosen:
             if was_native and bug.file.endswith(".py"):
                 copy.compile()
-            was_native = bug.file.endswith(".h")
+            was_native = bug.file.endswith((".h", ".cpp"))
             failure = copy.try_bug(bug)
             if failure is None:
                 survivors.append(bug.name)

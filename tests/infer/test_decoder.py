@@ -19,7 +19,7 @@ VARIANTS = {
     "plain": {},
     "wide": {"rnn_size": 70, "embed_size": 33, "vocab_size": 131},
     "deep": {"num_layers": 3, "rnn_size": 17},
-    "norm": {"num_layers": 2, "layer_norm": True},
+    "norm": {"num_layers": 2, "layer_norm": True, "rnn_size": 21},
     "norm and residual": {"num_layers": 2, "embed_size": 16, "layer_norm": True, "residual": True},
     "narrow residual": {"num_layers": 2, "residual": True},
     "tied": {"embed_size": 16, "tie_weights": True},

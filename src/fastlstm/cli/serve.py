@@ -1,0 +1,112 @@
+"""`fastlstm serve RUN`: answers requests for text as OpenAI's API does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlstm import environment
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.parser import parse
+from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError
+from fastlstm.report.terminal import one_line
+from fastlstm.serve.settings import GROUPS, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastlstm.cli.parser import Parsed
+
+_KEYS = "keys"
+_MIN_SESSION_KEY = 16
+COMMAND = Command(
+    verb="serve",
+    summary="Serve a trained model as an OpenAI-compatible API, with a page to try it.",
+    positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
+    options=(
+        *options_from_dataclass(Settings, GROUPS),
+        Option(
+            "api_key",
+            str,
+            (),
+            "clients must send this key; other users of the machine can see it here",
+            _KEYS,
+            is_repeatable=True,
+        ),
+        Option("api_key_file", str, None, "a file with one key per line", _KEYS),
+        Option(
+            "session_key_file",
+            str,
+            None,
+            "a file whose content signs session states, so that they outlive the server",
+            _KEYS,
+        ),
+    ),
+    examples=(
+        "fastlstm serve runs/book",
+        "fastlstm serve runs/book --host 0.0.0.0 --api-key-file keys.txt",
+    ),
+)
+
+
+def run(argv: list[str]) -> int:
+    """Serves until SIGTERM or Ctrl-C; returns the exit code."""
+    parsed = parse(COMMAND, argv)
+    names = [name for group in GROUPS.values() for name in group]
+    settings = Settings(**{name: parsed.get(COMMAND, name) for name in names})
+    keys, session_key = _api_keys(parsed), _session_key(parsed)
+    _serve_function()(parsed.positionals[0], settings, keys, session_key, _say)
+    return EXIT_OK
+
+
+def _serve_function() -> Callable[..., None]:
+    try:
+        from fastlstm.serve.server import serve
+    except ModuleNotFoundError as error:
+        if error.name in ("starlette", "uvicorn", "h11", "prometheus_client"):
+            raise MissingExtraError(
+                f"fastlstm serve needs {error.name}: pip install 'fastlstm[serve]'"
+            ) from None
+        raise
+    return serve
+
+
+def _api_keys(parsed: Parsed) -> list[str]:
+    keys = list(parsed.get(COMMAND, "api_key"))
+    path = parsed.get(COMMAND, "api_key_file")
+    if path is not None:
+        found = [line.strip() for line in _read(path).decode("utf-8", "replace").splitlines()]
+        if not any(found):
+            raise ConfigError(f"{path} has no key, expected one per line")
+        keys += [key for key in found if key]
+    from_environment = environment.api_key()
+    if from_environment:
+        keys.append(from_environment)
+    for key in keys:
+        if not key or not key.isprintable() or " " in key:
+            raise ConfigError("an API key is empty or has blanks; use printable characters only")
+    return keys
+
+
+def _session_key(parsed: Parsed) -> bytes | None:
+    path = parsed.get(COMMAND, "session_key_file")
+    given = environment.session_key()
+    key = _read(path).strip() if path is not None else given.encode("utf-8") if given else None
+    if key is not None and len(key) < _MIN_SESSION_KEY:
+        raise ConfigError(
+            f"the session key has {len(key)} bytes, expected at least {_MIN_SESSION_KEY};"
+            " 'openssl rand -hex 32' makes one"
+        )
+    return key
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror or error})") from None
+
+
+def _say(text: str) -> None:
+    print(f"fastlstm: {one_line(text)}", file=sys.stderr, flush=True)

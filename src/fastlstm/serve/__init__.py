@@ -1,0 +1,1 @@
+"""`fastlstm serve`: a model behind the OpenAI API for text completions."""

@@ -1,0 +1,159 @@
+"""The outermost layer: a request's id, log line and counters; no error leaves it unanswered."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import re
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastlstm.serve.channel import Disconnected
+from fastlstm.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from fastlstm.serve.metrics import Metrics
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32768
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_LOG = logging.getLogger("fastlstm.serve")
+_GONE = 499
+"""The status of a request whose client left before there was one."""
+
+
+@dataclass
+class Record:
+    """What is known about a request when it ends.
+
+    Attributes:
+        id: the client's, where it is a good one, else ours.
+        start_s: when its headers were complete, `time.monotonic`.
+        status: of the response; 0 before there is one.
+        outcome: "ok", or "disconnected", "stalled", "failed".
+        prompt_tokens: of all prompts.
+        completion_tokens: of all texts.
+        first_piece_s: seconds until there was something to send.
+    """
+
+    id: str
+    start_s: float = field(default_factory=time.monotonic)
+    status: int = 0
+    outcome: str = "ok"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_piece_s: float | None = None
+
+
+class Access:
+    """Answers errors, counts and logs requests.
+
+    Args:
+        app: the application behind it.
+        metrics: counts.
+        logs: whether a line is written per request.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, logs: bool) -> None:
+        self._app, self._metrics, self._logs = app, metrics, logs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, whatever happens behind."""
+        if scope["type"] != "http":
+            return
+        record = Record(_request_id(scope))
+        scope.setdefault("state", {})["record"] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.id.encode("ascii")),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_with_id, record)
+        finally:
+            self._count(record)
+            if self._logs:
+                self._write(scope, record)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+        try:
+            _check_headers(scope)
+            await self._app(scope, receive, send)
+        except Disconnected:
+            record.outcome = "disconnected" if record.outcome == "ok" else record.outcome
+        except ApiError as error:
+            await _answer_error(send, error)
+        except Exception:
+            _LOG.exception("request %s failed", record.id)
+            record.outcome = "failed"
+            if record.status:
+                raise  # half an answer is out: the connection must end
+            await _answer_error(send, ApiError(500, "the server failed to answer; see its log"))
+
+    def _count(self, record: Record) -> None:
+        metrics = self._metrics
+        metrics.requests.labels(str(record.status or _GONE)).inc()
+        if record.status in (429, 503):
+            metrics.rejected.inc()
+        if record.outcome == "disconnected":
+            metrics.disconnects.inc()
+        if record.outcome == "stalled":
+            metrics.stalls.inc()
+
+    def _write(self, scope: Scope, record: Record) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        client = scope.get("client") or ("", 0)
+        line = {
+            "time": now.isoformat(timespec="milliseconds"),
+            "id": record.id,
+            "client": client[0],
+            "method": scope["method"][:16],
+            "path": scope["path"][:200],
+            "status": record.status or _GONE,
+            "outcome": record.outcome,
+            "seconds": round(time.monotonic() - record.start_s, 4),
+            "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+        }
+        # ASCII JSON: line ends and escape codes in a path come out as \\n and \\u001b.
+        sys.stderr.write(json.dumps(line) + "\n")
+
+
+async def _answer_error(send: Send, error: ApiError) -> None:
+    body = error.body
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _check_headers(scope: Scope) -> None:
+    headers = scope["headers"]
+    size = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise ApiError(
+            431,
+            f"the request has {len(headers)} headers of {size} bytes, expected at most"
+            f" {MAX_HEADERS} of {MAX_HEADER_BYTES}",
+            closes=True,
+        )
+
+
+def _request_id(scope: Scope) -> str:
+    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    if len(given) == 1 and _ID.fullmatch(given[0]):
+        return str(given[0].decode("ascii"))
+    return uuid.uuid4().hex

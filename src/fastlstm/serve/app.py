@@ -1,0 +1,125 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+
+from fastlstm.serve.access import Access
+from fastlstm.serve.completions import Completions
+from fastlstm.serve.errors import ApiError
+from fastlstm.serve.keys import KeyGate
+from fastlstm.serve.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from fastlstm.serve.service import Service
+
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
+        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def make_app(service: Service) -> ASGIApp:
+    """Returns the whole application: routes behind the key gate behind log and counters."""
+    pages = _Pages(service)
+    routes = [
+        Route("/", pages.page),
+        Route("/health/live", pages.live),
+        Route("/health/ready", pages.ready),
+        Route("/metrics", pages.metrics),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/v1/completions", Completions(service), methods=["POST"]),
+        Route("/v1/chat/completions", pages.chat, methods=["POST"]),
+    ]
+    gate = KeyGate(_Routes(routes), service.keys)
+    return Access(gate, service.metrics, logs=service.settings.log)
+
+
+class _Routes:
+    """Starlette's router without its error pages: what it refuses is an ApiError."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # without it the router answers by itself, as plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            path, method = scope["path"][:200], scope["method"][:16]
+            if error.status_code == 405:
+                message = f"{path} does not take {method}"
+            else:
+                message = f"there is nothing at {path}; there are /v1/completions and /v1/models"
+            raise ApiError(error.status_code, message, headers=dict(error.headers or {})) from None
+
+
+class _Pages:
+    """Everything but the completions."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        file = importlib.resources.files("fastlstm.serve") / "page.html"
+        self._page = file.read_bytes()
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._page, media_type="text/html", headers=_PAGE_HEADERS)
+
+    async def live(self, request: Request) -> Response:
+        if self._service.is_stuck:
+            return JSONResponse({"status": "stuck"}, 503)
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        self._service.engine  # noqa: B018  raises while there is none
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics_text(), headers={"content-type": CONTENT_TYPE})
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def model(self, request: Request) -> Response:
+        described = self._described()
+        name = request.path_params["name"]
+        if name != described["id"]:
+            raise ApiError(
+                404,
+                f"there is no model '{name[:200]}' here; this server serves '{described['id']}'",
+                "model",
+                "model_not_found",
+            )
+        return JSONResponse(described)
+
+    async def chat(self, request: Request) -> Response:
+        raise ApiError(
+            404,
+            "this model writes on from a text, it was not trained to chat; send the text as"
+            " 'prompt' to /v1/completions",
+            None,
+            "not_a_chat_model",
+        )
+
+    def _described(self) -> dict[str, Any]:
+        engine = self._service.engine
+        return {
+            "id": engine.name,
+            "object": "model",
+            "created": engine.created,
+            "owned_by": "fastlstm",
+        }

@@ -1,0 +1,47 @@
+"""What /metrics shows, in a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Counters, gauges and histograms of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests answered, by status", ["code"])
+        self.rejected = self._counter("rejected", "Requests refused for lack of room (429, 503)")
+        self.disconnects = self._counter("disconnects", "Clients that left before the end")
+        self.stalls = self._counter("stalls", "Clients cut off because they took nothing")
+        self.tokens_written = self._counter("tokens_written", "Tokens written")
+        self.tokens_read = self._counter("tokens_read", "Tokens of prompts read")
+        self.failures = self._counter("failed_texts", "Texts that ended with an error")
+        self.active = self._gauge("streams_active", "Slots taken by texts being written")
+        self.waiting = self._gauge("queue_depth", "Places taken by texts that wait for a slot")
+        self.slots = self._gauge("slots", "Texts that can be written at the same time")
+        self.tick = self._histogram("tick_seconds", "Duration of a call of the engine")
+        self.first_token = self._histogram("first_token_seconds", "From request to first piece")
+        self.between = self._histogram("inter_chunk_seconds", "Between two pieces of a stream")
+
+    def text(self) -> bytes:
+        """Returns the exposition."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, help: str, labels: list[str] | None = None) -> Counter:
+        return Counter(f"fastlstm_{name}", help, labels or [], registry=self.registry)
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(f"fastlstm_{name}", help, registry=self.registry)
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(f"fastlstm_{name}", help, buckets=_SECONDS, registry=self.registry)

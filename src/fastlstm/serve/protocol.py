@@ -1,0 +1,147 @@
+"""HTTP connections that end in time: requests that trickle in and answers that nobody takes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fastlstm.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from fastlstm.serve.settings import Settings
+
+_BODY_SPARE_S = 1.0
+"""The application answers a slow body itself; this long after it the connection ends anyway."""
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def protocol_class(settings: Settings) -> type[H11Protocol]:
+    """Returns the protocol with a server's limits."""
+    # Far more than places: who finds none is to be told so.
+    max_connections = 4096 + 4 * (settings.max_streams + settings.max_queue)
+
+    class Protocol(Connection):
+        limits = settings
+        most = max_connections
+
+    return Protocol
+
+
+class Connection(H11Protocol):
+    """uvicorn's protocol on h11, with deadlines that a byte now and then does not move.
+
+    Attributes:
+        limits: the server's settings.
+        most: connections at a time; the next is closed at once.
+    """
+
+    limits: Settings
+    most: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, "connection": self}
+        self._deadline: asyncio.TimerHandle | None = None
+        self._awaits: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the clock for the first request's headers."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            self.abort()
+            return
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads, and moves the deadline only when a part of the request is complete."""
+        super().data_received(data)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clock."""
+        self._set_deadline(None, 0.0)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """After an answer uvicorn's keep-alive timeout rules, until the next byte comes."""
+        super().on_response_complete()
+        self._watch_leaving()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP in the shape of every other error."""
+        error = sys.exception()
+        status = getattr(error, "error_status_hint", 400)
+        if status == 431:
+            text = "the request's headers are too long"
+        else:
+            status, text = 400, "the request is not valid HTTP/1.1"
+        self._answer_raw(ApiError(status, text))
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle connection."""
+        super().timeout_keep_alive_handler()
+        self._watch_leaving()
+
+    def abort(self) -> None:
+        """Ends the connection; what was not taken is lost, also what the kernel still holds."""
+        connection = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    def _await_request(self) -> None:
+        state = self.conn.their_state
+        if self.transport.is_closing():
+            self._set_deadline(None, 0.0)
+        elif state is h11.IDLE:
+            self._set_deadline(state, self.limits.header_timeout)
+        elif state is h11.SEND_BODY:
+            self._set_deadline(state, self.limits.body_timeout + _BODY_SPARE_S)
+        else:
+            self._set_deadline(None, 0.0)
+
+    def _set_deadline(self, awaits: Any, seconds: float) -> None:
+        if awaits is self._awaits:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._awaits = awaits
+        self._deadline = None if awaits is None else self.loop.call_later(seconds, self._cut)
+
+    def _cut(self) -> None:
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            text = f"the headers did not come within {self.limits.header_timeout:g} s"
+            self._answer_raw(ApiError(408, text))
+            self._watch_leaving()
+        else:
+            self.abort()
+
+    def _answer_raw(self, error: ApiError) -> None:
+        """Answers and closes, past h11, which accepts nothing more after a fault."""
+        body = error.body
+        phrase = {400: b"Bad Request", 408: b"Request Timeout"}.get(
+            error.status, b"Request Header Fields Too Large"
+        )
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%s" % (error.status, phrase, len(body), body)
+        )
+        self.transport.close()
+
+    def _watch_leaving(self, before: int | None = None) -> None:
+        """Once an answer is complete, ends the connection if nobody takes what is left of it."""
+        waiting = self.transport.get_write_buffer_size()
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if waiting == before and not is_answering:
+            self.abort()
+        elif waiting > 0 and not is_answering:
+            self.loop.call_later(self.limits.stall, self._watch_leaving, waiting)

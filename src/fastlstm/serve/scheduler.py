@@ -1,0 +1,323 @@
+"""Who writes when: one thread has every text of every client advance together, call by call.
+
+Between two calls of the engine texts join, leave and are cancelled; there is no waiting for a batch
+to fill or to empty. A long prompt is read by the same calls, so many tokens at a time as the others
+write. Nothing here knows of HTTP or asyncio; what is new goes to `deliver`, once per call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastlstm.errors import NonFiniteError
+from fastlstm.serve.errors import ApiError, Overloaded, Unavailable
+from fastlstm.serve.pace import Pace
+from fastlstm.serve.row import Job, Piece, Row, forked, openings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fastlstm.data.tokenizer import Tokenizer
+    from fastlstm.infer.decoder import Decoder
+    from fastlstm.serve.channel import Channel
+
+_FAILED = "writing this text failed; other requests are not affected, send it again"
+_DAMAGED = "the model's output is not finite, this text ends here; other requests are not affected"
+_CONGESTED_WAIT_S = 0.05
+_STOP_S = 5.0
+_LOG = logging.getLogger("fastlstm.serve")
+
+
+class Ticket:
+    """The places a request holds, from before its prompt is read until its last text has ended.
+
+    Attributes:
+        num_places: still held; the scheduler's lock guards it.
+        channel: where its pieces go.
+        is_cancelled: nobody wants them any more.
+        is_congested: the client is behind; its texts wait meanwhile.
+    """
+
+    def __init__(self, num_places: int, channel: Channel) -> None:
+        self.num_places, self.channel = num_places, channel
+        self.is_cancelled = self.is_congested = False
+
+
+class Tick(NamedTuple):
+    """One call of the engine.
+
+    Attributes:
+        seconds: it took.
+        num_read: tokens of prompts.
+        num_written: tokens written.
+        pieces: what is new, and for whom.
+    """
+
+    seconds: float
+    num_read: int
+    num_written: int
+    pieces: list[tuple[Channel, Piece]]
+
+
+class Scheduler:
+    """Runs texts on a thread of its own.
+
+    Args:
+        decoder: the model.
+        tokenizer: its vocabulary.
+        max_streams: texts that advance at the same time.
+        max_queue: texts that may wait beside them.
+        threads: of each call of the engine; None for what is fastest of late.
+        deliver: is called from the engine's thread after each call; must not block.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        *,
+        max_streams: int,
+        max_queue: int,
+        threads: int | None,
+        deliver: Callable[[Tick], object],
+    ) -> None:
+        self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
+        self.max_streams, self.max_queue = max_streams, max_queue
+        self._deliver = deliver
+        self._changed = threading.Condition()
+        self._num_held = 0
+        self._waiting: deque[tuple[Ticket, Job]] = deque()
+        self._rows: list[tuple[Ticket, Row]] = []
+        self._num_slots = 0
+        self._is_closed = self._is_stopping = False
+        self._pace = Pace()
+        self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_held(self) -> int:
+        """Places taken: texts that are written, wait, or whose prompt is being read."""
+        return self._num_held
+
+    @property
+    def num_active(self) -> int:
+        """Slots taken."""
+        return self._num_slots
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a text to go on with whose client keeps up."""
+        with self._changed:
+            if any(not ticket.is_congested for ticket, _ in self._rows):
+                return True
+            return bool(self._waiting) and not self._rows
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is admitted."""
+        return self._is_closed
+
+    def reserve(self, count: int, channel: Channel) -> Ticket:
+        """Takes places for so many texts; to be given back by `release`, whatever comes.
+
+        Raises:
+            ApiError: more texts than there are slots (400), all places are taken (429), or
+                the server is closing (503).
+        """
+        if count > self.max_streams:
+            raise ApiError(
+                400,
+                f"the request asks for {count} texts (prompts times n), this server writes"
+                f" at most {self.max_streams} at a time; ask for fewer",
+                "n",
+            )
+        with self._changed:
+            self._require_room(count)
+            self._num_held += count
+        return Ticket(count, channel)
+
+    def require_room(self) -> None:
+        """Raises what `reserve` would for one more text; takes nothing."""
+        with self._changed:
+            self._require_room(1)
+
+    def _require_room(self, count: int) -> None:
+        if self._is_closed:
+            raise Unavailable("the server is shutting down; send the request to another one")
+        if self._num_held + count > self.max_streams + self.max_queue:
+            raise Overloaded("the server is at its capacity; send the request again later")
+
+    def submit(self, ticket: Ticket, jobs: Sequence[Job]) -> None:
+        """Has the texts of a ticket written."""
+        with self._changed:
+            if self._is_stopping:
+                raise Unavailable("the server is shutting down; send the request to another one")
+            self._waiting.extend((ticket, job) for job in jobs)
+            self._changed.notify()
+
+    def release(self, ticket: Ticket) -> None:
+        """Gives back what a ticket holds; texts under way end before the next call."""
+        with self._changed:
+            ticket.is_cancelled = True
+            is_running = any(ticket is other for other, _ in (*self._rows, *self._waiting))
+            if not is_running:
+                self._give_back(ticket, ticket.num_places)
+            self._changed.notify()
+
+    def relieve(self, ticket: Ticket) -> None:
+        """The client of a congested ticket has caught up."""
+        ticket.is_congested = False
+        with self._changed:
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Admits nothing more; what is admitted goes on."""
+        self._is_closed = True
+
+    def stop(self, why: str = "the server is shutting down") -> None:
+        """Ends every text with an error, and the thread; a frozen call is not waited for."""
+        with self._changed:
+            self._is_closed = self._is_stopping = True
+            self._why = why
+            self._changed.notify()
+        self._thread.join(_STOP_S)
+
+    # What follows runs on the engine's thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._is_stopping or self._rows or self._waiting):
+                    self._changed.wait()
+                if self._is_stopping:
+                    break
+                self._drop_cancelled()
+                self._start_waiting()
+                ready = [(ticket, row) for ticket, row in self._rows if not ticket.is_congested]
+                if not ready and self._rows:
+                    self._changed.wait(_CONGESTED_WAIT_S)
+            if ready:
+                self._advance(ready)
+        self._end_all(self._why)
+
+    def _drop_cancelled(self) -> None:
+        if any(ticket.is_cancelled for ticket, _ in (*self._rows, *self._waiting)):
+            for ticket, row in self._rows:
+                if ticket.is_cancelled:
+                    self._free(ticket, row)
+            self._rows = [(t, row) for t, row in self._rows if not t.is_cancelled]
+            for ticket, job in self._waiting:
+                if ticket.is_cancelled:
+                    self._give_back(ticket, len(job.samplings))
+            self._waiting = deque((t, job) for t, job in self._waiting if not t.is_cancelled)
+
+    def _start_waiting(self) -> None:
+        while self._waiting:
+            ticket, job = self._waiting[0]
+            count = len(job.samplings)
+            if self._num_slots + count > self.max_streams:
+                return  # in their order: a request for many must not wait for ever
+            self._waiting.popleft()
+            self._num_slots += count
+            try:
+                rows = openings(job, self._decoder, self._tokenizer)
+            except Exception:
+                _LOG.exception("a text could not be begun")
+                self._num_slots -= count
+                self._give_back(ticket, count)
+                self._deliver(Tick(0.0, 0, 0, _failures(ticket, job.indices, _FAILED)))
+                continue
+            self._rows += [(ticket, row) for row in rows]
+
+    def _advance(self, ready: list[tuple[Ticket, Row]]) -> None:
+        steps = self._pace.steps(len(ready))
+        start_s = time.perf_counter()
+        try:
+            for _, row in ready:
+                row.prepare()
+            self._decoder.run([row.stream for _, row in ready], steps, self._threads)
+        except Exception:
+            _LOG.exception("a call of the engine failed; its texts end with an error")
+            self._end_all(_FAILED, with_waiting=False)
+            return
+        seconds = time.perf_counter() - start_s
+        pieces: list[tuple[Channel, Piece]] = []
+        ended: list[tuple[Ticket, Row]] = []
+        num_read = num_written = 0
+        for ticket, row in ready:
+            piece = self._take(row)
+            num_read += row.count_read()
+            if piece is None:
+                continue
+            num_written += piece.num_tokens
+            if row.choice is None and piece.error is None:
+                ended.append((ticket, row))  # has read the prompt for others
+                continue
+            pieces.append((ticket.channel, piece))
+            if piece.is_last:
+                ended.append((ticket, row))
+        if ended:
+            pieces += self._replace(ended)
+        self._pace.saw(len(ready), num_read + num_written, seconds)
+        self._deliver(Tick(seconds, num_read, num_written, pieces))
+
+    def _take(self, row: Row) -> Piece | None:
+        try:
+            return row.take()
+        except NonFiniteError:
+            return row.failed(_DAMAGED)
+        except Exception:
+            _LOG.exception("a text failed; the others go on")
+            return row.failed(_FAILED)
+
+    def _replace(self, ended: list[tuple[Ticket, Row]]) -> list[tuple[Channel, Piece]]:
+        """Takes rows out; one that read a prompt for others makes room for them."""
+        failures = []
+        gone = {id(row) for _, row in ended}
+        with self._changed:
+            self._rows = [(t, row) for t, row in self._rows if id(row) not in gone]
+            for ticket, row in ended:
+                if row.choice is not None or row.stream.status != "length":
+                    self._free(ticket, row)
+                    continue
+                try:
+                    rows = forked(row, self._decoder, self._tokenizer)
+                except Exception:
+                    _LOG.exception("a text could not be begun")
+                    failures += _failures(ticket, row.indices, _FAILED)
+                    self._free(ticket, row)
+                    continue
+                self._rows += [(ticket, row) for row in rows]
+        return failures
+
+    def _end_all(self, why: str, *, with_waiting: bool = True) -> None:
+        with self._changed:
+            pieces = []
+            for ticket, row in self._rows:
+                pieces += _failures(ticket, row.indices, why)
+                self._free(ticket, row)
+            self._rows = []
+            while with_waiting and self._waiting:
+                ticket, job = self._waiting.popleft()
+                pieces += _failures(ticket, job.indices, why)
+                self._give_back(ticket, len(job.indices))
+        self._deliver(Tick(0.0, 0, 0, pieces))
+
+    def _free(self, ticket: Ticket, row: Row) -> None:
+        count = len(row.indices)
+        self._num_slots -= count
+        self._give_back(ticket, count)
+
+    def _give_back(self, ticket: Ticket, count: int) -> None:
+        ticket.num_places -= count
+        self._num_held -= count
+        assert ticket.num_places >= 0
+        assert self._num_held >= 0
+
+
+def _failures(ticket: Ticket, indices: range, why: str) -> list[tuple[Channel, Piece]]:
+    return [(ticket.channel, Piece(index, error=why)) for index in indices]

@@ -1,0 +1,87 @@
+"""Sending to a client that may be slow, or take nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import Scope, Send
+
+    from fastlstm.serve.access import Record
+    from fastlstm.serve.channel import Channel
+    from fastlstm.serve.metrics import Metrics
+
+
+class Sender:
+    """The answer to one request.
+
+    Args:
+        scope: of the request.
+        send: ASGI's.
+        channel: is closed when the client is cut off.
+        record: what is known about the request.
+        metrics: counts.
+
+    Attributes:
+        waits_since_s: when the piece was handed over that is not taken yet, or None.
+    """
+
+    def __init__(
+        self, scope: Scope, send: Send, channel: Channel, record: Record, metrics: Metrics
+    ) -> None:
+        self._connection = scope["state"].get("connection")
+        self._send, self._channel = send, channel
+        self._record, self._metrics = record, metrics
+        self._last_s = 0.0
+        self.waits_since_s: float | None = None
+
+    async def start(self, kind: bytes, length: int | None = None) -> None:
+        """Sends status 200 and the headers."""
+        headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        self._record.first_piece_s = time.monotonic() - self._record.start_s
+        self._metrics.first_token.observe(self._record.first_piece_s)
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def body(self, data: bytes, *, is_last: bool = False) -> None:
+        """Sends a part; returns when the connection has room for the next."""
+        now_s = time.monotonic()
+        if self._last_s:
+            self._metrics.between.observe(now_s - self._last_s)
+        self._last_s = self.waits_since_s = now_s
+        message = {"type": "http.response.body", "body": data, "more_body": not is_last}
+        try:
+            await self._send(message)
+        finally:
+            self.waits_since_s = None
+
+    def cut(self) -> None:
+        """Ends the connection; what the client has not taken is lost."""
+        self._record.outcome = "stalled"
+        self._channel.close()
+        if self._connection is not None:
+            self._connection.abort()
+
+
+class Stalls:
+    """Cuts off the clients that take nothing.
+
+    Args:
+        limit_s: how long a client may leave a piece untaken.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.senders: set[Sender] = set()
+
+    async def watch(self) -> None:
+        """Looks from time to time, for ever."""
+        while True:
+            await asyncio.sleep(min(1.0, self._limit_s / 4))
+            before_s = time.monotonic() - self._limit_s
+            for sender in list(self.senders):
+                if sender.waits_since_s is not None and sender.waits_since_s < before_s:
+                    sender.cut()

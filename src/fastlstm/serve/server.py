@@ -1,0 +1,228 @@
+"""Running the server: listening, loading, serving, and ending without losing a text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import resource
+import secrets
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from fastlstm import hardware
+from fastlstm.errors import ConfigError
+from fastlstm.infer.loading import load_decoder
+from fastlstm.serve.app import make_app
+from fastlstm.serve.engine import Engine
+from fastlstm.serve.keys import Keys
+from fastlstm.serve.protocol import protocol_class
+from fastlstm.serve.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from fastlstm.infer.loading import Writer
+    from fastlstm.serve.settings import Settings
+
+_BACKLOG = 2048
+_SEND_BUFFER = 1 << 18
+"""What the kernel may hold of one connection; by itself it would let a slow reader have 4 MB."""
+_FLUSH_S = 5
+"""What clients have to take the end of their texts, after the last one was written."""
+_SWITCH_S = 0.001
+"""The engine waits at most so long for the interpreter, when a call has returned."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, whose signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+
+class Runner:
+    """A server from start to end.
+
+    Args:
+        load: returns the model; called once the port is open.
+        settings: address and limits.
+        keys: API keys; none lets everyone in.
+        session_key: signs states; None draws one.
+        say: is given what the user should know.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Writer],
+        settings: Settings,
+        keys: Sequence[str] = (),
+        session_key: bytes | None = None,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self._load, self._settings, self._say = load, settings, say
+        self._session_key = session_key
+        self.service = Service(settings, Keys(keys))
+        self._ending = asyncio.Event()
+        self._must_hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves until a signal comes.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+            FastLSTMError: the model cannot be loaded.
+        """
+        bound = _listen(self._settings)
+        server = Server(_config(self._settings, self.service))
+        serving = asyncio.create_task(server.serve([bound]))
+        watching = asyncio.create_task(self.service.stalls.watch())
+        try:
+            with self._signals():
+                await self._open(bound)
+                await self._ending.wait()
+                await self._drain()
+        finally:
+            await asyncio.to_thread(self.service.stop)
+            server.should_exit = True
+            await serving
+            watching.cancel()
+
+    def end(self) -> None:
+        """Begins to end; a second time leaves out the grace."""
+        if self._ending.is_set():
+            self._must_hurry.set()
+        self._ending.set()
+
+    async def _open(self, bound: socket.socket) -> None:
+        host, port = bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self._warn(host)
+        writer = await asyncio.to_thread(self._load)
+        key = self._session_key or secrets.token_bytes(32)
+        if self._session_key is None:
+            self._say("session states are signed with a key of this process: they end with it")
+        threads = self._settings.threads or _default_threads()
+        self.service.engine = Engine(writer, self._settings, self.service.metrics, key, threads)
+        described = writer.decoder.describe(self._settings.max_streams, threads)
+        self._say(f"serving {writer.name} at http://{shown}:{port}/ ({described})")
+
+    def _warn(self, host: str) -> None:
+        if not self.service.keys and not ipaddress.ip_address(host.split("%")[0]).is_loopback:
+            self._say(
+                f"WARNING: {host} can be reached from other machines and there is no API key:"
+                " anyone may use this server; set --api-key-file, or --host 127.0.0.1"
+            )
+
+    async def _drain(self) -> None:
+        self.service.drain()
+        end_s = time.monotonic() + self._settings.grace
+        while self.service.num_held and time.monotonic() < end_s:
+            if self._must_hurry.is_set():
+                break
+            await asyncio.sleep(0.05)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.end)
+
+        try:
+            before = {n: signal.signal(n, handle) for n in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # not the main thread: someone else has the signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    path: str,
+    settings: Settings,
+    keys: Sequence[str] = (),
+    session_key: bytes | None = None,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Serves the model of a run until SIGTERM or Ctrl-C.
+
+    Raises:
+        FastLSTMError: the run cannot be loaded, or the address not be listened on.
+    """
+    _allow_many_files()
+    sys.setswitchinterval(_SWITCH_S)
+    # uvicorn's own lines would come between ours.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+    async def run() -> None:
+        runner = Runner(
+            lambda: load_decoder(path, settings.weights), settings, keys, session_key, say
+        )
+        await runner.run()
+
+    asyncio.run(run())
+
+
+def _default_threads() -> int | None:
+    """With two cores one is the clients'; with more, what is fastest beside them is found out."""
+    return 1 if hardware.default_threads() <= 2 else None
+
+
+def _config(settings: Settings, service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service),
+        http=protocol_class(settings),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_FLUSH_S,
+        backlog=_BACKLOG,
+        h11_max_incomplete_event_size=32768,
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host,
+            settings.port,
+            type=socket.SOCK_STREAM,
+            proto=socket.IPPROTO_TCP,  # named, or asyncio leaves Nagle's 40 ms in
+            flags=socket.AI_PASSIVE,
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        bound.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error});"
+            " choose another --host or --port"
+        ) from None
+    return bound
+
+
+def _allow_many_files() -> None:
+    """A connection is an open file, and 1,024 are soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

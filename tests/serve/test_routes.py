@@ -1,0 +1,212 @@
+"""Routes, keys, errors: what a request gets that is not a plain completion."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from fastlstm.serve.app import make_app
+from fastlstm.serve.keys import Keys
+from running_server import Running
+
+KEY = "sk-Test_1.ä"
+
+
+@pytest.fixture
+def guarded(serve: Any) -> Running:
+    running: Running = serve(keys=("other", KEY))
+    return running
+
+
+def every_path(running: Running) -> list[str]:
+    """The paths of the route table, a name filled in."""
+    app = make_app(running.runner.service)
+    routes = app._app._app._router.routes  # type: ignore[attr-defined]
+    return [re.sub(r"\{.*\}", "tiny", route.path) for route in routes]
+
+
+def with_key(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
+    return {"authorization": f"{scheme} {key}".encode()}
+
+
+def test_without_the_key_nothing_but_health_and_the_page_answers(guarded: Running) -> None:
+    paths = every_path(guarded)
+    assert {"/v1/completions", "/metrics", "/v1/models/tiny", "/"} <= set(paths)
+    others = ["/nope", "//v1/models", "/v1/models/", "/health/live/", "/health/live/../../metrics"]
+    for path in [*paths, *others, "/metrics?x=/health/live", "/%2e/metrics"]:
+        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+            answer = guarded.client.request(method, path)
+            is_open = path in ("/health/live", "/health/ready")
+            is_page = path == "/" and method in ("GET", "HEAD")
+            if is_open or is_page:
+                assert answer.status_code in (200, 405), (method, path)
+            else:
+                assert answer.status_code == 401, (method, path)
+                assert answer.headers["www-authenticate"] == "Bearer"
+    for path in paths:
+        assert guarded.client.get(path, headers=with_key(KEY)).status_code in (200, 405)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        with_key(KEY.upper()),
+        with_key(" " + KEY),
+        with_key(KEY[:-1]),
+        with_key(KEY, "Basic"),
+        with_key(f"{KEY}, Bearer {KEY}"),
+        {"authorization": KEY.encode()},
+        {"api-key": KEY.encode()},
+        {"host": b"x/health/live"},
+        {"host": b"x/health/live?"},
+        {"x-forwarded-for": b"127.0.0.1", "x-original-url": b"/health/live"},
+    ],
+)
+def test_a_key_is_exact(guarded: Running, headers: dict[str, bytes]) -> None:
+    assert guarded.client.get("/v1/models", headers=headers).status_code == 401
+
+
+def test_each_key_is_accepted_and_two_headers_are_not(guarded: Running) -> None:
+    for key in ("other", KEY):
+        assert guarded.client.get("/v1/models", headers=with_key(key)).status_code == 200
+    assert guarded.client.get("/v1/models", headers=with_key(KEY, "bearer")).status_code == 200
+    twice = [("authorization", f"Bearer {KEY}".encode())] * 2
+    assert guarded.client.get("/v1/models", headers=twice).status_code == 401
+    assert not Keys(())
+
+
+def test_errors_have_one_shape(server: Running) -> None:
+    cases: list[tuple[int, httpx.Response]] = [
+        (404, server.client.get("/nope")),
+        (404, server.client.get("/v1/models/other")),
+        (404, server.client.post("/v1/chat/completions", json={})),
+        (405, server.client.get("/v1/completions")),
+        (405, server.client.put("/v1/models")),
+        (415, server.client.post("/v1/completions", content=b"{}")),
+        (415, server.client.post("/v1/completions", data={"prompt": "a"})),
+        (400, server.post(prompt=7)),
+        (400, server.post(session="x")),
+        (404, server.post(model="other")),
+    ]
+    for status, answer in cases:
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert answer.headers["content-type"] == "application/json"
+        assert "Traceback" not in answer.text
+        assert ".py" not in answer.text
+    assert cases[3][1].headers["allow"] == "POST"
+
+
+def test_compressed_and_oversized_bodies(serve: Any) -> None:
+    server = serve(max_body=2000, max_prompt_tokens=100)
+    post = server.client.post
+    kind = {"content-type": "application/json"}
+    packed = post("/v1/completions", content=b"x", headers={**kind, "content-encoding": "gzip"})
+    assert packed.status_code == 415
+    assert post("/v1/completions", content=b" " * 2001, headers=kind).status_code == 413
+
+    def parts() -> Any:
+        yield from [b" " * 100] * 100
+
+    assert post("/v1/completions", content=parts(), headers=kind).status_code == 413
+    answer = server.post(prompt="a" * 101)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "prompt_too_long"
+    assert server.post(prompt=[1] * 101).status_code == 400
+    assert server.post(prompt="a" * 100).status_code == 200
+
+
+def test_request_ids(server: Running) -> None:
+    get = server.client.get
+    good = "A-b_c.9" * 9
+    assert get("/health/live", headers={"x-request-id": good}).headers["x-request-id"] == good
+    for bad in (b"a b", b"x" * 65, b"\x1b[31m", b"", "é".encode(), b"a;b"):
+        answer = get("/health/live", headers={"x-request-id": bad})
+        assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+def test_one_log_line_per_request_whatever_is_in_it(
+    serve: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(log=True)
+    server.post(prompt="a cat", max_tokens=3)
+    server.client.get("/a%0d%0a%1b[31m%e2%80%a8" + "x" * 1000)
+    server.client.get("/health/live", headers={"x-request-id": b"\xe2\x80\xa8"})
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["status"] for line in lines] == [200, 404, 200]
+    assert lines[0]["prompt_tokens"] == 5
+    assert lines[0]["completion_tokens"] == 3
+    assert "cat" not in json.dumps(lines[0])
+    assert lines[1]["path"].startswith("/a\r\n\x1b")
+    assert len(lines[1]["path"]) <= 200
+
+
+def test_metrics_count(serve: Any) -> None:
+    server = serve()
+    server.text(prompt="a cat", max_tokens=30)
+    server.post(prompt=1)
+    assert server.metric("tokens_written_total") == 30
+    assert server.metric("tokens_read_total") == 5
+    assert server.metric('requests_total{code="200"}') >= 1
+    assert server.metric('requests_total{code="400"}') == 1
+    assert server.metric("streams_active") == 0
+    assert server.metric("slots") == server.settings.max_streams
+    assert server.metric("first_token_seconds_count") == 1
+
+
+def test_the_page_is_one_file_that_loads_nothing(server: Running) -> None:
+    answer = server.client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", answer.text)
+    assert "@import" not in answer.text
+    assert "innerHTML" not in answer.text
+    for needed in ("/v1/completions", "/v1/models", "prefers-color-scheme", 'name="viewport"'):
+        assert needed in answer.text
+
+
+def test_while_the_model_loads_nothing_is_ready(writer: Any) -> None:
+    import socket
+    import threading
+    import time
+
+    from running_server import SETTINGS
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    loaded = threading.Event()
+
+    def load() -> Any:
+        assert loaded.wait(10)
+        return writer
+
+    from dataclasses import replace
+
+    starting: list[Running] = []
+    settings = replace(SETTINGS, port=port)
+    thread = threading.Thread(target=lambda: starting.append(Running(writer, settings, load=load)))
+    thread.start()
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(200):
+        try:
+            assert httpx.get(f"{url}/health/live").status_code == 200
+            break
+        except httpx.ConnectError:
+            time.sleep(0.02)
+    assert httpx.get(f"{url}/health/ready").status_code == 503
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 503
+    assert "still being loaded" in answer.json()["error"]["message"]
+    loaded.set()
+    thread.join(10)
+    assert httpx.get(f"{url}/health/ready").status_code == 200
+    starting[0].end()
