@@ -132,7 +132,7 @@ struct DecodeScratch {
     cells = carver.take<float>(m.L * rows * hidden);
     projected = {carver.take<float>(rows * 4 * hidden), rows, units};
     logits = carver.take<float>(rows * logit_stride);
-    choices = carver.take<float>(g.threads * 3 * logit_stride);
+    choices = carver.take<float>(g.threads * (kRooms + 1) * logit_stride);
     tokens = carver.take<int32_t>(rows);
     flags = carver.take<uint8_t>(rows);
     broken = carver.take<uint8_t>(rows);
@@ -155,7 +155,7 @@ struct DecodeScratch {
   float* cells;     // [layer][group][row][lane]
   GateMatrix<float> projected;  // input times w_ih, plus bias
   float* logits;                // [row][logit_stride]
-  float* choices;               // [thread][3][logit_stride]
+  float* choices;               // [thread][kRooms + 1][logit_stride]
   int32_t* tokens;              // [row] to be read
   uint8_t* flags;               // [row] what a row does in this step
   uint8_t* broken;              // [row] whether a NaN was met
@@ -433,9 +433,7 @@ class DecodeLoop {
     }
     int32_t next = row.num_read < row.num_given ? row.given[row.num_read] : -1;
     if ((flags & (kReports | kWrites)) != 0) {
-      float* const choice = s_.choices + me_.index * 3 * s_.logit_stride;
-      const Scores scores{s_.logits + at * s_.logit_stride, choice, choice + s_.logit_stride,
-                          s_.logit_stride};
+      const Scores scores(s_.logits + at * s_.logit_stride, s_.logit_stride, room());
       if (scores.is_damaged()) {
         row.status = RowStatus::not_finite;
         return;
@@ -453,11 +451,13 @@ class DecodeLoop {
     read_next(at, next);
   }
 
+  // This thread's room for choosing.
+  float* room() const { return s_.choices + me_.index * (kRooms + 1) * s_.logit_stride; }
+
   int32_t write(DecodeRow& row, const Scores& scores) {
     Sampler& sampler = *row.sampler;
     const bool reports = sampler.num_top >= 0;
-    const Scores given{s_.choices + (me_.index * 3 + 2) * s_.logit_stride, nullptr, nullptr,
-                       s_.logit_stride};
+    const Scores given(room() + kRooms * s_.logit_stride, s_.logit_stride, room());
     if (reports) {  // choosing changes the logits
       __builtin_memcpy(given.logits, scores.logits, s_.logit_stride * sizeof(float));
     }

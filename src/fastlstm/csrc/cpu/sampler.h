@@ -6,7 +6,7 @@
 // seed and the count of draws.
 #pragma once
 
-#include "cpu/activations.h"
+#include "cpu/quantized.h"
 #include "decode.h"
 
 namespace fastlstm::FASTLSTM_ISA {
@@ -27,6 +27,16 @@ FASTLSTM_INLINE float max_lane(Vec v) {
   Float32::store(whole, v);
   for (int k = 1; k < kLanes; ++k) whole[0] = whole[k] > whole[0] ? whole[k] : whole[0];
   return whole[0];
+#endif
+}
+
+FASTLSTM_INLINE bool is_any(Words w) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(bits_of<__m512i>(w), bits_of<__m512i>(w)) != 0;
+#else
+  uint32_t any = 0;
+  for (int l = 0; l < kLanes; ++l) any |= w[l];
+  return any != 0;
 #endif
 }
 
@@ -51,11 +61,23 @@ FASTLSTM_INLINE double uniform(uint64_t seed, uint64_t number) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-// Logits of one row, `size` of them in whole vectors, and room for as many floats twice.
+inline constexpr int kRooms = 4;  // of a Scores
+
+// Logits of one row, `size` of them in whole vectors, and room for as many floats four times.
 struct Scores {
+  Scores(float* given, int64_t count, float* room)
+      : logits(given),
+        weights(room),
+        sums(room + count),
+        top_scores(room + 2 * count),
+        top_weights(room + 3 * count),
+        size(count) {}
+
   float* logits;
   float* weights;
-  float* sums;  // of every vector of weights
+  float* sums;         // of every vector of weights
+  float* top_scores;   // the scores that may be kept, side by side
+  float* top_weights;  // theirs
   int64_t size;
 
   FASTLSTM_INLINE Vec at(int64_t k) const { return Float32::load(logits + k); }
@@ -72,9 +94,7 @@ struct Scores {
       const Words bits = bits_of<Words>(at(k));
       bad |= (bits & 0x7f800000u) == 0x7f800000u ? (bits ^ 0xff800000u) : Words{};
     }
-    uint32_t any = 0;
-    for (int l = 0; l < kLanes; ++l) any |= bad[l];
-    return any != 0;
+    return is_any(bad);
   }
   // log sum exp
   float total(float top) const {
@@ -102,34 +122,75 @@ FASTLSTM_INLINE int64_t count_where(Vec scores, float bound) {
 #endif
 }
 
-// What is kept by each of some bounds; without `kWeighs` the weights stay zero.
+// Scores among which a bound lies, and what is above all of them.
+struct Pool {
+  const float* scores;
+  const float* weights;
+  int64_t size;
+  Kept above;
+};
+
+// What is kept by each of some bounds; without `kWeighs` the weights count for nothing.
 template <bool kWeighs, int kBounds>
-FASTLSTM_INLINE void kept_above(const Scores& s, const float (&bounds)[kBounds],
+FASTLSTM_INLINE void kept_above(const Pool& pool, const float (&bounds)[kBounds],
                                 Kept (&kept)[kBounds]) {
   int64_t counts[kBounds] = {};
   Vec weights[kBounds] = {};
-  for (int64_t k = 0; k < s.size; k += kLanes) {
-    const Vec score = s.at(k);
+  for (int64_t k = 0; k < pool.size; k += kLanes) {
+    const Vec score = Float32::load(pool.scores + k);
 #pragma GCC unroll 3
     for (int n = 0; n < kBounds; ++n) {
       counts[n] += count_where(score, bounds[n]);
       if constexpr (kWeighs) {
-        weights[n] += where(score >= bounds[n], Float32::load(s.weights + k));
+        weights[n] += where(score >= bounds[n], Float32::load(pool.weights + k));
       }
     }
   }
 #pragma GCC unroll 3
   for (int n = 0; n < kBounds; ++n) {
-    kept[n] = {counts[n], kWeighs ? sum_lanes(weights[n]) : 0.0f};
+    kept[n] = {pool.above.count + counts[n],
+               kWeighs ? pool.above.weight + sum_lanes(weights[n]) : 0.0f};
   }
 }
 
 template <bool kWeighs>
-FASTLSTM_INLINE Kept kept_above(const Scores& s, float bound) {
+FASTLSTM_INLINE Kept kept_above(const Pool& pool, float bound) {
   const float bounds[1] = {bound};
   Kept kept[1];
-  kept_above<kWeighs>(s, bounds, kept);
+  kept_above<kWeighs>(pool, bounds, kept);
   return kept[0];
+}
+
+// The scores from `low` to below `high`, side by side in the room of `s`; `above`: from `high` on.
+// The pool may lie there already.
+FASTLSTM_INLINE Pool narrowed(const Scores& s, const Pool& pool, float low, float high,
+                              Kept above) {
+  int64_t count = 0;
+  for (int64_t k = 0; k < pool.size; k += kLanes) {
+#if defined(__AVX512F__)
+    const auto score = bits_of<__m512>(Float32::load(pool.scores + k));
+    const auto weight = bits_of<__m512>(Float32::load(pool.weights + k));
+    const auto mask = _mm512_cmp_ps_mask(score, _mm512_set1_ps(low), _CMP_GE_OQ) &
+                      _mm512_cmp_ps_mask(score, _mm512_set1_ps(high), _CMP_LT_OQ);
+    if (mask == 0) continue;
+    _mm512_mask_compressstoreu_ps(s.top_scores + count, mask, score);
+    _mm512_mask_compressstoreu_ps(s.top_weights + count, mask, weight);
+    count += __builtin_popcount(mask);
+#else
+    for (int64_t l = k; l < k + kLanes; ++l) {
+      const float score = pool.scores[l], weight = pool.weights[l];
+      s.top_scores[count] = score;
+      s.top_weights[count] = weight;
+      count += score >= low && score < high ? 1 : 0;
+    }
+#endif
+  }
+  const int64_t whole = round_up(count, kLanes);
+  for (int64_t k = count; k < whole; ++k) {
+    s.top_scores[k] = 2.0f * kLowest;
+    s.top_weights[k] = 0.0f;
+  }
+  return {s.top_scores, s.top_weights, whole, above};
 }
 
 FASTLSTM_INLINE void cut_in_four(float low, float high, float (&bounds)[3]) {
@@ -137,18 +198,21 @@ FASTLSTM_INLINE void cut_in_four(float low, float high, float (&bounds)[3]) {
   for (int n = 0; n < 3; ++n) bounds[n] = low + static_cast<float>(n + 1) * step;
 }
 
-// The highest bound >= `low` above which enough is kept; `below` scores are above `low`, enough.
-// The range is cut in four at a time: three counts in one pass cost little more than one.
+// The highest bound >= `low` above which enough of the pool is kept; at most `below` scores are
+// above `low`. The range is cut in four at a time: three counts in one pass cost little more than
+// one. Of a large vocabulary only what still lies in the range is looked at again.
 template <bool kWeighs, typename Enough>
-FASTLSTM_INLINE float highest_bound(const Scores& s, float low, int64_t below, Enough&& enough) {
+FASTLSTM_INLINE float highest_bound(const Scores& s, Pool pool, float low, int64_t below,
+                                    Enough&& enough) {
+  constexpr int64_t kLarge = 512;
   float high = 1.0f;  // no score is that high
-  int64_t above = 0;
+  Kept above{};
   float bounds[3] = {-12.0f, -6.0f, -2.0f};  // where it mostly lies
   if (low >= bounds[0]) cut_in_four(low, high, bounds);
-  while (below - above > 1) {
+  while (below - above.count > 1) {
     if (bounds[0] <= low || bounds[2] >= high) break;  // equal scores
     Kept kept[3];
-    kept_above<kWeighs>(s, bounds, kept);
+    kept_above<kWeighs>(pool, bounds, kept);
     for (int n = 2; n >= 0; --n) {
       if (enough(kept[n])) {
         low = bounds[n];
@@ -156,7 +220,10 @@ FASTLSTM_INLINE float highest_bound(const Scores& s, float low, int64_t below, E
         break;
       }
       high = bounds[n];
-      above = kept[n].count;
+      above = kept[n];
+    }
+    if (pool.size > kLarge && 2 * (below - above.count) < pool.size) {
+      pool = narrowed(s, pool, low, high, above);
     }
     cut_in_four(low, high, bounds);
   }
@@ -198,13 +265,33 @@ inline void apply_penalties(const Scores& s, const Sampler& sampler, int64_t V) 
     }
   }
   if (sampler.counts != nullptr) {
-    for (int64_t k = 0; k < V; ++k) {
-      const uint16_t times = sampler.counts[k];
-      if (times == 0) continue;
-      l[k] -= sampler.presence_penalty + sampler.frequency_penalty * static_cast<float>(times);
+    for (int64_t k = 0; k < V; k += kLanes) {
+      Halves times{};
+      __builtin_memcpy(&times, sampler.counts + k, min_of(kLanes, V - k) * sizeof(uint16_t));
+      const Vec count = __builtin_convertvector(__builtin_convertvector(times, Integers), Vec);
+      const Vec off = sampler.presence_penalty + sampler.frequency_penalty * count;
+      Float32::store(l + k, s.at(k) - where(count > 0.0f, off));
     }
   }
   for (int64_t k = 0; k < sampler.num_biases; ++k) l[sampler.bias_tokens[k]] += sampler.biases[k];
+}
+
+// The lowest score that top-k and then top-p keep.
+inline float lowest_kept(const Scores& s, const Sampler& sampler, bool has_top_k, bool has_top_p) {
+  Pool pool{s.logits, s.weights, s.size, {}};
+  float bound = kLowest;
+  if (has_top_k) {
+    bound = highest_bound<false>(s, pool, bound, s.size,
+                                 [&](Kept kept) { return kept.count >= sampler.top_k; });
+  }
+  if (has_top_p) {
+    if (bound > kLowest) pool = narrowed(s, pool, bound, 1.0f, {});
+    const Kept found = kept_above<true>(pool, bound);
+    const float wanted = sampler.top_p * found.weight;
+    bound = highest_bound<true>(s, pool, bound, found.count,
+                                [&](Kept kept) { return kept.weight >= wanted; });
+  }
+  return bound;
 }
 
 // The next token by the sampler's rules, -1 where none has a chance; changes the logits.
@@ -226,19 +313,8 @@ inline int32_t choose(const Scores& s, Sampler& sampler, int64_t V) {
     s.sums[k / kLanes] = sum_lanes(weight);
   }
   float bound = kLowest;
-  if (sampler.top_k > 0 && sampler.top_k < V) {
-    const int64_t all = kept_above<false>(s, bound).count;
-    if (all > sampler.top_k) {
-      bound = highest_bound<false>(s, bound, all,
-                                   [&](Kept kept) { return kept.count >= sampler.top_k; });
-    }
-  }
-  if (sampler.top_p < 1.0f) {
-    const Kept all = kept_above<true>(s, bound);
-    const float wanted = sampler.top_p * all.weight;
-    bound =
-        highest_bound<true>(s, bound, all.count, [&](Kept kept) { return kept.weight >= wanted; });
-  }
+  const bool has_top_k = sampler.top_k > 0 && sampler.top_k < V, has_top_p = sampler.top_p < 1.0f;
+  if (has_top_k || has_top_p) bound = lowest_kept(s, sampler, has_top_k, has_top_p);
   if (sampler.min_p > 0.0f) {
     const float lowest = static_cast<float>(__builtin_log(sampler.min_p));
     bound = lowest > bound ? lowest : bound;
