@@ -100,7 +100,7 @@ def draw_decode(rows: list[Row], path: Path) -> None:
     panel.set_xscale("log")
     panel.set_xlim(1, max(rates.values()) * 6)
     panel.set_xlabel("characters per second on 2 CPU cores")
-    panel.set_title(f"One stream of text, {_title(rows[0])}, one LSTM layer", fontsize=11)
+    panel.set_title(f"Writing text, {_title(rows[0])}, one LSTM layer", fontsize=11)
     panel.grid(axis="x", alpha=0.25)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)

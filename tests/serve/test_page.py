@@ -1,0 +1,34 @@
+"""The page at `/` in a real browser, where there is one."""
+
+import shutil
+
+import pytest
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_the_page_writes_refuses_and_stops(server, width):
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        told, asked = [], []
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("console", lambda message: told.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(server.url + "/")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.locator("#prompt").fill("ab")
+        page.locator("#length").fill("50")
+        page.locator("#start").click()
+        page.get_by_text("tokens/s").wait_for(timeout=10_000)
+        page.locator("#stop:disabled").wait_for(timeout=10_000)
+        assert "100 tokens" in page.inner_text("body"), "two samples of fifty"
+        assert told == []
+        page.locator("#prompt").fill("\u2603 is not in this vocabulary")
+        page.locator("#start").click()
+        page.get_by_text("the prompt has").wait_for(timeout=10_000)
+        assert all(url.startswith(server.url) for url in asked), "nothing from elsewhere"
+        browser.close()
