@@ -90,7 +90,7 @@ def start(scheduler: Scheduler, job: Job) -> tuple[Ticket, Sink]:
     return ticket, sink
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s

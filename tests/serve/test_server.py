@@ -67,7 +67,7 @@ class Process:
     def end(self, number: int = signal.SIGTERM) -> int:
         if number:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         self.lines += err.splitlines()
         self.output = out
         return self.process.returncode
@@ -108,14 +108,14 @@ print([thread.name for thread in threading.enumerate() if thread is not threadin
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_texts_end_and_refuses_new_ones(start: Any, number: int) -> None:
-    server = start("--grace", "10", "--max-tokens", "100000000")
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    server = start("--grace", "60", "--max-tokens", "100000000")
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         body = {"prompt": "a", "max_tokens": 1_500_000, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as answer:
             chunks = answer.iter_text()
             first = next(chunks)
             server.process.send_signal(number)
-            end_s = time.monotonic() + 5
+            end_s = time.monotonic() + 30
             while httpx.get(f"{server.url}/health/ready").status_code != 503:
                 assert time.monotonic() < end_s
             assert httpx.get(f"{server.url}/health/live").status_code == 200
@@ -129,13 +129,13 @@ def test_a_signal_lets_texts_end_and_refuses_new_ones(start: Any, number: int) -
 def test_after_the_grace_texts_get_a_last_event(start: Any) -> None:
     server = start("--grace", "0.3", "--max-tokens", "1000000000")
     body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         chunks = answer.iter_text()
         next(chunks)
         server.process.send_signal(signal.SIGTERM)
         start_s = time.monotonic()
         rest = "".join(chunks)
-        assert time.monotonic() - start_s < 3
+        assert time.monotonic() - start_s < 20
     last = rest.strip().split("\n\n")[-1]
     assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert server.end(0) == 0
@@ -144,7 +144,7 @@ def test_after_the_grace_texts_get_a_last_event(start: Any) -> None:
 def test_a_second_signal_leaves_out_the_grace(start: Any) -> None:
     server = start("--grace", "1000", "--max-tokens", "1000000000")
     body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         chunks = answer.iter_text()
         next(chunks)
         server.process.send_signal(signal.SIGINT)
