@@ -342,3 +342,21 @@ def test_memory_is_constant(make_model):
     before = resident()
     write(1_000_000)
     assert resident() - before < 2 << 20
+
+
+def test_a_stop_may_not_begin_in_the_prompt(make_model):
+    decoder = Decoder.of(make_model())
+
+    def written(stops):
+        stream = decoder.stream()
+        stream.set(Sampling(seed=3), stops=stops)
+        stream.feed([4, 5])
+        stream.begin(30)
+        decoder.run([stream], 100)
+        return stream.take(), stream.status
+
+    text, status = written([])
+    assert (len(text), status) == (30, "length")
+    assert written([[5, text[0]]]) == (text, "length")
+    at = next(k for k in range(30) if text[k : k + 2] == text[6:8])
+    assert written([[5, text[0]], text[6:8]]) == (text[: at + 2], "stop")
