@@ -5,26 +5,16 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
-#include "cpu/allocator.h"
 #include "cpu/threads.h"
 #include "decode_stream.h"
+#include "memory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace fastlstm {
 namespace {
-
-using Address = uintptr_t;
-
-template <typename T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 // A model whose arrays someone else keeps.
 class Model {
@@ -72,8 +62,10 @@ class Model {
     if (rows.empty()) return;
     DecodeArgs args{&model_, rows.data(), static_cast<int64_t>(rows.size()),
                     steps,   threads,     nullptr};
-    args.workspace = workspace(kernels_.workspace(args));
+    thread_local Scratch scratch;
+    args.workspace = scratch.take(kernels_.workspace(args));
     run_team(threads, [&](Member me) { kernels_.decode(args, me); });
+    scratch.give_back();
     for (size_t k = 0; k < rows.size(); ++k) running[k]->finish(rows[k]);
   }
 
@@ -104,24 +96,6 @@ class Model {
   static DecodeMatrix matrix(const std::vector<Address>& from, size_t at) {
     return {pointer<const void>(from[at]), pointer<const float>(from[at + 1]),
             pointer<const int32_t>(from[at + 2])};
-  }
-
-  static void* workspace(int64_t bytes) {
-    struct Free {
-      void operator()(void* p) const { std::free(p); }
-    };
-    thread_local std::unique_ptr<void, Free> memory;
-    thread_local int64_t size = 0;
-    if (bytes > size) {
-      memory.reset();
-      size = 0;
-      const int64_t whole = (bytes + 127) / 64 * 64;
-      memory.reset(std::aligned_alloc(64, static_cast<size_t>(whole)));
-      if (memory == nullptr) throw std::bad_alloc();
-      use_huge_pages(memory.get(), static_cast<size_t>(whole));
-      size = bytes;
-    }
-    return memory.get();
   }
 
   const DecodeKernels& kernels_;

@@ -6,25 +6,17 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// Owns the tile configuration of its thread while it lives.
 class TileEngine {
  public:
   using Element = uint16_t;
   static constexpr int kRows = 32;
-
-  TileEngine() = default;
-  TileEngine(const TileEngine&) = delete;
-  TileEngine& operator=(const TileEngine&) = delete;
-  ~TileEngine() {
-    if (configured_rows_ != 0) _tile_release();
-  }
 
   // out[rows][strips * kLanes] = a * b over `inner` values, whole tiles; calls beside() after every
   // product of tiles that is under way.
   template <typename Beside>
   FASTLSTM_INLINE void block(Left<uint16_t> a, int rows, const uint16_t* b, int64_t strip_stride,
                              int strips, int64_t inner, float* out, Beside&& beside) {
-    configure(rows);
+    tiles_.configure(rows);
     const int64_t ldo = strips * kLanes;
     for (int s = 0; s < strips; s += 2) {
       const uint16_t* right = b + s * strip_stride;
@@ -42,7 +34,7 @@ class TileEngine {
   template <int kStrip, typename Beside>
   FASTLSTM_INLINE void pass(Left<uint16_t> a, const uint16_t* b, int64_t strip_stride,
                             int64_t inner, float* out, int64_t ldo, Beside&& beside) {
-    const bool has_second = configured_rows_ > 16;
+    const bool has_second = tiles_.has_second();
     const int64_t a_bytes = a.row_stride * 2;
     _tile_zero(0);
     if constexpr (kStrip > 1) _tile_zero(1);
@@ -75,13 +67,7 @@ class TileEngine {
     }
   }
 
-  void configure(int rows) {
-    if (rows == configured_rows_) return;
-    configured_rows_ = rows;
-    load_tile_config(rows);
-  }
-
-  int configured_rows_ = 0;
+  Tiles tiles_;
 };
 
 // As multiply in gemm.h. The epilogue of a block runs on the vector units while the tiles of the

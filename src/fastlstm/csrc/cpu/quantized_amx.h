@@ -6,19 +6,11 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// Owns the tile configuration of its thread while it lives.
 class QuantizedTileEngine {
  public:
   using Element = uint8_t;
   static constexpr int kRows = 32;
   static constexpr int kFewRows = 6;
-
-  QuantizedTileEngine() = default;
-  QuantizedTileEngine(const QuantizedTileEngine&) = delete;
-  QuantizedTileEngine& operator=(const QuantizedTileEngine&) = delete;
-  ~QuantizedTileEngine() {
-    if (configured_rows_ != 0) _tile_release();
-  }
 
   void block(const uint8_t* a, int64_t stride, int rows, const uint8_t* b, int64_t inner,
              int32_t* out) {
@@ -26,7 +18,7 @@ class QuantizedTileEngine {
       QuantizedEngine::block(a, stride, rows, b, inner, out);
       return;
     }
-    configure(rows);
+    tiles_.configure(rows);
     pass(a, stride, b, inner, out);
     pass(a, stride, b + 2 * kLanes * 4, inner, out + 2 * kLanes);
   }
@@ -35,7 +27,7 @@ class QuantizedTileEngine {
   // Tiles: 0..3 sums [row tile][strip], 4..5 left operand, 6..7 right operand.
   void pass(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t inner, int32_t* out) {
     constexpr int64_t kPanel = kStrips * kLanes * 4;
-    const bool has_second = configured_rows_ > 16;
+    const bool has_second = tiles_.has_second();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -62,13 +54,7 @@ class QuantizedTileEngine {
     }
   }
 
-  void configure(int rows) {
-    if (rows == configured_rows_) return;
-    configured_rows_ = rows;
-    load_tile_config(rows);
-  }
-
-  int configured_rows_ = 0;
+  Tiles tiles_;
 };
 
 template <typename Epilogue>

@@ -33,4 +33,26 @@ FASTLSTM_INLINE void load_tile_config(int rows) {
   _tile_loadconfig(&config);
 }
 
+// The tile configuration of a thread while it lives.
+class Tiles {
+ public:
+  Tiles() = default;
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+  ~Tiles() {
+    if (rows_ != 0) _tile_release();
+  }
+
+  // For a block of so many rows, from now on.
+  FASTLSTM_INLINE void configure(int rows) {
+    if (rows == rows_) return;
+    rows_ = rows;
+    load_tile_config(rows);
+  }
+  bool has_second() const { return rows_ > 16; }
+
+ private:
+  int rows_ = 0;
+};
+
 }  // namespace fastlstm::FASTLSTM_ISA
