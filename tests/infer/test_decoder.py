@@ -255,8 +255,9 @@ def test_damaged_weights_are_told(make_model, weights, name):
     assert stream.status == "not finite"
 
 
-def test_weights_are_copied(make_model):
-    model = make_model()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_are_copied(make_model, variant):
+    model = make_model(**VARIANTS[variant])
     decoder = Decoder.of(model)
     want = reported(decoder, [1, 2, 3], 0)[0]
     with torch.no_grad():

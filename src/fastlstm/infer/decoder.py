@@ -108,7 +108,7 @@ class Decoder:
     @classmethod
     def of(cls, model: LanguageModel, weight_format: str = "fp32") -> Decoder:
         """Copies a model's weights as they are now, wherever it lives."""
-        weights = {n: p.detach().float().cpu().numpy() for n, p in model.named_parameters()}
+        weights = {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
         return cls(weights, model.config, weight_format)
 
     @property
