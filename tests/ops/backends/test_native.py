@@ -91,6 +91,22 @@ def test_tokens_equal_rows_of_the_embedding(ops, isa, dtype, sizes, threads):
     ops.assert_close("dx", leaf.grad, summed, dtype)
 
 
+def test_a_frequent_token_loses_nothing_to_rounding(ops, isa):
+    """Its gradient is a sum over 8,000 rows of one sign; a plain sum is wrong by 1e-6 and more."""
+    T, B, I, H = 20, 400, 1, 16  # noqa: E741
+    args = ops.make(T, B, I, H)
+    args.dy = torch.ones_like(args.dy)
+    embedding = torch.tensor([[0.5]], dtype=torch.float64)
+    tokens = torch.zeros((T, B), dtype=torch.int64)
+    args.tensors["x"] = embedding[tokens]
+    want = ops.reference(args, torch.float32, ("b_ih",))["db_ih"]
+    given = args.copy(torch.float32)
+    out = lstm_tokens(tokens, embedding.float(), *given.list()[1:], backend="native")
+    ops.backpropagate(given, out)
+    error = given.tensors["b_ih"].grad.double() - want
+    assert float(error.norm() / want.norm()) < 2e-7
+
+
 def test_a_token_outside_the_embedding_is_named(ops):
     args = ops.make(3, 2, 4, 8).copy(torch.float32)
     tokens = torch.tensor([[0, 1], [9, 1], [0, 0]])

@@ -19,6 +19,8 @@ struct BackwardScratch {
     carry = carver.take<float>(g.B * n.hidden);
     first = carver.take<Element>(g.B * g.H);
     d_table = {carver.take<float>(table), g.input.num_rows, n.units};
+    is_compensated = Format::kPair == 1 && 8 * g.input.num_rows <= g.T * g.B;
+    lost = {carver.take<float>(is_compensated ? table : 0), g.input.num_rows, n.units};
     d_table_elements = {carver.take<Element>(table), g.input.num_rows, n.units};
     const int64_t width = round_up(g.H, kLanes) + round_up(g.I, kLanes) + kLanes;
     gradient = carver.take<char>(GradientScratch<Format>::bytes(width, n, threads));
@@ -30,6 +32,8 @@ struct BackwardScratch {
   float* carry;               // [group][B][lane]: dh that passes a step where its lane does nothing
   Element* first;             // [B][H]: h0 in memory format
   GateMatrix<float> d_table;  // gradient of the projected embedding
+  GateMatrix<float> lost;     // what its sums lost to rounding
+  bool is_compensated;        // where a token occurs often, for an eighth of the gates' memory
   GateMatrix<Element> d_table_elements;  // the same in memory format
   char* gradient;
   int64_t bytes;
@@ -166,18 +170,26 @@ void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const Backwar
            });
 }
 
-// Adds gate gradients of some rows to the table row of their token, for one group.
+// Adds gate gradients of some rows to the table row of their token, for one group. A frequent token
+// has thousands of rows: plain sums would round off the last three bits (Kahan 1965).
 template <typename Format>
-void sum_by_token(const BackwardArgs& g, const GateMatrix<float>& table,
+void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s,
                   const GateMatrix<const typename Format::Element>& gates, Range rows,
                   int64_t group) {
   constexpr int64_t kGroup = 4 * kLanes;
-  float* const sums = table.at(0, group, 0);
+  float* const sums = s.d_table.at(0, group, 0);
+  float* const all_lost = s.is_compensated ? s.lost.at(0, group, 0) : nullptr;
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const auto* const gate = gates.at(r / gates.rows, group, r % gates.rows);
-    float* const sum = sums + g.input.tokens[r] * kGroup;
-    for (int64_t k = 0; k < kGroup; k += kLanes) {
-      Float32::store(sum + k, Float32::load(sum + k) + Format::load(gate + k));
+    const int64_t at = g.input.tokens[r] * kGroup;
+    for (int64_t k = at; k < at + kGroup; k += kLanes) {
+      const Vec old = Float32::load(sums + k);
+      Vec v = Format::load(gate + k - at);
+      if (all_lost != nullptr) {
+        v -= Float32::load(all_lost + k);
+        Float32::store(all_lost + k, (old + v - old) - v);
+      }
+      Float32::store(sums + k, old + v);
     }
   }
 }
@@ -186,8 +198,10 @@ template <typename Format>
 void clear_table(const BackwardScratch<Format>& s, Range units) {
   const int64_t values = s.d_table.rows * s.d_table.kGroup;
   for (int64_t u = units.begin; u < units.end; ++u) {
-    float* const sums = s.d_table.at(0, u, 0);
-    for (int64_t k = 0; k < values; k += kLanes) Float32::store(sums + k, Vec{});
+    for (int64_t k = 0; k < values; k += kLanes) {
+      Float32::store(s.d_table.at(0, u, 0) + k, Vec{});
+      if (s.is_compensated) Float32::store(s.lost.at(0, u, 0) + k, Vec{});
+    }
   }
 }
 
@@ -214,7 +228,7 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   const Range units = part_of({0, n.units}, me.index, me.count);
   if (has_tokens) clear_table(s, units);
   const auto beside = [&](Range rows, int64_t group) {
-    if (has_tokens) sum_by_token<Format>(g, s.d_table, gates, rows, group);
+    if (has_tokens) sum_by_token(g, s, gates, rows, group);
   };
   if (count > 0) {
     weight_gradient(factors, count, g.T * g.B, g.H, gates, n, s.gradient, engine, me, beside);

@@ -299,7 +299,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   if (g.input.tokens != nullptr) {
     clear_table(s, units);
     for (int64_t u = units.begin; u < units.end; ++u) {
-      sum_by_token<Format>(g, s.d_table, d_ih, {0, g.T * g.B}, u);
+      sum_by_token(g, s, d_ih, {0, g.T * g.B}, u);
     }
     round_table(s, units);
     table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, engine, me);
