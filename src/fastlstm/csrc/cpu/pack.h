@@ -126,7 +126,7 @@ FASTLSTM_INLINE Words load_words(const float* p, int64_t count) {
 
 // Two rows of bf16 as pairs: the left operand of a pair is in the low half.
 FASTLSTM_INLINE Words pair_rows(Halves first, Halves second) {
-  return __builtin_convertvector(first, Words) | (__builtin_convertvector(second, Words) << 16);
+  return widen(first) | (widen(second) << 16);
 }
 
 FASTLSTM_INLINE void store_words(void* p, Words w) { __builtin_memcpy(p, &w, sizeof w); }

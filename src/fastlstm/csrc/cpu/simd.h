@@ -48,6 +48,17 @@ FASTLSTM_INLINE Vec reciprocal(Vec x) {
 #endif
 }
 
+// By intrinsics: GCC 12 turns the portable conversion into two halves and their reunion.
+FASTLSTM_INLINE Words widen(Halves h) {
+#if defined(__AVX512F__)
+  return bits_of<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, bits_of<__m256i>(h)));
+#elif defined(__AVX2__)
+  return bits_of<Words>(_mm256_cvtepu16_epi32(bits_of<__m128i>(h)));
+#else
+  return __builtin_convertvector(h, Words);
+#endif
+}
+
 // bf16 to nearest even; a NaN stays one.
 FASTLSTM_INLINE Halves round_to_bf16(Vec x) {
 #if defined(__AVX512BF16__)
@@ -61,7 +72,7 @@ FASTLSTM_INLINE Halves round_to_bf16(Vec x) {
 }
 
 FASTLSTM_INLINE Vec widen_bf16(Halves h) {
-  return bits_of<Vec>(__builtin_convertvector(h, Words) << 16);
+  return bits_of<Vec>(widen(h) << 16);
 }
 
 // Memory format of the matrix operands: load and store widen and round.
