@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import fastlstm
 from fastlstm.errors import KernelError
 from fastlstm.nn.ready import Ready
+from fastlstm.ops import native_call
 
 I, H, B = 5, 7, 3  # noqa: E741
 
@@ -250,3 +251,59 @@ def test_outputs_are_fresh_every_time(pair):
     own(torch.randn(1, B, I))
     assert torch.equal(first, kept[0])
     assert torch.equal(h, kept[1])
+
+
+def under_autocast(layer, x, hx=None, dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype):
+        y, (h, c) = layer(x, hx)
+    return y, h, c
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+def test_bfloat16_steps_are_ready_and_the_same(pair, calls, given):
+    own, x = pair[1], torch.randn(1, B, I, dtype=given)
+    found = [under_autocast(own, x, state) for state in [None] * 4]
+    assert calls == [True, True]
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+        assert [t.dtype for t in again] == [torch.bfloat16] * 3
+    hx = tuple(found[0][1:])
+    ready = under_autocast(own, x, hx)
+    assert calls == [True] * 3
+    own._ready = None
+    assert all(map(torch.equal, ready, under_autocast(own, x, hx)))
+
+
+def test_autocast_that_comes_and_goes_changes_the_dtype(pair, calls):
+    own, x = pair[1], torch.randn(1, B, I)
+    get_ready(pair, x)
+    assert under_autocast(own, x)[0].dtype == torch.bfloat16
+    assert own._ready.dtype == torch.bfloat16
+    assert under_autocast(own, x, dtype=torch.float16)[0].dtype == torch.float16
+    assert under_autocast(own, x)[0].dtype == torch.bfloat16
+    assert own(x)[0].dtype == torch.float32
+    assert calls == [False] * 3
+
+
+def test_what_autocast_computes_in_float16_is_never_ready(pair, calls):
+    for _ in range(3):
+        under_autocast(pair[1], torch.randn(1, B, I), dtype=torch.float16)
+    assert pair[1]._ready is None
+    assert calls == []
+
+
+def test_bfloat16_without_autocast_is_refused_as_by_torch(pair):
+    own, x = pair[1], torch.randn(1, B, I, dtype=torch.bfloat16)
+    for _ in range(3):
+        under_autocast(own, x)
+    with pytest.raises(ValueError, match="does not match weight dtype"):
+        own(x)
+
+
+def test_bfloat16_steps_pack_their_weights_once(pair, monkeypatch):
+    packed = []
+    pack = native_call._pack_forward
+    monkeypatch.setattr(native_call, "_pack_forward", lambda *a: packed.append(1) or pack(*a))
+    for _ in range(5):
+        under_autocast(pair[1], torch.randn(1, B, I))
+    assert len(packed) == 1

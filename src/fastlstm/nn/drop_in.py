@@ -175,7 +175,7 @@ class LSTM(nn.LSTM):
             return self._unfit(input, hx, lengths is not None)
         if may_be_ready and is_ours:
             if self._last_shape == input.shape and can_be_ready(self, input):
-                self._ready = Ready(self, weights[0], input.shape)
+                self._ready = Ready(self, weights[0], input)
             self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)

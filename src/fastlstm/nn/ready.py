@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastlstm import hardware
 from fastlstm.ops import native_call
+from fastlstm.ops.call import compute_dtype
 from fastlstm.ops.native_call import Sequence, Source
 from fastlstm.ops.sequence import is_traced
 
@@ -27,20 +28,25 @@ _MAX_ROWS = 64
 
 
 class Ready:
-    """A float32 call of one layer in one direction, of one shape, without gradients.
+    """A call of one layer in one direction, of one shape and dtype, without gradients.
+
+    Weights are float32; the matrix operands are too, or bfloat16 under autocast.
 
     Pickles and deep-copies as None: it belongs to the very tensors it was made of.
     """
 
-    def __init__(self, layer: nn.LSTM, weights: LSTMWeights, shape: torch.Size) -> None:
-        self.shape, self.hidden = shape, layer.hidden_size
+    def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
+        shape = self.shape = x.shape
+        self.hidden = layer.hidden_size
+        self.dtype = compute_dtype(x)
+        is_bf16 = self.dtype is torch.bfloat16
         self.batch_first = layer.batch_first
         B, T = shape[:2] if layer.batch_first else (shape[1], shape[0])
         I = shape[2]  # noqa: E741
         self.state_shape = (1, B, self.hidden)
         self.threads = torch.get_num_threads()
         self.zero = native_call.empty((B, self.hidden)).zero_()
-        kernel = native_call.kernels(hardware.cpu().isa, False)
+        kernel = native_call.kernels(hardware.cpu().isa, is_bf16)
         threads = native_call.num_threads(B, I, self.hidden)
         s = Sequence(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
         self.packed = native_call.packed_forward(s, kernel, threads)
@@ -48,7 +54,8 @@ class Ready:
         self.sources = [(name, Source.of(w)) for name, w in pairs if w is not None]
         self.run = kernel.forward
         self.sizes = (threads, T, B, I, self.hidden)
-        self.middle = (T * B, I, 0, self.packed.data_ptr())
+        columns = native_call.padded_columns(I, is_bf16)
+        self.middle = (T * B, columns, 0, self.packed.data_ptr())
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -59,11 +66,10 @@ class Ready:
             is_traced(x)
             or x.shape != self.shape
             or layer.batch_first != self.batch_first
-            or x.dtype is not torch.float32
             or not x.is_cpu
+            or not is_plain(x, self.dtype)
             or not x.is_contiguous()
             or self.threads != torch.get_num_threads()
-            or torch.is_autocast_enabled("cpu")
         ):
             return None
         parameters = layer._parameters
@@ -81,19 +87,34 @@ class Ready:
                 if (
                     type(t) is not Tensor
                     or t.shape != self.state_shape
-                    or t.dtype is not torch.float32
+                    or t.dtype not in (torch.float32, self.dtype)
                     or not t.is_cpu
                     or not t.is_contiguous()
                 ):
                     return None
-        y = native_call.empty((self.shape[0], self.shape[1], self.hidden))
+        is_bf16 = self.dtype is torch.bfloat16
+        if is_bf16:
+            x, h0, c0 = native_call.elements(x, True), h0.float(), c0.float()
+        y = native_call.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
         h, c = native_call.empty(self.state_shape), native_call.empty(self.state_shape)
         self.run(
             *self.sizes, x.data_ptr(), *self.middle,
             h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
             y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
         )  # fmt: skip
-        return y, (h, c)
+        return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
+
+
+def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a layer of float32 weights computes this input in `dtype`: it, or autocast's bf16."""
+    if dtype is torch.float32:
+        return x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+    return (
+        dtype is torch.bfloat16
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") is dtype
+    )
 
 
 def can_be_ready(layer: nn.LSTM, x: Tensor) -> bool:
@@ -106,6 +127,7 @@ def can_be_ready(layer: nn.LSTM, x: Tensor) -> bool:
         and x.dim() == 3
         and 0 < x.shape[0] * x.shape[1] <= _MAX_ROWS
         and (not layer.batch_first or 1 in x.shape[:2])
+        and is_plain(x, compute_dtype(x))
         and not is_traced(x, *(layer._parameters.get(n) for n in names))
         and all(
             (w := layer._parameters.get(n)) is not None

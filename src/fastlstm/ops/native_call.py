@@ -176,7 +176,7 @@ def forward(
     kernel = kernels(hardware.cpu().isa, is_bf16)
     threads = num_threads(B, I, H)
     weights = _pack_forward(s, kernel, threads) if keep else packed_forward(s, kernel, threads)
-    rows = _elements(s.rows, is_bf16)
+    rows = elements(s.rows, is_bf16)
     y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
     hT, cT = empty((B, H)), empty((B, H))
     kept = None
@@ -230,7 +230,7 @@ def backward(
     weights = _scratch(kernel.backward_bytes(I, H))
     w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
     kernel.pack(threads, True, I, H, _address(w_ih), _address(w_hh), 0, 0, weights.data_ptr())
-    rows = _elements(s.rows, is_bf16)
+    rows = elements(s.rows, is_bf16)
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
     d_state = [_floats(t) for t in grads[1:]]
     d_rows = None
@@ -380,14 +380,20 @@ def _floats(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.detach().float().contiguous()
 
 
-def _elements(rows: Tensor, is_bf16: bool) -> Tensor:
+def padded_columns(I: int, is_bf16: bool) -> int:  # noqa: E741
+    """Returns the columns that rows of I values have in memory format."""
+    return -(-I // _INNER) * _INNER if is_bf16 else I
+
+
+def elements(rows: Tensor, is_bf16: bool) -> Tensor:
     """Returns `(rows, columns)` in memory format, bf16 padded with zeros to whole tiles."""
     I = rows.shape[-1]  # noqa: E741
     flat = rows.detach().reshape(-1, I)
     if not is_bf16:
         return flat.float().contiguous()
-    if I % _INNER == 0:
+    columns = padded_columns(I, is_bf16)
+    if columns == I:
         return flat.to(torch.bfloat16).contiguous()
-    padded = flat.new_zeros((flat.shape[0], -(-I // _INNER) * _INNER), dtype=torch.bfloat16)
+    padded = flat.new_zeros((flat.shape[0], columns), dtype=torch.bfloat16)
     padded[:, :I] = flat
     return padded

@@ -71,9 +71,7 @@ FASTLSTM_INLINE Halves round_to_bf16(Vec x) {
 #endif
 }
 
-FASTLSTM_INLINE Vec widen_bf16(Halves h) {
-  return bits_of<Vec>(widen(h) << 16);
-}
+FASTLSTM_INLINE Vec widen_bf16(Halves h) { return bits_of<Vec>(widen(h) << 16); }
 
 // Memory format of the matrix operands: load and store widen and round.
 struct Float32 {
