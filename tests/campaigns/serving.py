@@ -115,7 +115,7 @@ def require(condition: bool, what: str) -> None:
 def request(**body: object) -> bytes:
     data = json.dumps({"prompt": "the ", **body}).encode()
     return (
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n%s" % (len(data), data)
     )
 

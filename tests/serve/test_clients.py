@@ -28,7 +28,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 
 def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return head.encode() + b"content-length: %d\r\n\r\n%s" % (len(data), data)
 
 
@@ -195,13 +195,13 @@ def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
     [
         (b"", None),
         (b"POST /v1/completions HTT", b"408"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: ", b"408"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"408"),
         (
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: 5000\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 5000\r\n\r\n",
             b"408",
         ),
-        (b"POST /nope HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n", b"404"),
+        (b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n", b"404"),
     ],
 )
 def test_senders_that_trickle_are_cut(serve: Any, start: bytes, status: bytes | None) -> None:
@@ -248,22 +248,22 @@ HOSTILE = [
     (b"\x00\x01\x02\r\n\r\n", 400),
     (b"GET / HTTP/1.1\r\nhost x\r\n\r\n", 400),
     (b"GET /health/live HTTP/1.1\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431),
-    (b"GET /health/live HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
-    (b"GET /health/live HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 20_000 + b"\r\n", 431),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9e9\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n"
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nhost: y\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\na b: c\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 20_000 + b"\r\n", 431),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9e9\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n"
      b"content-length: 2\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
      b"content-length: 99999999999\r\n\r\n", 413),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
      b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
-    (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", 404),
-    (b"GET http://evil/health/live HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+    (b"CONNECT x:1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
+    (b"GET http://evil/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
     (b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
      200),
 ]  # fmt: skip

@@ -48,7 +48,7 @@ def test_bounds_of_numbers(name: str) -> None:
 @pytest.mark.parametrize(("name", "high"), [("top_p", 1), ("repetition_penalty", 100)])
 def test_bounds_that_leave_out_zero(name: str, high: float) -> None:
     parsed(**{name: high})
-    for value in (0, high + 0.01, -1, True, "1"):
+    for value in (0, 5e-324, high + 0.01, -1, True, "1"):
         assert "expected a number, above 0" in refused(**{name: value})
 
 
@@ -65,6 +65,7 @@ def test_flags(name: str) -> None:
         ("a", ["a"]),
         (["a", ""], ["a", ""]),
         ([1, 2], [[1, 2]]),
+        ([1.0, 2], [[1, 2]]),
         ([[1], []], [[1], []]),
     ],
 )
@@ -75,7 +76,7 @@ def test_four_kinds_of_prompt(prompt: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        *([], 1, {}, True, [1, "a"], ["a", 1], ["a", [1]], [[1], "a"], [30], [-1], [True], [1.0]),
+        *([], 1, {}, True, [1, "a"], ["a", 1], ["a", [1]], [[1], "a"], [30], [-1], [True], [1.5]),
         *([10**30], [[1, None]], ["a"] * 257, "\ud800", ["a\udfff"]),
     ],
 )

@@ -210,3 +210,28 @@ def test_while_the_model_loads_nothing_is_ready(writer: Any) -> None:
     thread.join(10)
     assert httpx.get(f"{url}/health/ready").status_code == 200
     starting[0].end()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *[(name, 200) for name in ("127.0.0.1", "127.0.0.1:80", "localhost:8000", "[::1]:8000")],
+        *[(name, 200) for name in ("LOCALHOST", "a.localhost", "10.0.0.7")],
+        *[
+            (name, 421)
+            for name in ("evil.example", "127.0.0.1.evil.example:8000", "localhost.evil")
+        ],
+        *[(name, 421) for name in ("x", "a@localhost:1:2", "127.0.0.1,evil.example")],
+    ],
+)
+def test_a_name_that_anyone_could_give_is_refused(server: Running, host: str, status: int) -> None:
+    answer = server.client.get("/v1/models", headers={"host": host})
+    assert answer.status_code == status
+    assert server.client.get("/health/live", headers={"host": host}).status_code == 200
+    if status == 421:
+        assert f"'{host}'" in answer.json()["error"]["message"]
+
+
+def test_with_keys_any_name_will_do(guarded: Running) -> None:
+    headers = {"host": b"evil.example", **with_key(KEY)}
+    assert guarded.client.get("/v1/models", headers=headers).status_code == 200

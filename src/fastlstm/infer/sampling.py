@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PENALTY_WINDOW = 64
 """The repetition penalty looks at this many tokens back; no stop sequence is longer."""
 MAX_SEED = (1 << 64) - 1
+SMALLEST = 1e-30
+"""What is less is zero to the kernels."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _require_number("temperature", self.temperature, 0.0, 1e6, "0 (greedy) or more")
-        _require_number("top_p", self.top_p, 0.0, 1.0, "above 0 and at most 1", is_open=True)
-        _require_number(
-            "repetition_penalty", self.repetition_penalty, 0.0, 1e6, "above 0", is_open=True
-        )
+        _require_number("top_p", self.top_p, SMALLEST, 1.0, "above 0 and at most 1")
+        _require_number("repetition_penalty", self.repetition_penalty, SMALLEST, 1e6, "above 0")
         _require_whole("top_k", self.top_k, "0 (all) or more")
         _require_number("min_p", self.min_p, 0.0, 1.0, "from 0 (none left out) to 1")
         for name in ("frequency_penalty", "presence_penalty"):
@@ -128,13 +128,11 @@ def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
     return Sampling(**{**defaults, **{k: v for k, v in given.items() if v is not None}})
 
 
-def _require_number(
-    name: str, value: object, low: float, high: float, expected: str, *, is_open: bool = False
-) -> None:
+def _require_number(name: str, value: object, low: float, high: float, expected: str) -> None:
     good = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
     if good:
         number = float(value)  # type: ignore[arg-type]
-        good = math.isfinite(number) and low <= number <= high and not (is_open and number == low)
+        good = math.isfinite(number) and low <= number <= high
     if not good:
         raise PromptError(f"{name} is {value!r}, expected a number {expected}".rstrip())
 

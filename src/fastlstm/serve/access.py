@@ -16,6 +16,8 @@ from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.errors import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from fastlstm.serve.metrics import Metrics
@@ -67,7 +69,7 @@ class Access:
         """Answers one request, whatever happens behind."""
         if scope["type"] != "http":
             return
-        record = Record(_request_id(scope))
+        record = Record(new_id(scope["headers"]))
         scope.setdefault("state", {})["record"] = record
 
         async def send_with_id(message: Message) -> None:
@@ -83,9 +85,10 @@ class Access:
         try:
             await self._answer(scope, receive, send_with_id, record)
         finally:
-            self._count(record)
+            count(self._metrics, record)
             if self._logs:
-                self._write(scope, record)
+                client = scope.get("client") or ("", 0)
+                write_line(record, client[0], scope["method"][:16], scope["path"][:200])
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         try:
@@ -102,34 +105,36 @@ class Access:
                 raise  # half an answer is out: the connection must end
             await _answer_error(send, ApiError(500, "the server failed to answer; see its log"))
 
-    def _count(self, record: Record) -> None:
-        metrics = self._metrics
-        metrics.requests.labels(str(record.status or _GONE)).inc()
-        if record.status in (429, 503):
-            metrics.rejected.inc()
-        if record.outcome == "disconnected":
-            metrics.disconnects.inc()
-        if record.outcome == "stalled":
-            metrics.stalls.inc()
 
-    def _write(self, scope: Scope, record: Record) -> None:
-        now = datetime.datetime.now(datetime.UTC)
-        client = scope.get("client") or ("", 0)
-        line = {
-            "time": now.isoformat(timespec="milliseconds"),
-            "id": record.id,
-            "client": client[0],
-            "method": scope["method"][:16],
-            "path": scope["path"][:200],
-            "status": record.status or _GONE,
-            "outcome": record.outcome,
-            "seconds": round(time.monotonic() - record.start_s, 4),
-            "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
-            "prompt_tokens": record.prompt_tokens,
-            "completion_tokens": record.completion_tokens,
-        }
-        # ASCII JSON: line ends and escape codes in a path come out as \\n and \\u001b.
-        sys.stderr.write(json.dumps(line) + "\n")
+def count(metrics: Metrics, record: Record) -> None:
+    """Counts a request that has ended."""
+    metrics.requests.labels(str(record.status or _GONE)).inc()
+    if record.status in (429, 503):
+        metrics.rejected.inc()
+    if record.outcome == "disconnected":
+        metrics.disconnects.inc()
+    if record.outcome == "stalled":
+        metrics.stalls.inc()
+
+
+def write_line(record: Record, client: str, method: str, path: str) -> None:
+    """Writes the log line of a request that has ended."""
+    now = datetime.datetime.now(datetime.UTC)
+    line = {
+        "time": now.isoformat(timespec="milliseconds"),
+        "id": record.id,
+        "client": client,
+        "method": method,
+        "path": path,
+        "status": record.status or _GONE,
+        "outcome": record.outcome,
+        "seconds": round(time.monotonic() - record.start_s, 4),
+        "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+    }
+    # ASCII JSON: line ends and escape codes in a path come out as \\n and \\u001b.
+    sys.stderr.write(json.dumps(line) + "\n")
 
 
 async def _answer_error(send: Send, error: ApiError) -> None:
@@ -152,8 +157,9 @@ def _check_headers(scope: Scope) -> None:
         )
 
 
-def _request_id(scope: Scope) -> str:
-    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+def new_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns the id of a request: the client's, where it is a good one."""
+    given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _ID.fullmatch(given[0]):
-        return str(given[0].decode("ascii"))
+        return given[0].decode("ascii")
     return uuid.uuid4().hex

@@ -14,6 +14,7 @@ from fastlstm.serve.completions import Completions
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
+from fastlstm.serve.openapi import document
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,12 +41,13 @@ def make_app(service: Service) -> ASGIApp:
         Route("/health/live", pages.live),
         Route("/health/ready", pages.ready),
         Route("/metrics", pages.metrics),
+        Route("/openapi.json", pages.openapi),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/chat/completions", pages.chat, methods=["POST"]),
     ]
-    gate = KeyGate(_Routes(routes), service.keys)
+    gate = KeyGate(_Routes(routes), service.keys, service.settings.host)
     return Access(gate, service.metrics, logs=service.settings.log)
 
 
@@ -90,6 +92,11 @@ class _Pages:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics_text(), headers={"content-type": CONTENT_TYPE})
+
+    async def openapi(self, request: Request) -> Response:
+        service = self._service
+        found = document(service.engine, service.settings, has_keys=bool(service.keys))
+        return JSONResponse(found)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})

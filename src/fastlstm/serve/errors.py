@@ -52,7 +52,8 @@ class ApiError(Exception):
 class Overloaded(ApiError):
     """Every place is taken."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self) -> None:
+        message = "the server is at its capacity; send the request again later"
         super().__init__(429, message, None, "overloaded", {"retry-after": "1"})
 
 

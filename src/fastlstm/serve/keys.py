@@ -1,9 +1,11 @@
-"""API keys: who may use a server, and the gate in front of every route."""
+"""Who may use a server: API keys, names of hosts, and the gate in front of every route."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import re
 from typing import TYPE_CHECKING
 
 from fastlstm.serve.errors import ApiError
@@ -52,14 +54,19 @@ class KeyGate:
     Args:
         app: the application behind it.
         keys: what it asks for.
+        host: where the server listens. On this machine only and without keys, it answers to nothing
+            but addresses, localhost and this.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, host: str) -> None:
         self._app, self._keys = app, keys
+        self._own_name = "" if keys or not _is_local(host) else host.lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError 401, or goes on."""
+        """Raises ApiError 401 or 421, or goes on."""
         path = scope["path"]
+        if self._own_name and path not in OPEN_PATHS:
+            _check_host(scope["headers"], self._own_name)
         is_page = path == PAGE_PATH and scope["method"] in ("GET", "HEAD")
         is_open = not self._keys or path in OPEN_PATHS or is_page
         if not is_open and not self._keys.accepts(scope["headers"]):
@@ -71,6 +78,38 @@ class KeyGate:
                 {"www-authenticate": "Bearer"},
             )
         await self._app(scope, receive, send)
+
+
+def _check_host(headers: Iterable[tuple[bytes, bytes]], own: str) -> None:
+    """Refuses names that anyone could have given this address.
+
+    A web page may have its own name resolve to this machine, and would then be let in by the
+    browser as if the server were its own (DNS rebinding). An address has no such owner.
+    """
+    given = b",".join(value for name, value in headers if name == b"host").decode("latin-1")
+    if not given:
+        return  # no browser
+    name = re.sub(r":[0-9]*$", "", given).removeprefix("[").removesuffix("]").lower()
+    if name != own and not name.endswith(".localhost") and not _is_address(name):
+        raise ApiError(
+            421,
+            f"the Host header is '{given[:200]}'; without API keys this server answers to addresses"
+            " and to localhost only: use one of these, or start it with --api-key-file",
+            None,
+            "unknown_host",
+        )
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
 
 
 def _digest(data: bytes) -> bytes:

@@ -12,10 +12,12 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastlstm.serve.errors import ApiError
+from fastlstm.serve.refusals import Refusals
 
 if TYPE_CHECKING:
     import asyncio
 
+    from fastlstm.serve.service import Service
     from fastlstm.serve.settings import Settings
 
 _BODY_SPARE_S = 1.0
@@ -24,14 +26,16 @@ _BODY_SPARE_S = 1.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-def protocol_class(settings: Settings) -> type[H11Protocol]:
+def protocol_class(service: Service) -> type[H11Protocol]:
     """Returns the protocol with a server's limits."""
+    settings = service.settings
     # Far more than places: who finds none is to be told so.
     max_connections = 4096 + 4 * (settings.max_streams + settings.max_queue)
 
     class Protocol(Connection):
         limits = settings
         most = max_connections
+        refusals = Refusals(service)
 
     return Protocol
 
@@ -42,10 +46,12 @@ class Connection(H11Protocol):
     Attributes:
         limits: the server's settings.
         most: connections at a time; the next is closed at once.
+        refusals: answers while every place is taken.
     """
 
     limits: Settings
     most: int
+    refusals: Refusals
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,8 +69,33 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Reads, and moves the deadline only when a part of the request is complete."""
+        if self._may_refuse():
+            answer = self.refusals.answer(data, self.client[0] if self.client else "")
+            if answer is not None:
+                self.transport.write(answer)
+                self._idle()
+                return
         super().data_received(data)
         self._await_request()
+
+    def _may_refuse(self) -> bool:
+        """Whether the next byte is the first of a request, and nothing is being answered."""
+        return (
+            self.conn.their_state is h11.IDLE
+            and not self.conn.trailing_data[0]
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.transport.is_closing()
+            and self.transport.get_write_buffer_size() == 0  # who takes no answers gets no more
+        )
+
+    def _idle(self) -> None:
+        """Waits for a next request as after any answer: uvicorn's keep-alive timeout rules."""
+        self._set_deadline(None, 0.0)
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        self._watch_leaving()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the clock."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import CorruptFileError, PromptError, nearest_hint
-from fastlstm.infer.sampling import Sampling, sampling_of
+from fastlstm.infer.sampling import SMALLEST, Sampling, sampling_of
 from fastlstm.serve.errors import ApiError
 from fastlstm.storage import parse_json
 
@@ -19,6 +19,7 @@ MAX_STOP_CHARS = 1000
 MAX_BIASES = 300
 MAX_LOGPROBS = 5
 MAX_SESSION_CHARS = 1 << 22
+MAX_WHOLE = (1 << 53) - 1
 _SEEDS = 1 << 64
 
 Prompt = str | list[int]
@@ -109,7 +110,7 @@ def parse_completion(
     read.text("user", 1000)
     options = given.get("stream_options", {})
     streams = read.flag("stream")
-    limit = min(max_tokens, (1 << 53) - 1)
+    limit = min(max_tokens, MAX_WHOLE)
     asked = Completion(
         prompts=_prompts(given.get("prompt", ""), vocab_size),
         sampling=_sampling(read, given, vocab_size, defaults or {}),
@@ -142,11 +143,11 @@ class _Reader:
             raise _bad(name, f"{name} is {_name(value)}, expected a whole number, {low} to {high}")
         return value
 
-    def number(self, name: str, low: float, high: float, *, is_open: bool = False) -> float | None:
+    def number(self, name: str, low: float, high: float) -> float | None:
         value = self._given.get(name)
         if value is None:
             return None
-        return _number(name, value, low, high, is_open=is_open)
+        return _number(name, value, low, high)
 
     def flag(self, name: str) -> bool:
         value = self._given.get(name, False)
@@ -165,12 +166,10 @@ class _Reader:
         return _clean(name, value)
 
 
-def _number(name: str, value: Any, low: float, high: float, *, is_open: bool = False) -> float:
+def _number(name: str, value: Any, low: float, high: float) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if good:
-        good = low <= value <= high and not (is_open and value == low)  # never true of NaN
-    if not good:
-        bounds = f"above {low:g} and at most {high:g}" if is_open else f"{low:g} to {high:g}"
+    if not good or not low <= value <= high:  # never so of NaN
+        bounds = f"{low:g} to {high:g}" if low != SMALLEST else f"above 0 and at most {high:g}"
         raise _bad(name, f"{name} is {_name(value)}, expected a number, {bounds}")
     return float(value)
 
@@ -182,9 +181,9 @@ def _sampling(
     seed = None if "seed" not in given else read.whole("seed", 0, -(_SEEDS >> 1), _SEEDS - 1)
     settings = {
         "temperature": read.number("temperature", 0, 2),
-        "top_p": read.number("top_p", 0, 1, is_open=True),
+        "top_p": read.number("top_p", SMALLEST, 1),
         "min_p": read.number("min_p", 0, 1),
-        "repetition_penalty": read.number("repetition_penalty", 0, 100, is_open=True),
+        "repetition_penalty": read.number("repetition_penalty", SMALLEST, 100),
         "frequency_penalty": read.number("frequency_penalty", -2, 2),
         "presence_penalty": read.number("presence_penalty", -2, 2),
         "top_k": top_k,
@@ -238,6 +237,8 @@ def _is_token(vocab_size: int) -> Callable[[Any], bool]:
 
 
 def _tokens(value: list[Any], is_token: Callable[[Any], bool], vocab_size: int) -> list[int]:
+    # 3.0 is a whole number in JSON.
+    value = [int(v) if type(v) is float and v.is_integer() else v for v in value]
     for token in value:
         if not is_token(token):
             raise _bad(
@@ -286,8 +287,8 @@ def _usage(options: Any, streams: bool) -> str:
     if options and not streams:
         raise _bad("stream_options", "stream_options goes with stream: true only; leave it out")
     for name, value in options.items():
-        if name not in _STREAM_OPTIONS:
-            hint = nearest_hint(name[:64], _STREAM_OPTIONS)
+        if name not in STREAM_OPTIONS:
+            hint = nearest_hint(name[:64], STREAM_OPTIONS)
             raise _bad(
                 "stream_options",
                 f"unknown field '{_shown(name)}' of stream_options{hint}; leave it out",
@@ -334,7 +335,7 @@ def _name(value: Any) -> str:
     return "an object"
 
 
-_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _FIELDS = (
     *("model", "prompt", "max_tokens", "temperature", "top_p", "n", "best_of", "stream"),
     *("stream_options", "logprobs", "echo", "stop", "presence_penalty", "frequency_penalty"),

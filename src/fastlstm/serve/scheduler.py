@@ -109,6 +109,11 @@ class Scheduler:
         return self._num_slots
 
     @property
+    def is_full(self) -> bool:
+        """Whether every place is taken."""
+        return self._num_held >= self.max_streams + self.max_queue
+
+    @property
     def has_work(self) -> bool:
         """Whether there is a text to go on with whose client keeps up."""
         with self._changed:
@@ -149,7 +154,7 @@ class Scheduler:
         if self._is_closed:
             raise Unavailable("the server is shutting down; send the request to another one")
         if self._num_held + count > self.max_streams + self.max_queue:
-            raise Overloaded("the server is at its capacity; send the request again later")
+            raise Overloaded()
 
     def submit(self, ticket: Ticket, jobs: Sequence[Job]) -> None:
         """Has the texts of a ticket written."""

@@ -183,7 +183,7 @@ def _default_threads() -> int | None:
 def _config(settings: Settings, service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service),
-        http=protocol_class(settings),
+        http=protocol_class(service),
         ws="none",
         lifespan="off",
         loop="asyncio",

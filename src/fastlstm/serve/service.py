@@ -58,6 +58,12 @@ class Service:
         """Whether texts are under way and nothing moves."""
         return self._engine is not None and self._engine.is_stuck()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is taken."""
+        engine = self._engine
+        return engine is not None and not self.is_draining and engine.scheduler.is_full
+
     def metrics_text(self) -> bytes:
         """Returns the exposition for Prometheus."""
         if self._engine is not None:
