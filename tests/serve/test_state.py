@@ -40,6 +40,14 @@ def test_a_prompt_after_a_state_is_read_on_top_of_it(server: Running) -> None:
     assert got == solo(server.writer, "the cat sat", 30, seed=2)
 
 
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+def test_penalties_may_begin_with_a_later_part(server: Running, penalty: str) -> None:
+    first = server.post(prompt="the cat ", max_tokens=0, return_session=True)
+    asked = {"seed": 2, penalty: 1.9}
+    got = server.text(prompt="", max_tokens=60, session=blob_of(first), **asked)
+    assert got == solo(server.writer, "the cat ", 60, **asked)
+
+
 def test_every_choice_has_a_state_of_its_own(server: Running) -> None:
     answer = server.post(prompt="a", max_tokens=10, n=2, seed=1, return_session=True).json()
     for k, choice in enumerate(answer["choices"]):

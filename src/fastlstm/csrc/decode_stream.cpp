@@ -202,6 +202,7 @@ void Stream::restore(const std::string& blob) {
   state = std::move(new_state);
   given = std::move(new_given);
   counts_ = std::move(new_counts);
+  if (counts_.empty()) use_counts();  // the settings may count where those before did not
   knows_first = header.knows_first != 0;
   sampler_.num_drawn = header.num_drawn;
   sampler_.num_recent = header.num_recent;

@@ -13,6 +13,7 @@ from fastlstm.errors import PromptError
 from fastlstm.infer.sampling import MAX_SEED
 from fastlstm.infer.writing import prompt_ids, token_stops
 from fastlstm.serve.errors import ApiError
+from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler, Tick
 from fastlstm.serve.state import Seal
@@ -67,6 +68,7 @@ class Engine:
             max_queue=settings.max_queue,
             threads=threads,
             deliver=self._deliver,
+            prefixes=Prefixes(settings.prefix_cache),
         )
 
     @property
@@ -121,21 +123,29 @@ class Engine:
         )
         stops = token_stops(tokenizer, asked.sampling.stops)
         start = prompt_ids(tokenizer, "").tolist()
+        scores_prompt = asked.echo and asked.logprobs is not None
+        prompts = [self._tokens(prompt) for prompt in asked.prompts]
         return [
             Job(
                 index=number * asked.n,
-                prompt=self._tokens(prompt),
+                prompt=prompt,
                 start=start,
                 state=state,
                 samplings=samplings,
                 stops=stops,
                 max_tokens=asked.max_tokens,
                 num_top=None if asked.logprobs is None else min(asked.logprobs, self.vocab_size),
-                scores_prompt=asked.echo and asked.logprobs is not None,
+                scores_prompt=scores_prompt,
                 returns_state=asked.returns_session,
+                prefix=self._prefix(prompt, is_used=state is None and not scores_prompt),
             )
-            for number, prompt in enumerate(asked.prompts)
+            for number, prompt in enumerate(prompts)
         ]
+
+    def _prefix(self, prompt: list[int], *, is_used: bool) -> Prefix:
+        found = self.scheduler.prefixes.find(prompt) if is_used else NOTHING
+        self._metrics.tokens_known.inc(found.num_known)
+        return found
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         most = self._settings.max_prompt_tokens

@@ -25,6 +25,7 @@ class Metrics:
         self.stalls = self._counter("stalls", "Clients cut off because they took nothing")
         self.tokens_written = self._counter("tokens_written", "Tokens written")
         self.tokens_read = self._counter("tokens_read", "Tokens of prompts read")
+        self.tokens_known = self._counter("tokens_known", "Tokens of prompts not read again")
         self.failures = self._counter("failed_texts", "Texts that ended with an error")
         self.active = self._gauge("streams_active", "Slots taken by texts being written")
         self.waiting = self._gauge("queue_depth", "Places taken by texts that wait for a slot")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.infer.sampling import StopText
+from fastlstm.serve.prefixes import NOTHING, Prefix
 from fastlstm.serve.state import State
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Job:
         num_top: likeliest tokens to report; None reports no scores.
         scores_prompt: the prompt's tokens are scored, too.
         returns_state: the last piece carries the state.
+        prefix: what is known of the prompt.
     """
 
     index: int
@@ -59,6 +61,7 @@ class Job:
     num_top: int | None = None
     scores_prompt: bool = False
     returns_state: bool = False
+    prefix: Prefix = NOTHING
 
     @property
     def indices(self) -> range:
@@ -137,6 +140,8 @@ class Row:
         self._pending: list[Scored] = []
         self._num_unscored = self._begin(opened)
         self.num_unread: int = self.stream.native.num_waiting
+        # The last token of a state waits to be read, too; it was counted before.
+        self._num_counted = int(opened is not None or job.state is not None or is_known(job))
 
     @property
     def indices(self) -> range:
@@ -151,7 +156,9 @@ class Row:
         else:
             if job.state is not None:
                 stream.restore(job.state.stream)
-            stream.feed(job.prompt)
+            elif job.prefix.state is not None:
+                stream.restore(job.prefix.state)
+            stream.feed(job.prompt[job.prefix.num_known :])
             if stream.native.num_waiting == 0:
                 stream.feed(job.start)
         stream.begin(0 if self.choice is None else self._room)
@@ -169,7 +176,8 @@ class Row:
         before, self.num_unread = self.num_unread, self.stream.native.num_waiting
         if self._num_written > 0 or not self.stream.is_running:
             self.num_unread = 0
-        return before - self.num_unread
+        num_counted, self._num_counted = self._num_counted, 0
+        return max(0, before - self.num_unread - num_counted)
 
     def take(self) -> Piece | None:
         """Returns what is new, None where nothing is."""
@@ -257,17 +265,22 @@ class Row:
                 self._decoder.run([self.stream], used + self.stream.native.num_waiting, 1)
 
 
+def is_known(job: Job) -> bool:
+    """Whether the state after some of the prompt is known."""
+    return job.prefix.state is not None
+
+
 def openings(job: Job, decoder: Decoder, tokenizer: Tokenizer) -> list[Row]:
     """Returns the rows to begin a job with: one that reads the prompt for all, or all of them."""
     count = len(job.samplings)
-    if count > 1 and not job.scores_prompt:
+    is_read = is_known(job) and job.prefix.key is None
+    if (count > 1 and not job.scores_prompt and not is_read) or job.prefix.key is not None:
         return [Row(job, None, decoder, tokenizer)]
     return [Row(job, choice, decoder, tokenizer) for choice in range(count)]
 
 
-def forked(row: Row, decoder: Decoder, tokenizer: Tokenizer) -> list[Row]:
-    """Returns a row per choice, once `row` has read the prompt for all of them."""
-    blob = row.stream.save()
+def forked(row: Row, blob: bytes, decoder: Decoder, tokenizer: Tokenizer) -> list[Row]:
+    """Returns a row per choice, once `row` has read the prompt for all of them to state `blob`."""
     return [
         Row(row.job, choice, decoder, tokenizer, blob) for choice in range(len(row.job.samplings))
     ]

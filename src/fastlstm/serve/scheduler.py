@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastlstm.errors import NonFiniteError
 from fastlstm.serve.errors import ApiError, Overloaded, Unavailable
 from fastlstm.serve.pace import Pace
+from fastlstm.serve.prefixes import Prefixes
 from fastlstm.serve.row import Job, Piece, Row, forked, openings
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Scheduler:
         max_streams: texts that advance at the same time.
         max_queue: texts that may wait beside them.
         threads: of each call of the engine; None for what is fastest of late.
+        prefixes: keeps the states of prompts; default none.
         deliver: is called from the engine's thread after each call; must not block.
     """
 
@@ -84,10 +86,12 @@ class Scheduler:
         max_queue: int,
         threads: int | None,
         deliver: Callable[[Tick], object],
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
         self.max_streams, self.max_queue = max_streams, max_queue
         self._deliver = deliver
+        self.prefixes = prefixes or Prefixes(0)
         self._changed = threading.Condition()
         self._num_held = 0
         self._waiting: deque[tuple[Ticket, Job]] = deque()
@@ -290,7 +294,10 @@ class Scheduler:
                     self._free(ticket, row)
                     continue
                 try:
-                    rows = forked(row, self._decoder, self._tokenizer)
+                    blob = row.stream.save()
+                    if row.job.prefix.key is not None:
+                        self.prefixes.remember(row.job.prefix.key, blob)
+                    rows = forked(row, blob, self._decoder, self._tokenizer)
                 except Exception:
                     _LOG.exception("a text could not be begun")
                     failures += _failures(ticket, row.indices, _FAILED)

@@ -14,6 +14,7 @@ _BOUNDS = {
     "threads": (0, 1024),
     "max_streams": (1, 65536),
     "max_queue": (0, 1 << 20),
+    "prefix_cache": (0, 65536),
     "max_tokens": (1, _UNLIMITED),
     "max_prompt_tokens": (1, _UNLIMITED),
     "max_body": (1024, 1 << 30),
@@ -36,6 +37,8 @@ class Settings:
         threads: threads of the engine; 0 is one on two cores, on more what proves fastest.
         max_streams: texts written at the same time; each of a request's n counts.
         max_queue: texts admitted beyond these, which wait; what comes then is answered 429.
+        prefix_cache: prompts whose states are kept: one that begins alike is read from there on;
+            0 keeps none.
         max_tokens: most tokens that one text may ask for.
         max_prompt_tokens: longest prompt.
         max_body: largest request body, in bytes.
@@ -56,6 +59,7 @@ class Settings:
     threads: int = 0
     max_streams: int = 256
     max_queue: int = 256
+    prefix_cache: int = 64
     max_tokens: int = 100_000
     max_prompt_tokens: int = 200_000
     max_body: int = 1 << 20
@@ -79,7 +83,7 @@ class Settings:
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "address": ("host", "port"),
-    "engine": ("weights", "threads", "max_streams", "max_queue"),
+    "engine": ("weights", "threads", "max_streams", "max_queue", "prefix_cache"),
     "limits": (
         "max_tokens",
         "max_prompt_tokens",
