@@ -24,7 +24,7 @@ import httpx
 from serving import Server, make_run, require
 
 KEY = b"k" * 32
-_SIGNED = len(b"fastlstm-serve-1\n")
+_SIGNED = len(b"fastlstm-state-2\n")
 
 
 def api(run: Path, count: int) -> None:

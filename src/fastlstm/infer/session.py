@@ -6,12 +6,11 @@ same after a million characters as after one.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import CorruptFileError, PromptError
+from fastlstm.errors import CorruptFileError
 from fastlstm.infer.sampling import sampling_of
+from fastlstm.infer.seal import Seal
 from fastlstm.infer.writing import Text, check_max_tokens, prompt_ids, token_stops, write_all
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
     from fastlstm.data.tokenizer import Tokenizer
     from fastlstm.infer.decoder import Decoder
-
-_MAGIC = b"fastlstm-session-1\n"
-_DIGEST = 32
 
 
 class Session:
@@ -85,7 +81,7 @@ class Session:
     def fork(self) -> Session:
         """Returns a session at the same place, which goes its own way."""
         other = Session(self._decoder, self._tokenizer, self._defaults)
-        other._take(self._payload())
+        other._take(self._stream.save(), self._text.held)
         return other
 
     def save(self, key: bytes | None = None) -> bytes:
@@ -95,8 +91,7 @@ class Session:
             key: signs them, so that nobody without the key can make or change one; without a key
                 they are protected against damage only.
         """
-        payload = self._payload()
-        return _MAGIC + self._digest(payload, key) + payload
+        return Seal(key, self._decoder.model_hash).close(self._stream.save(), self._text.held)
 
     def restore(self, blob: bytes, key: bytes | None = None) -> Session:
         """Takes over what `save` returned for this model and key; returns itself.
@@ -104,33 +99,12 @@ class Session:
         Raises:
             CorruptFileError: damaged, cut, made with another key, or for another model.
         """
-        begin = len(_MAGIC) + _DIGEST
-        payload = blob[begin:]
-        if not blob.startswith(_MAGIC) or not hmac.compare_digest(
-            blob[len(_MAGIC) : begin], self._digest(payload, key)
-        ):
-            raise CorruptFileError(
-                "the session is damaged, or was saved by another model, version or key"
-            )
-        self._take(payload)
+        try:
+            self._take(*Seal(key, self._decoder.model_hash).open(blob))
+        except (CorruptFileError, ValueError) as error:
+            raise CorruptFileError(f"the session cannot be used: {error}") from None
         return self
 
-    def _digest(self, payload: bytes, key: bytes | None) -> bytes:
-        content = self._decoder.model_hash.encode() + payload
-        if key is None:
-            return hashlib.sha256(content).digest()
-        if not key:
-            raise PromptError("the key is empty, expected bytes that only you know")
-        return hmac.new(key, content, hashlib.sha256).digest()
-
-    def _payload(self) -> bytes:
-        held = self._text.held
-        return bytes([len(held)]) + held + self._stream.save()
-
-    def _take(self, payload: bytes) -> None:
-        size = payload[0] if payload else 0
-        try:
-            self._stream.restore(payload[1 + size :])
-        except ValueError as error:
-            raise CorruptFileError(f"the session cannot be used: {error}") from None
-        self._text = self._tokenizer.stream_decoder(payload[1 : 1 + size])
+    def _take(self, stream: bytes, held: bytes) -> None:
+        self._stream.restore(stream)
+        self._text = self._tokenizer.stream_decoder(held)

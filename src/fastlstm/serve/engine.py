@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from fastlstm.errors import PromptError
 from fastlstm.infer.sampling import MAX_SEED
+from fastlstm.infer.seal import Seal
 from fastlstm.infer.writing import prompt_ids, token_stops
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler, Tick
-from fastlstm.serve.state import Seal
+from fastlstm.serve.state import open_state
 
 if TYPE_CHECKING:
     from fastlstm.infer.loading import Writer
@@ -114,7 +115,7 @@ class Engine:
 
     def _jobs(self, asked: Completion) -> list[Job]:
         tokenizer = self.writer.tokenizer
-        state = None if asked.session is None else self.seal.open(asked.session)
+        state = None if asked.session is None else open_state(self.seal, asked.session)
         if state is not None:
             self._check_state(state.stream)
         seed = secrets.randbits(64) if asked.sampling.seed is None else asked.sampling.seed

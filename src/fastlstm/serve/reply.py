@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.serve.logprobs import logprobs_object
 from fastlstm.serve.row import Piece, Scored
+from fastlstm.serve.state import close_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,7 @@ class Choice:
 
     def session(self, piece: Piece) -> str | None:
         """Returns the blob of the state, in the last piece where it was asked for."""
-        return None if piece.state is None else self._engine.seal.close(piece.state)
+        return None if piece.state is None else close_state(self._engine.seal, piece.state)
 
     def _of_prompt(self, scores: Sequence[Scored]) -> list[Scored]:
         """Gives the prompt's scores their tokens and places; the first of a text has no score."""

@@ -42,6 +42,8 @@ class Sender:
         headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
+        else:
+            headers.append((b"x-accel-buffering", b"no"))  # nginx would collect the pieces
         self._record.first_piece_s = time.monotonic() - self._record.start_s
         self._metrics.first_token.observe(self._record.first_piece_s)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
