@@ -1,4 +1,4 @@
-"""What is said of the stored results of one layer: grid, growth, forward_peers, lengths."""
+"""What is said of the stored results of one layer: grid, growth, forward_peers and so on."""
 
 from __future__ import annotations
 
@@ -52,6 +52,26 @@ def lengths_page(folder: Path) -> list[str]:
         cells = " | ".join(f"{seconds[name] * 1e3:.1f}" for name in names)
         lines.append(f"| {row['L']} | {cells} | {ratio:.1f}x |")
     return [*lines, "", "By `python benchmarks/lengths.py`.", ""]
+
+
+def variants_page(folder: Path) -> list[str]:
+    """Returns the table of what a variant adds to the plain layer."""
+    rows = stored_rows(folder / "variants.jsonl", "shape", "dtype")
+    if not rows:
+        return []
+    names = [name for name in rows[0]["added"] if name != "plain"]
+    lines = [
+        "What a variant adds to a step of the plain layer, forward and backward on dense float"
+        " input, medians of the shares of neighbouring steps (lengths: all T, the same work):",
+        "",
+        "| E, H, L, B, T | plain | " + " | ".join(names) + " |",
+        "|---|---|" + "---|" * len(names),
+    ]
+    for row in rows:
+        cells = " | ".join(f"{100 * row['added'][name]:+.0f} %" for name in names)
+        plain = f"{row['dtype']} {row['median_s']['plain'] * 1e3:.1f} ms"
+        lines.append(f"| {', '.join(map(str, row['shape'].values()))} | {plain} | {cells} |")
+    return [*lines, "", "By `python benchmarks/variants.py`.", ""]
 
 
 def geometric_mean(values: Iterable[float]) -> float:

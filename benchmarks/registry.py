@@ -53,6 +53,24 @@ BENCHMARKS = (
     ),
     Benchmark("lengths", "unequal lengths against PackedSequence", "lengths.py", "lengths.jsonl"),
     Benchmark(
+        "variants",
+        "what layer norm, zoneout, recurrent dropout and lengths add",
+        "variants.py",
+        "variants.jsonl",
+    ),
+    Benchmark(
+        "decode",
+        "writing text beside ONNX Runtime, torch and Keras",
+        "decode.py --peer-python {peer_python}",
+        "decode.jsonl",
+    ),
+    Benchmark(
+        "serving",
+        "what of the engine's rate reaches the server's clients",
+        "serving.py",
+        "serving.jsonl",
+    ),
+    Benchmark(
         "oversubscription",
         "training beside two busy processes",
         "oversubscription.py",

@@ -20,6 +20,7 @@ from layer_tables import (
     growth_page,
     growth_rows,
     lengths_page,
+    variants_page,
 )
 from plot import draw_all, image_suffix, machine_folders
 
@@ -191,6 +192,7 @@ def layer_lines(folder: Path, suffix: str) -> list[str]:
         *grid_page(grid_rows(folder), f"images/grid{suffix}.svg"),
         *growth_page(growth_rows(folder), f"images/growth{suffix}.svg"),
         *lengths_page(folder),
+        *variants_page(folder),
         *decode_page(decode_rows(folder), f"images/decode{suffix}.svg"),
     ]
 

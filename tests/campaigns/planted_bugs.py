@@ -113,8 +113,12 @@ BUGS = (
         "static_cast<Element*>(g.dx) + t / s.steps * g.B * g.I"),
     Bug("dx of a lane's rows", BACKWARD, "rows{k * g.B + my.lanes.begin, k * g.B + my.lanes.end}",
         "rows{my.lanes.begin, my.lanes.end}"),
-    Bug("gradient of the wrong token", BACKWARD, "sums + g.input.tokens[r] * kGroup",
-        "sums + (g.input.tokens[r] + 1) % g.input.num_rows * kGroup"),
+    Bug("gradient of the wrong token", BACKWARD, "at = g.input.tokens[r] * kGroup",
+        "at = (g.input.tokens[r] + 1) % g.input.num_rows * kGroup"),
+    Bug("frequent tokens summed plainly", BACKWARD, "is_compensated = Format::kPair == 1 && ",
+        "is_compensated = false && "),
+    Bug("lost bits not cleared", BACKWARD,
+        "      if (s.is_compensated) Float32::store(s.lost.at(0, u, 0) + k, Vec{});\n", ""),
     Bug("scratch used too early", BACKWARD,
         "  me.barrier->wait(me.count);  // the table is whole", "  // the table is whole"),
     Bug("weight chunk not accumulated", WEIGHTS, "if (chunk != 0) v +=", "if (chunk > 1) v +="),
@@ -254,6 +258,8 @@ BUGS = (
     Bug("stream: counts not saved", STREAM, "  append(out, counts_);\n",
         "  append(out, std::vector<uint16_t>(counts_.size()));\n"),
     Bug("stream: draws not saved", STREAM, "header.num_drawn = sampler_.num_drawn;", ""),
+    Bug("stream: penalties of a later part", STREAM, "  if (counts_.empty()) use_counts();", ""),
+    Bug("ready: another autocast", READY, '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
 )  # fmt: skip
 

@@ -115,6 +115,21 @@ def test_frequency_and_presence_count_what_was_written():
     assert written(Sampling(0.0, presence_penalty=-9.0), 3, [0, 0]) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("before", [Sampling(0.0), Sampling(0.0, frequency_penalty=0.1)])
+def test_penalties_of_a_later_part_count_from_there(before):
+    decoder = decoder_of(LOGITS)
+    first, second = decoder.stream(), decoder.stream()
+    first.set(before)
+    first.feed([0, 0])
+    first.begin(0)
+    decoder.run([first], 10)
+    second.set(Sampling(0.0, presence_penalty=0.3))
+    second.restore(first.save())
+    second.begin(3)
+    decoder.run([second], 10)
+    assert second.take() == [0, 1, 0]
+
+
 def test_logit_bias():
     assert_shares(shares(Sampling(seed=0, logit_bias={4: math.log(8)})), [0.4, 0.3, 0.15, 0.1, 0.4])
     assert shares(Sampling(seed=0, logit_bias={0: -1000.0}), 500)[0] == 0

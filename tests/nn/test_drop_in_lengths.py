@@ -78,9 +78,12 @@ def test_lengths(kind, dtype, padding, lengths):
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_padding_is_never_seen(dtype, padding):
-    layer, x, h0, c0 = make(dtype, num_layers=2, bidirectional=True)
+@pytest.mark.parametrize("dtype", [*TOLERANCES, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("extras", [{}, {"layer_norm": True}, {"layer_norm": True, "zoneout": 0.2}])
+def test_padding_is_never_seen(dtype, padding, extras):
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    layer, x, h0, c0 = make(wide, num_layers=2, bidirectional=True, **extras)
+    layer.eval()
     steps = torch.arange(T)[:, None]
     lengths = torch.tensor(LENGTHS)
     is_real = steps < lengths if padding == "right" else steps >= T - lengths
@@ -88,7 +91,8 @@ def test_padding_is_never_seen(dtype, padding):
     for filling in (0.0, float("nan"), float("inf")):
         given = x.where(is_real[:, :, None], torch.full_like(x, filling)).requires_grad_()
         h, c = h0.clone().requires_grad_(), c0.clone().requires_grad_()
-        y, (h_n, c_n) = layer(given, (h, c), lengths=lengths, padding=padding)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            y, (h_n, c_n) = layer(given, (h, c), lengths=lengths, padding=padding)
         grads = gradients((y, h_n, c_n), layer, [given, h, c])
         assert not grads["x"][~is_real].any()
         assert not y[~is_real].any()

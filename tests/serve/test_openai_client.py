@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from typing import Any
 
 import openai
@@ -161,3 +164,21 @@ def test_models_and_errors(client: Any) -> None:
         client.completions.create(model="tiny", prompt="a Q")
     with pytest.raises(openai.NotFoundError, match="not trained to chat"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}])
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
+    """The README's command: pieces come while the text is still being written."""
+    body = json.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True, "seed": 3})
+    headers = ["-H", "Content-Type: application/json"]
+    command = ["curl", "-sN", f"{server.url}/v1/completions", *headers, "-d", body]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("data: {")
+        assert server.scheduler.num_held == 1
+        events = [line for line in (first, *process.stdout) if line.strip()]
+    assert process.returncode == 0
+    assert events[-1] == "data: [DONE]\n"
+    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in events[:-1]]
+    assert "".join(pieces) == solo(server.writer, "a", 100_000, seed=3)

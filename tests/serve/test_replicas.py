@@ -1,4 +1,4 @@
-"""Several servers behind nginx, with the configuration of docs/serving.md: states go with the text."""
+"""Servers behind nginx, as docs/serving.md has it: states go with the text."""
 
 from __future__ import annotations
 

@@ -184,12 +184,11 @@ class LSTM(nn.LSTM):
         lanes = None
         if lengths is not None:
             lanes = lanes_of(lengths, padding, x)
-            x = without_padding(x, lanes)  # NaN there would reach the gradient of the weights
         if is_ours:
             y, h, c = self._run(x, state, lanes, weights)
         else:
             assert lanes is not None
-            y, h, c = self._run_torch(x, state, lanes)
+            y, h, c = self._run_torch(without_padding(x, lanes), state, lanes)
         y = y.transpose(0, 1) if self.batch_first else y
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
@@ -350,6 +349,8 @@ class LSTM(nn.LSTM):
             x = x.flip(0)
             lanes = None if lanes is None else lanes.reversed(x.shape[0])
         if variant is not None and is_slow:
+            if lanes is not None:  # NaN there would reach the gradient of the weights
+                x = without_padding(x, lanes)
             out = run_reference(x, (h0, c0), weights, variant, lanes or (None, None), dtype)
         elif self._is_forced(x, h0, c0, weights):
             if lanes is not None:

@@ -66,8 +66,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
   const Element* const dy =
       g.dy == nullptr ? nullptr : static_cast<const Element*>(g.dy) + t * g.B * g.H;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
-  const bool has_carry = has_lengths || rule.has_zoneout();
-  const bool is_last = t == g.T - 1;
+  const bool has_zoneout = rule.has_zoneout(), is_last = t == g.T - 1;
   const auto cell = [&](int64_t b, int64_t strip, int strips, const float* sums) {
     for (int q = 0; q < strips; ++q) {
       const int64_t k = (strip + q) * kLanes;
@@ -79,7 +78,11 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
           dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
         }
       }
-      if (is_last || has_carry) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+      // Between its begin and its last step a lane hands nothing past a step.
+      const bool active = !has_lengths || is_active(g.begins, g.ends, t, b);
+      const bool is_first = is_last || (g.ends != nullptr && t + 1 == g.ends[b]);
+      const bool takes = has_zoneout || is_first || !active;
+      if (takes) dh += Float32::load(s.carry + k * g.B + b * kLanes);
       Element* const gate = gates.at(t / s.steps, strip + q, t % s.steps * g.B + b);
       if (t > 0) {  // what the next step will read comes from memory
         const int64_t before = t - 1;
@@ -92,8 +95,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
         if (dy != nullptr) __builtin_prefetch(dy - g.B * g.H + b * g.H + k, 0, 2);
       }
       if (has_lengths) {
-        const bool active = is_active(g.begins, g.ends, t, b);
-        Float32::store(s.carry + k * g.B + b * kLanes, active ? Vec{} : dh);
+        if (takes) Float32::store(s.carry + k * g.B + b * kLanes, active ? Vec{} : dh);
         if (!active) {
           for (int j = 0; j < 4; ++j) Format::store(gate + j * kLanes, Vec{});
           continue;
@@ -256,18 +258,36 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                   [](Range, int64_t) {});
 }
 
+// The state: row r is y of the step before.
+template <typename Format>
+Factor<Format> recurrent_factor(const BackwardArgs& g, const BackwardScratch<Format>& s) {
+  const auto* const y = static_cast<const typename Format::Element*>(g.y);
+  return {g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, nullptr, g.recurrent_mask, g.B};
+}
+
+template <typename Format>
+Factor<Format> input_factor(const BackwardArgs& g) {
+  const bool has_padding = g.input.tokens == nullptr && (g.begins != nullptr || g.ends != nullptr);
+  return {g.I,
+          g.dw_ih,
+          static_cast<const typename Format::Element*>(g.input.rows),
+          g.input.stride,
+          nullptr,
+          g.begins,
+          g.ends,
+          nullptr,
+          has_padding ? g.B : 0};
+}
+
 template <typename Format, typename Engine>
 void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
                           Engine& engine, Member me) {
   using Element = typename Format::Element;
   using F = Factor<Format>;
-  const auto* const y = static_cast<const Element*>(g.y);
-  const auto* const input = static_cast<const Element*>(g.input.rows);
-  // Row r of the state is y of the step before.
-  const F recurrent{g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, g.recurrent_mask, g.B};
-  const F dense{g.I, g.dw_ih, input, g.input.stride, nullptr, nullptr, nullptr, 0};
-  const F bias{1, g.db, nullptr, 0, nullptr, nullptr, nullptr, 0};
+  const F recurrent = recurrent_factor(g, s);
+  const F dense = input_factor<Format>(g);
+  const F bias{1, g.db, nullptr, 0, nullptr, nullptr, nullptr, nullptr, 0};
   F first[3], second[2];
   int num_first = 0, num_second = 0;
   if (g.dw_hh != nullptr) first[num_first++] = recurrent;

@@ -232,12 +232,12 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
   }
 }
 
-// Gradients of the two products, over the gates and over the normalised input. Those of an idle
-// lane are zero because its sums are.
+// Gradients of the two products, over the gates and over the normalised input.
 template <typename Format, typename Cell>
 void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<Format>& ns,
                             const Share& my, const NormStep<Format, Cell>& step) {
   using Element = typename Format::Element;
+  const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
     Vec gamma_hh[4], gamma_ih[4];
@@ -246,6 +246,7 @@ void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<For
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
       const int64_t at = step.t * g.B + b;
       const float* const d_gate = ns.d_gates.at(0, u, b);
+      const bool active = !has_lengths || is_active(g.begins, g.ends, step.t, b);
       Element* const gate = step.gates.at(step.chunk, u, step.row + b);
       const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
       Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
@@ -255,8 +256,9 @@ void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<For
         const Vec n_hh = Format::load(hh + q * kLanes), n_ih = Format::load(ih + q * kLanes);
         const Vec d_hh = da * gamma_hh[q] - ns.mean(0, b) - n_hh * ns.mean(1, b);
         const Vec d_ih = da * gamma_ih[q] - ns.mean(2, b) - n_ih * ns.mean(3, b);
-        Format::store(gate + q * kLanes, first_lanes(d_hh * scale_hh, count));
-        Format::store(ih + q * kLanes, first_lanes(d_ih * scale_ih, count));
+        // What an idle lane was given is not looked at: it may be NaN.
+        Format::store(gate + q * kLanes, active ? first_lanes(d_hh * scale_hh, count) : Vec{});
+        Format::store(ih + q * kLanes, active ? first_lanes(d_ih * scale_ih, count) : Vec{});
       }
     }
   }
@@ -288,10 +290,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
       if (g.db != nullptr) copy(ns.sums.bias + from, g.db + to);
     }
   }
-  const auto* const y = static_cast<const Element*>(g.y);
-  const auto* const input = static_cast<const Element*>(g.input.rows);
-  const F recurrent{g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, g.recurrent_mask, g.B};
-  const F dense{g.I, g.dw_ih, input, g.input.stride, nullptr, nullptr, nullptr, 0};
+  const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
   if (g.dw_hh != nullptr) {
     weight_gradient(&recurrent, 1, g.T * g.B, g.H, d_hh, n, s.gradient, engine, me, none);
   }

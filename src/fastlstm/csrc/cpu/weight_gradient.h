@@ -10,7 +10,9 @@
 namespace fastlstm::FASTLSTM_ISA {
 
 // One left operand: `width` columns of `row(r)`, scaled by `mask` (lane r % lanes), whose gradient
-// goes to `out` (4H, width). Without rows it is all ones and `out` is (4H): a bias.
+// goes to `out` (4H, width). Without rows it is all ones and `out` is (4H): a bias. Rows of the
+// input outside of their lane's steps count as zero whatever they hold: zero times NaN would be
+// NaN.
 template <typename Format>
 struct Factor {
   using Element = typename Format::Element;
@@ -19,15 +21,17 @@ struct Factor {
   const Element* rows;  // row r at rows + r * stride
   int64_t stride;
   const Element* first;  // replaces row r < lanes, and every row up to its lane's begin; or null
-  const int64_t* begins;
+  const int64_t *begins, *ends;
   const float* mask;
-  int64_t lanes;
+  int64_t lanes;  // 0 where none of the four before is
 
   FASTLSTM_INLINE Vec load(int64_t r, int64_t k) const {
     if (rows == nullptr) return splat(1.0f);
     const int64_t b = lanes > 0 ? r % lanes : 0;
     const Element* row = rows + r * stride;
-    if (first != nullptr && (r < lanes || (begins != nullptr && r / lanes <= begins[b]))) {
+    if (first == nullptr) {
+      if (lanes > 0 && !is_active(begins, ends, r / lanes, b)) return Vec{};
+    } else if (r < lanes || (begins != nullptr && r / lanes <= begins[b])) {
       row = first + b * width;
     }
     Vec v = load_part<Format>(row + k, width - k);
