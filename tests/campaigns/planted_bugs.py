@@ -259,7 +259,8 @@ BUGS = (
         "  append(out, std::vector<uint16_t>(counts_.size()));\n"),
     Bug("stream: draws not saved", STREAM, "header.num_drawn = sampler_.num_drawn;", ""),
     Bug("stream: penalties of a later part", STREAM, "  if (counts_.empty()) use_counts();", ""),
-    Bug("ready: another autocast", READY, '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
+    Bug("ready: another autocast", READY,
+        '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
 )  # fmt: skip
 
