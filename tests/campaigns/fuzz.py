@@ -36,7 +36,7 @@ def api(run: Path, count: int) -> None:
         *("--exclude-checks", "positive_data_acceptance", "--continue-on-failure"),
         *("--request-timeout", "30", "--phases", "examples,coverage,fuzzing,stateful"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=run.parent)
     print(done.stdout[-3000:])
     require(done.returncode == 0, f"schemathesis ended with {done.returncode}")
     server.wait_idle()
