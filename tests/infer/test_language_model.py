@@ -182,6 +182,9 @@ def test_sessions_belong_to_a_model_and_a_key(lm, make_model):
     ):  # fmt: skip
         with pytest.raises(CorruptFileError, match="the session cannot be used: it "):
             model.session().restore(made, key)
+    for use in (session.save, lambda key: session.restore(blob, key)):
+        with pytest.raises(PromptError, match="the key is empty"):
+            use(b"")
 
 
 def test_evaluate_text_and_file(lm, tmp_path):

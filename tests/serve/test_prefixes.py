@@ -70,6 +70,19 @@ def test_settings_and_stops_are_the_second_requests_own(serve: Any) -> None:
     )
 
 
+def test_who_read_a_prompt_first_makes_no_difference(serve: Any) -> None:
+    """Not even to what a state counts for penalties that come with a later part."""
+    texts = []
+    for first in ({}, {"frequency_penalty": 1.0, "presence_penalty": 0.5}):
+        server: Running = serve()
+        server.text(prompt=LONG, max_tokens=1, **first)
+        second = server.post(prompt=LONG, max_tokens=40, seed=1, return_session=True).json()
+        session = second["choices"][0]["session"]
+        asked = {"session": session, "seed": 1, "presence_penalty": 2.0}
+        texts.append(server.text(prompt="", max_tokens=60, **asked))
+    assert texts[0] == texts[1]
+
+
 def test_what_needs_every_token_reads_every_token(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)

@@ -94,6 +94,8 @@ def test_a_connection_goes_on_after_it(full: Running) -> None:
         request(BODY, "A : b"),
         request(BODY, " folded"),
         request(BODY, "a: b\nc: d"),
+        request(BODY, "a: b\rTransfer-Encoding: chunked"),
+        request(BODY, "a: \x0b"),
         request(BODY, *["a: b"] * 100),
         request(BODY, "a: " + "b" * 33_000),
         request().replace(b"Host: localhost\r\n", b""),
@@ -103,6 +105,12 @@ def test_a_connection_goes_on_after_it(full: Running) -> None:
 )
 def test_what_is_not_plain_is_left_to_the_parser(full: Running, data: bytes) -> None:
     assert Refusals(full.runner.service).answer(data, "") is None
+
+
+def test_what_every_client_sends_is_plain(full: Running) -> None:
+    answer = full.post(prompt="a", max_tokens=3)
+    assert answer.status_code == 429
+    assert full.early[-1] is not None  # type: ignore[attr-defined]
 
 
 def test_with_room_nothing_is_refused(server: Running) -> None:

@@ -79,6 +79,11 @@ def test_a_text_goes_on_wherever_it_comes(replicas: list[Running], proxy: httpx.
     assert all(replica.metric("tokens_written_total") >= 10 for replica in replicas)
 
 
+def test_the_proxy_hides_no_name_that_anyone_could_give(proxy: httpx.Client) -> None:
+    assert proxy.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
+    assert proxy.get("/v1/models", headers={"host": "localhost"}).status_code == 200
+
+
 def test_pieces_of_a_stream_come_as_they_are_written(proxy: httpx.Client) -> None:
     body = {"prompt": "a", "max_tokens": 10**9, "stream": True}
     with proxy.stream("POST", "/v1/completions", json=body) as answer:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from fastlstm.serve.app import make_app
-from fastlstm.serve.keys import Keys
+from fastlstm.serve.keys import Keys, is_local
 from running_server import Running
 
 KEY = "sk-Test_1.ä"
@@ -235,3 +235,20 @@ def test_a_name_that_anyone_could_give_is_refused(server: Running, host: str, st
 def test_with_keys_any_name_will_do(guarded: Running) -> None:
     headers = {"host": b"evil.example", **with_key(KEY)}
     assert guarded.client.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("10.0.0.7", False),
+    ],
+)
+def test_what_counts_is_where_the_socket_is(address: str, local: bool) -> None:
+    assert is_local(address) is local

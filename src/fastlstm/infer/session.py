@@ -99,8 +99,9 @@ class Session:
         Raises:
             CorruptFileError: damaged, cut, made with another key, or for another model.
         """
+        seal = Seal(key, self._decoder.model_hash)
         try:
-            self._take(*Seal(key, self._decoder.model_hash).open(blob))
+            self._take(*seal.open(blob))
         except (CorruptFileError, ValueError) as error:
             raise CorruptFileError(f"the session cannot be used: {error}") from None
         return self

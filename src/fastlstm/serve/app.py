@@ -47,7 +47,8 @@ def make_app(service: Service) -> ASGIApp:
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/chat/completions", pages.chat, methods=["POST"]),
     ]
-    gate = KeyGate(_Routes(routes), service.keys, service.settings.host)
+    own_name = service.settings.host if service.is_local else ""
+    gate = KeyGate(_Routes(routes), service.keys, own_name)
     return Access(gate, service.metrics, logs=service.settings.log)
 
 

@@ -54,13 +54,13 @@ class KeyGate:
     Args:
         app: the application behind it.
         keys: what it asks for.
-        host: where the server listens. On this machine only and without keys, it answers to nothing
-            but addresses, localhost and this.
+        own_name: where the server listens on this machine only, and without keys: it answers to
+            addresses, localhost and this name. Empty: to any.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, host: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, own_name: str) -> None:
         self._app, self._keys = app, keys
-        self._own_name = "" if keys or not _is_local(host) else host.lower()
+        self._own_name = "" if keys else own_name.lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError 401 or 421, or goes on."""
@@ -100,8 +100,11 @@ def _check_host(headers: Iterable[tuple[bytes, bytes]], own: str) -> None:
         )
 
 
-def _is_local(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+def is_local(address: str) -> bool:
+    """Whether an address that a socket is bound to can be reached from this machine only."""
+    found = ipaddress.ip_address(address.split("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def _is_address(name: str) -> bool:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 PATH = "/v1/completions"
 _FIRST_LINE = b"POST /v1/completions HTTP/1.1\r\n"
+_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+", re.ASCII)
 _NEEDED = frozenset({b"host", b"content-length"})
-_NOT_HERE = frozenset({b"transfer-encoding", b"expect", b"connection", b"upgrade"})
+_NOT_HERE = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 """What these ask for, only the parser does."""
 
 
@@ -72,20 +73,23 @@ _RESPONSE = _response()
 
 def _headers(lines: bytes) -> list[tuple[bytes, bytes]] | None:
     """Returns names in lower case and values; None for what is not the plainest form."""
+    if len(lines) > MAX_HEADER_BYTES or lines.count(b"\r\n") >= MAX_HEADERS:
+        return None
     found = []
     for line in lines.split(b"\r\n"):
         name, colon, value = line.partition(b":")
         name = name.lower()
-        if not colon or not _NAME.fullmatch(name) or b"\n" in value or b"\0" in value:
+        if not colon or not _NAME.fullmatch(name) or _NO_VALUE.search(value):
             return None
         found.append((name, value.strip(b" \t")))
-    is_much = len(found) > MAX_HEADERS or len(lines) > MAX_HEADER_BYTES
-    return None if is_much else found
+    return found
 
 
 def _is_whole(headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
     names = [name for name, _ in headers]
     if any(names.count(name) != 1 for name in _NEEDED) or _NOT_HERE.intersection(names):
+        return False
+    if any(name == b"connection" and value != b"keep-alive" for name, value in headers):
         return False
     length = dict(headers)[b"content-length"]
     return length.isdigit() and len(length) < 10 and int(length) == len(body)

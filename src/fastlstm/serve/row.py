@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.infer.sampling import StopText
@@ -122,6 +122,8 @@ class Row:
         self.index = job.index + (choice or 0)
         self._decoder = decoder
         self._sampling = job.samplings[choice or 0]
+        if choice is None:  # what others go on from must not depend on who read it
+            self._sampling = replace(self._sampling, frequency_penalty=0.0, presence_penalty=0.0)
         self.stream: Stream = decoder.stream()
         self.stream.set(
             self._sampling, stops=job.stops, num_top=job.num_top, scores_given=job.scores_prompt

@@ -295,9 +295,9 @@ class Scheduler:
                     continue
                 try:
                     blob = row.stream.save()
-                    if row.job.prefix.key is not None:
-                        self.prefixes.remember(row.job.prefix.key, blob)
                     rows = forked(row, blob, self._decoder, self._tokenizer)
+                    if row.job.prefix.key is not None:  # and the state could be gone on from
+                        self.prefixes.remember(row.job.prefix.key, blob)
                 except Exception:
                     _LOG.exception("a text could not be begun")
                     failures += _failures(ticket, row.indices, _FAILED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import secrets
@@ -21,7 +20,7 @@ from fastlstm.errors import ConfigError
 from fastlstm.infer.loading import load_decoder
 from fastlstm.serve.app import make_app
 from fastlstm.serve.engine import Engine
-from fastlstm.serve.keys import Keys
+from fastlstm.serve.keys import Keys, is_local
 from fastlstm.serve.protocol import protocol_class
 from fastlstm.serve.service import Service
 
@@ -83,6 +82,7 @@ class Runner:
             FastLSTMError: the model cannot be loaded.
         """
         bound = _listen(self._settings)
+        self.service.is_local = is_local(bound.getsockname()[0])
         server = Server(_config(self._settings, self.service))
         serving = asyncio.create_task(server.serve([bound]))
         watching = asyncio.create_task(self.service.stalls.watch())
@@ -117,7 +117,7 @@ class Runner:
         self._say(f"serving {writer.name} at http://{shown}:{port}/ ({described})")
 
     def _warn(self, host: str) -> None:
-        if not self.service.keys and not ipaddress.ip_address(host.split("%")[0]).is_loopback:
+        if not self.service.keys and not self.service.is_local:
             self._say(
                 f"WARNING: {host} can be reached from other machines and there is no API key:"
                 " anyone may use this server; set --api-key-file, or --host 127.0.0.1"

@@ -27,13 +27,14 @@ class Service:
         metrics: counts.
         stalls: the answers under way.
         is_draining: nothing new is admitted.
+        is_local: it can be reached from this machine only.
     """
 
     def __init__(self, settings: Settings, keys: Keys) -> None:
         self.settings, self.keys = settings, keys
         self.metrics = Metrics()
         self.stalls = Stalls(settings.stall)
-        self.is_draining = False
+        self.is_draining = self.is_local = False
         self._engine: Engine | None = None
 
     @property

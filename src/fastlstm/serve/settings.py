@@ -37,8 +37,8 @@ class Settings:
         threads: threads of the engine; 0 is one on two cores, on more what proves fastest.
         max_streams: texts written at the same time; each of a request's n counts.
         max_queue: texts admitted beyond these, which wait; what comes then is answered 429.
-        prefix_cache: prompts whose states are kept: one that begins alike is read from there on;
-            0 keeps none.
+        prefix_cache: prompts whose states are kept: one that begins with one of them is read from
+            there on; 0 keeps none.
         max_tokens: most tokens that one text may ask for.
         max_prompt_tokens: longest prompt.
         max_body: largest request body, in bytes.
