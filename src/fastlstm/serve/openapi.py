@@ -79,44 +79,12 @@ def _completions(engine: Engine, settings: Settings) -> Schema:
 
 
 def _request(engine: Engine, settings: Settings) -> Schema:
-    token = {"type": "integer", "minimum": 0, "maximum": engine.vocab_size - 1}
-    limit = min(settings.max_tokens, requests.MAX_WHOLE)
-    stop = {"type": "string", "minLength": 1, "maxLength": requests.MAX_STOP_CHARS}
-    prompts = {"minItems": 1, "maxItems": requests.MAX_PROMPTS}
-    tokens = {"type": "array", "items": token}
-    fields: dict[str, Schema] = {
+    fields = {
         "model": {"enum": [engine.name, None]},
-        "prompt": _or_null(
-            {"type": "string"},
-            {"type": "array", "items": {"type": "string"}, **prompts},
-            {**tokens, "minItems": 1},
-            {"type": "array", "items": tokens, **prompts},
-        ),
-        "max_tokens": _or_null({"type": "integer", "minimum": 0, "maximum": limit}),
-        "n": _or_null({"type": "integer", "minimum": 1, "maximum": requests.MAX_CHOICES}),
-        "best_of": _or_null(
-            {"type": "integer", "minimum": 1, "maximum": requests.MAX_CHOICES},
-            description="equals n",
-        ),
-        "seed": _or_null({"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 64) - 1}),
-        "stop": _or_null(stop, {"type": "array", "items": stop, "maxItems": requests.MAX_STOPS}),
-        "temperature": _number(0, 2),
-        "top_p": _number(SMALLEST, 1),
-        "min_p": _number(0, 1),
-        "top_k": _or_null({"type": "integer", "minimum": -1, "maximum": (1 << 31) - 1}),
-        "repetition_penalty": _number(SMALLEST, 100),
-        "presence_penalty": _number(-2, 2),
-        "frequency_penalty": _number(-2, 2),
-        "logit_bias": _or_null(
-            {
-                "type": "object",
-                "propertyNames": {"pattern": "^[0-9]{1,11}$"},
-                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-                "maxProperties": requests.MAX_BIASES,
-            },
-            description=f"tokens 0 to {engine.vocab_size - 1}",
-        ),
-        "logprobs": _or_null({"type": "integer", "minimum": 0, "maximum": requests.MAX_LOGPROBS}),
+        **_prompt_fields(engine.vocab_size),
+        **_length_fields(settings),
+        **_sampling_fields(engine.vocab_size),
+        "logprobs": _whole(0, requests.MAX_LOGPROBS),
         "echo": _flag(),
         "stream": _flag(),
         "stream_options": _or_null(
@@ -127,15 +95,60 @@ def _request(engine: Engine, settings: Settings) -> Schema:
             },
             description="with `stream` only",
         ),
+        "user": _or_null({"type": "string", "maxLength": 1000}),
+        "suffix": {"enum": ["", None]},
+    }
+    return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
+def _prompt_fields(vocab_size: int) -> Schema:
+    token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+    prompts = {"minItems": 1, "maxItems": requests.MAX_PROMPTS}
+    tokens = {"type": "array", "items": token}
+    return {
+        "prompt": _or_null(
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, **prompts},
+            {**tokens, "minItems": 1},
+            {"type": "array", "items": tokens, **prompts},
+        ),
         "session": _or_null(
             {"type": "string", "maxLength": requests.MAX_SESSION_CHARS},
             description="what `return_session` gave",
         ),
         "return_session": _flag(),
-        "user": _or_null({"type": "string", "maxLength": 1000}),
-        "suffix": {"enum": ["", None]},
     }
-    return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
+def _length_fields(settings: Settings) -> Schema:
+    stop = {"type": "string", "minLength": 1, "maxLength": requests.MAX_STOP_CHARS}
+    count = {"type": "integer", "minimum": 1, "maximum": requests.MAX_CHOICES}
+    return {
+        "max_tokens": _whole(0, min(settings.max_tokens, requests.MAX_WHOLE)),
+        "n": _or_null(count),
+        "best_of": _or_null(count, description="equals n"),
+        "stop": _or_null(stop, {"type": "array", "items": stop, "maxItems": requests.MAX_STOPS}),
+    }
+
+
+def _sampling_fields(vocab_size: int) -> Schema:
+    bias = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,11}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": requests.MAX_BIASES,
+    }
+    return {
+        "seed": _whole(-(1 << 63), (1 << 64) - 1),
+        "temperature": _number(0, 2),
+        "top_p": _number(SMALLEST, 1),
+        "min_p": _number(0, 1),
+        "top_k": _whole(-1, (1 << 31) - 1),
+        "repetition_penalty": _number(SMALLEST, 100),
+        "presence_penalty": _number(-2, 2),
+        "frequency_penalty": _number(-2, 2),
+        "logit_bias": _or_null(bias, description=f"tokens 0 to {vocab_size - 1}"),
+    }
 
 
 def _model(name: str) -> Schema:
@@ -225,6 +238,10 @@ def _or_null(*schemas: Schema, description: str = "") -> Schema:
 
 def _number(low: float, high: float) -> Schema:
     return _or_null({"type": "number", "minimum": low, "maximum": high})
+
+
+def _whole(low: int, high: int) -> Schema:
+    return _or_null({"type": "integer", "minimum": low, "maximum": high})
 
 
 def _flag() -> Schema:

@@ -283,7 +283,6 @@ template <typename Format, typename Engine>
 void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
                           Engine& engine, Member me) {
-  using Element = typename Format::Element;
   using F = Factor<Format>;
   const F recurrent = recurrent_factor(g, s);
   const F dense = input_factor<Format>(g);

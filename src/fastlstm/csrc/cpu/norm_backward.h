@@ -272,7 +272,6 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                            const GateMatrix<const typename Format::Element>& d_hh,
                            const GateMatrix<const typename Format::Element>& d_ih, Engine& engine,
                            Member me) {
-  using Element = typename Format::Element;
   using F = Factor<Format>;
   const auto none = [](Range, int64_t) {};
   const Range units = part_of({0, n.units}, me.index, me.count);
