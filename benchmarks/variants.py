@@ -1,6 +1,6 @@
 """What layer norm, zoneout, recurrent dropout, other activations and lengths add to a step.
 
-usage: python benchmarks/variants.py [--rounds 15] [--only NAME]
+usage: python benchmarks/variants.py [--rounds 15] [--only NAME] [--forward] [--no-store]
 Forward and backward of one layer on dense float input at the sizes of the token models, every
 variant in turn with the plain layer, in one process; lengths are all T, so that the work is the
 same. Stores one JSON line per size and dtype in results/<machine>/variants.jsonl.
