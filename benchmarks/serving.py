@@ -123,8 +123,8 @@ class Reader(asyncio.Protocol):
             {"prompt": "The ", "max_tokens": self.length, "stream": True, "seed": self.length}
         ).encode()
         self.transport.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         )
         self.asked_s, self.last_s, self.text_tokens = time.perf_counter(), 0.0, 0
         self.is_over = False
@@ -137,6 +137,8 @@ class Reader(asyncio.Protocol):
                 self.client.gaps_s.append(now_s - self.last_s)
             else:
                 self.client.first_s.append(now_s - self.asked_s)
+        if not self.last_s and not data.startswith(b"HTTP/1.1 200 "):
+            sys.exit(f"the server answered {data[:300]!r}")
         self.last_s = now_s
         if self.is_over:  # only the end of the chunked answer was missing
             self.go_on(data, now_s)
