@@ -24,6 +24,11 @@ def stored_rows(path: Path, *keys: str) -> list[Row]:
     return list(newest.values())
 
 
+def table_head(*names: str) -> list[str]:
+    """Returns the two lines that a table begins with."""
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
 def grid_rows(folder: Path) -> list[Row]:
     return stored_rows(folder / "grid.jsonl", "cell", "dtype", "mode")
 
@@ -43,8 +48,7 @@ def lengths_page(folder: Path) -> list[str]:
         f"Sequences of L/2 to L steps, forward and backward of one layer (I={first['I']},"
         f" H={first['H']}, B={first['B']}, fp32), milliseconds:",
         "",
-        "| L | " + " | ".join(names) + " | `lengths=` over torch packed |",
-        "|---|" + "---|" * (len(names) + 1),
+        *table_head("L", *names, "`lengths=` over torch packed"),
     ]
     for row in sorted(rows, key=lambda row: int(row["L"])):
         seconds = row["median_s"]
@@ -64,8 +68,7 @@ def variants_page(folder: Path) -> list[str]:
         "What a variant adds to a step of the plain layer, forward and backward on dense float"
         " input, medians of the shares of neighbouring steps (lengths: all T, the same work):",
         "",
-        "| E, H, L, B, T | plain | " + " | ".join(names) + " |",
-        "|---|---|" + "---|" * len(names),
+        *table_head("E, H, L, B, T", "plain", *names),
     ]
     for row in rows:
         cells = " | ".join(f"{100 * row['added'][name]:+.0f} %" for name in names)
@@ -135,8 +138,7 @@ def growth_page(rows: list[Row], image: str) -> list[str]:
         " and of a large one, both measured in the same run. Kept: memory for the backward pass as"
         " measured / by the formula, MB.",
         "",
-        "| point | fp32 ms | bf16 ms | fp32 kept | bf16 kept |",
-        "|---|---|---|---|---|",
+        *table_head("point", "fp32 ms", "bf16 ms", "fp32 kept", "bf16 kept"),
     ]
     points: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
@@ -168,8 +170,7 @@ def forward_page(folder: Path) -> list[str]:
         "Forward pass alone on dense float input (I = E), milliseconds; in brackets the share of"
         " the matrix product at (B, H, 4H):",
         "",
-        "| E, H, L, B, T | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
+        *table_head("E, H, L, B, T", *names),
     ]
     for row in rows:
         cells = []

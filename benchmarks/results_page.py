@@ -20,6 +20,7 @@ from layer_tables import (
     growth_page,
     growth_rows,
     lengths_page,
+    table_head,
     variants_page,
 )
 from plot import draw_all, image_suffix, machine_folders
@@ -81,8 +82,7 @@ def step_lines(folder: Path) -> list[str]:
         " medians of one alternating run; in brackets the share of oneDNN's matrix product at the"
         " recurrent shape, measured in the same run, that the needed operations reach:",
         "",
-        "| E, H, L, B, T | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
+        *table_head("E, H, L, B, T", *names),
     ]
     for shape, line in shapes.items():
         cells = []

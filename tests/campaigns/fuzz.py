@@ -23,8 +23,10 @@ from pathlib import Path
 import httpx
 from serving import Server, make_run, require
 
+from fastlstm.infer.seal import _MAGIC
+
 KEY = b"k" * 32
-_SIGNED = len(b"fastlstm-state-2\n")
+_SIGNED = len(_MAGIC)
 
 
 def api(run: Path, count: int) -> None:

@@ -32,6 +32,11 @@ class Prefix(NamedTuple):
     num_known: int = 0
     state: bytes | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the prompt need be read."""
+        return self.state is not None and self.key is None
+
 
 NOTHING = Prefix()
 

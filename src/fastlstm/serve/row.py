@@ -143,7 +143,8 @@ class Row:
         self._num_unscored = self._begin(opened)
         self.num_unread: int = self.stream.native.num_waiting
         # The last token of a state waits to be read, too; it was counted before.
-        self._num_counted = int(opened is not None or job.state is not None or is_known(job))
+        begins_known = job.state is not None or job.prefix.state is not None
+        self._num_counted = int(opened is not None or begins_known)
 
     @property
     def indices(self) -> range:
@@ -267,16 +268,11 @@ class Row:
                 self._decoder.run([self.stream], used + self.stream.native.num_waiting, 1)
 
 
-def is_known(job: Job) -> bool:
-    """Whether the state after some of the prompt is known."""
-    return job.prefix.state is not None
-
-
 def openings(job: Job, decoder: Decoder, tokenizer: Tokenizer) -> list[Row]:
     """Returns the rows to begin a job with: one that reads the prompt for all, or all of them."""
     count = len(job.samplings)
-    is_read = is_known(job) and job.prefix.key is None
-    if (count > 1 and not job.scores_prompt and not is_read) or job.prefix.key is not None:
+    is_shared = count > 1 and not job.scores_prompt and not job.prefix.is_whole
+    if is_shared or job.prefix.key is not None:
         return [Row(job, None, decoder, tokenizer)]
     return [Row(job, choice, decoder, tokenizer) for choice in range(count)]
 
