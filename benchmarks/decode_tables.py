@@ -33,7 +33,8 @@ PEER = "onnxruntime int8 1"
 
 
 def decode_rows(folder: Path) -> list[Row]:
-    return stored_rows(folder / "decode.jsonl", "model")
+    rows = stored_rows(folder / "decode.jsonl", "model")
+    return sorted(rows, key=lambda row: (row["V"], row["L"], row["H"]))
 
 
 def decode_page(rows: list[Row], image: str) -> list[str]:
