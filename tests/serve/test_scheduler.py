@@ -100,7 +100,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
     make: Any, writer: Writer
 ) -> None:
-    scheduler = make(max_streams=48, max_queue=1000)
+    scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
     asked = []
     for seed in range(1000):
