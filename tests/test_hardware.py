@@ -102,6 +102,32 @@ def test_cpu_describes_this_machine() -> None:
     assert all(size >= 0 for size in (info.l1d_bytes, info.l2_bytes, info.l3_bytes))
 
 
+@pytest.mark.parametrize(
+    ("isa", "vendor", "expected"),
+    [
+        ("amx_bf16", "GenuineIntel", "amx_bf16"),
+        ("avx512_bf16", "GenuineIntel", "avx512"),
+        ("avx512_bf16", "AuthenticAMD", "avx512_bf16"),
+        ("avx512", "GenuineIntel", "avx512"),
+        ("avx2", "AuthenticAMD", "avx2"),
+    ],
+)
+def test_bf16_takes_the_instructions_that_are_fastest(
+    isa: str, vendor: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hardware.fastest_bf16(isa, vendor) == expected
+    record = sapphire_rapids()
+    record.vendor = vendor
+    monkeypatch.setattr(hardware, "_detected", lambda: (record, isa, frozenset()))
+    hardware._described.cache_clear()
+    try:
+        assert hardware.cpu().bf16_isa == expected
+        monkeypatch.setenv("FASTLSTM_ISA", isa)  # who asks for it gets it
+        assert hardware.cpu().bf16_isa == isa
+    finally:
+        hardware._described.cache_clear()
+
+
 def test_forced_isa_lowers_but_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
     assert hardware.cpu().isa == "scalar"

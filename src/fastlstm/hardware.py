@@ -39,6 +39,7 @@ class CpuInfo:
         vendor: "GenuineIntel", "AuthenticAMD"; on other architectures their name.
         model: the brand string.
         isa: widest usable instruction set, one of `environment.ISA_NAMES`; FASTLSTM_ISA lowers it.
+        bf16_isa: the one whose sequence kernels are fastest in bf16 (`fastest_bf16`).
         features: what the CPU has and the operating system enables; FASTLSTM_ISA leaves it alone.
         cores: cores this process may use: the smaller of affinity mask and control-group quota.
         l1d_bytes: level-1 data cache of one core; 0 where unknown.
@@ -49,6 +50,7 @@ class CpuInfo:
     vendor: str
     model: str
     isa: str
+    bf16_isa: str
     features: frozenset[str]
     cores: int
     l1d_bytes: int
@@ -147,11 +149,20 @@ def cpu() -> CpuInfo:
         ConfigError: FASTLSTM_ISA asks for more than this CPU offers.
         KernelError: the native code cannot be loaded.
     """
-    return _described(_lowered(_detected()[1]))
+    return _described(_lowered(_detected()[1]), environment.forced_isa() is not None)
+
+
+def fastest_bf16(isa: str, vendor: str) -> str:
+    """Returns the instruction set for matrix products of bf16.
+
+    Intel's cores do VDPBF16PS at half the rate of two float32 FMAs, so that without AMX the kernels
+    that convert in registers are faster: 1.16x to 1.33x a step (H = 128 to 1024, docs/log.md).
+    """
+    return "avx512" if isa == "avx512_bf16" and vendor == "GenuineIntel" else isa
 
 
 @functools.cache
-def _described(isa: str) -> CpuInfo:
+def _described(isa: str, is_forced: bool) -> CpuInfo:
     """Reads some 30 files, every call of a kernel asks: once per process."""
     record, _, features = _detected()
     caches = _cache_bytes()
@@ -159,6 +170,7 @@ def _described(isa: str) -> CpuInfo:
         vendor=record.vendor or platform.machine(),
         model=record.model or platform.processor() or platform.machine(),
         isa=isa,
+        bf16_isa=isa if is_forced else fastest_bf16(isa, record.vendor),
         features=features,
         cores=cores(),
         l1d_bytes=caches.get(1, 0),

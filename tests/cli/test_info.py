@@ -54,7 +54,7 @@ def test_no_such_run(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that needs no measuring."""
-    cpu = CpuInfo("Maker", "Chip 9000", "avx2", frozenset({"avx2"}), 2, 32768, 1 << 20, 0)
+    cpu = CpuInfo("Maker", "Chip 9000", "avx2", "avx2", frozenset({"avx2"}), 2, 32768, 1 << 20, 0)
     monkeypatch.setattr(hardware, "cpu", lambda: cpu)
     monkeypatch.setattr(hardware, "gpu", lambda: None)
     monkeypatch.setattr(hardware, "default_threads", lambda: 2)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastlstm import hardware
 from fastlstm.ops import native_call
 from fastlstm.ops.call import compute_dtype
 from fastlstm.ops.native_call import Sequence, Source
@@ -46,7 +45,7 @@ class Ready:
         self.state_shape = (1, B, self.hidden)
         self.threads = torch.get_num_threads()
         self.zero = native_call.empty((B, self.hidden)).zero_()
-        kernel = native_call.kernels(hardware.cpu().isa, is_bf16)
+        kernel = native_call.fastest_kernels(is_bf16)
         threads = native_call.num_threads(B, I, self.hidden)
         s = Sequence(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
         self.packed = native_call.packed_forward(s, kernel, threads)

@@ -131,6 +131,12 @@ def kernels(isa: str, is_bf16: bool) -> Any:
     return hardware.native().lstm_kernels(isa, is_bf16)
 
 
+def fastest_kernels(is_bf16: bool) -> Any:
+    """Returns the native kernels that this process uses."""
+    cpu = hardware.cpu()
+    return kernels(cpu.bf16_isa if is_bf16 else cpu.isa, is_bf16)
+
+
 def element_dtype(is_bf16: bool) -> torch.dtype:
     """Returns the dtype of matrix operands and of `y`."""
     return torch.bfloat16 if is_bf16 else torch.float32
@@ -138,7 +144,7 @@ def element_dtype(is_bf16: bool) -> torch.dtype:
 
 def kept_sizes(T: int, B: int, H: int, is_bf16: bool, has_norm: bool) -> tuple[int, ...]:
     """Returns the number of values in each of `Kept`."""
-    kernel = kernels(hardware.cpu().isa, is_bf16)
+    kernel = fastest_kernels(is_bf16)
     padded = -(-H // kernel.lanes) * kernel.lanes
     gates, cells = kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
     return (gates, cells, 2 * gates, 4 * T * B) if has_norm else (gates, cells, 0, 0)
@@ -173,7 +179,7 @@ def forward(
         `y`, `hT`, `cT` `(B, H)` float32 and what is kept.
     """
     T, B, I, H = s.sizes  # noqa: E741
-    kernel = kernels(hardware.cpu().isa, is_bf16)
+    kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
     weights = _pack_forward(s, kernel, threads) if keep else packed_forward(s, kernel, threads)
     rows = elements(s.rows, is_bf16)
@@ -225,7 +231,7 @@ def backward(
     """
     T, B, I, H = s.sizes  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16
-    kernel = kernels(hardware.cpu().isa, is_bf16)
+    kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
     weights = _scratch(kernel.backward_bytes(I, H))
     w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)

@@ -52,7 +52,7 @@ NAMES = (
 
 @pytest.fixture(params=ISAS)
 def isa(request, monkeypatch):
-    info = dataclasses.replace(hardware.cpu(), isa=request.param)
+    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
     monkeypatch.setattr(hardware, "cpu", lambda: info)
     return request.param
 

@@ -44,7 +44,7 @@ class NativeBackend:
 
     def kernel(self, call: LSTMCall) -> Kernel:
         """Returns the kernel with its instruction set, threads and panels."""
-        table = native_call.kernels(hardware.cpu().isa, call.dtype == torch.bfloat16)
+        table = native_call.fastest_kernels(call.dtype == torch.bfloat16)
         threads = native_call.num_threads(call.B, call.I, call.H)
         split = "1 thread"
         if threads > 1:
@@ -93,6 +93,8 @@ def _slower(table: Any, threads: int) -> Iterator[str]:
     elif table.isa == "scalar":
         yield "this CPU has none of AVX2, AVX-512, AMX"
     if table.is_bf16 and table.isa not in ("avx512_bf16", "amx_bf16"):
-        yield "without bf16 instructions it multiplies at the speed of fp32"
+        slow = hardware.cpu().isa == "avx512_bf16"
+        which = "with slow" if slow else "without"
+        yield f"{which} bf16 instructions it multiplies at the speed of fp32"
     if threads > 1 and not hardware.join_openmp():
         yield "its threads stand beside torch's: no OpenMP runtime to share was found"
