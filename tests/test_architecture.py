@@ -20,6 +20,7 @@ LAYERS = {
     "ops": 1,
     "data": 2,
     "nn": 2,
+    "series": 2,
     "training": 3,
     "infer": 3,
     "report": 3,
@@ -28,8 +29,9 @@ LAYERS = {
     "cli": 5,
     "__main__": 6,
 }
-SAME_LAYER = {("nn", "data")}
-"""Beside L0, whose modules may use one another: a stored model carries its tokenizer."""
+SAME_LAYER = {("nn", "data"), ("series", "data")}
+"""Beside L0, whose modules may use one another: a stored model carries its tokenizer, and what is
+prepared lies in one cache."""
 
 SOFT_LINES, HARD_LINES, FUNCTION_LINES = 400, 600, 50
 SHARE_ABOVE_SOFT = 0.1

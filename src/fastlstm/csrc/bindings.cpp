@@ -14,6 +14,7 @@ using namespace nb::literals;
 namespace fastlstm {
 void bind_lstm(nb::module_& m);
 void bind_decode(nb::module_& m);
+void bind_windows(nb::module_& m);
 }  // namespace fastlstm
 
 namespace {
@@ -79,4 +80,5 @@ NB_MODULE(_native, m) {
   m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
   fastlstm::bind_lstm(m);
   fastlstm::bind_decode(m);
+  fastlstm::bind_windows(m);
 }

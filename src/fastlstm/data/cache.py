@@ -1,13 +1,14 @@
-"""The cache of encoded texts: entries appear whole or not at all, whatever happens meanwhile.
+"""The cache of prepared data: entries appear whole or not at all, whatever happens meanwhile.
 
 ::
 
     <cache>/text/entries/<key>/   ids.bin  tokenizer.json  meta.json
     <cache>/text/memo/<key>.json  what a file's stat, or a text and a vocabulary, led to last time
     <cache>/text/work-<random>/   an encoding in progress, locked by its process
+    <cache>/series/…              the same for tables (`fastlstm.series.dataset`)
 
 An entry is written in a work directory, fsynced and renamed. Work directories whose process is gone
-(their lock is free) are removed by the next encoding; readers never look into them.
+(their lock is free) are removed by the next preparation; readers never look into them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,11 +76,16 @@ def make_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-class TextCache:
-    """Encoded texts below one directory, shared by any number of processes."""
+class Cache:
+    """Prepared data of one kind below one directory, shared by any number of processes.
 
-    def __init__(self, directory: Path) -> None:
-        self._root = directory / "text"
+    Args:
+        directory: of all caches.
+        kind: name of this one's place in it.
+    """
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._root = directory / kind
         self._entries = self._root / "entries"
         self._memos = self._root / "memo"
         try:
@@ -93,31 +99,16 @@ class TextCache:
                 " name another with --cache-dir or FASTLSTM_CACHE"
             ) from error
 
-    def find(self, key: str) -> Entry | None:
-        """Opens an entry; None when there is none, or a damaged one (which is encoded again)."""
-        directory = self._entries / key
-        try:
-            meta = Meta(**read_json(directory / "meta.json"))
-            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
-            if tokenizer.fingerprint != meta.fingerprint:
-                return None
-            path = directory / "ids.bin"
-            dtype = smallest_dtype(tokenizer.vocab_size)
-            if path.stat().st_size != meta.num_tokens * dtype.itemsize:
-                return None
-            ids = np.memmap(path, dtype=dtype, mode="r")
-        except (OSError, FastLSTMError, TypeError, ValueError):
-            return None
-        return Entry(key, ids, tokenizer, meta)
+    def path(self, key: str) -> Path:
+        """Returns where the entry `key` is, or would be."""
+        return self._entries / key
 
-    def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
-        """Turns a work directory that holds ids.bin into the entry `key`.
+    def place(self, key: str, work: Path, is_whole: Callable[[], bool]) -> None:
+        """Turns a work directory into the entry `key`.
 
-        When another process was faster its entry is used; a damaged one is replaced.
+        When another process was faster its entry stays; one that is not whole is replaced.
         """
-        write_file(work / "tokenizer.json", tokenizer.to_json())
-        write_json(work / "meta.json", asdict(meta))
-        target = self._entries / key
+        target = self.path(key)
         with storage_errors(target, "write"):
             for _ in range(8):
                 try:
@@ -127,14 +118,12 @@ class TextCache:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
-                if self.find(key) is not None:
+                if is_whole():
                     break
                 with suppress(FileNotFoundError):
                     os.rename(target, self._root / f"work-{secrets.token_hex(8)}")
-        entry = self.find(key)
-        if entry is None:
+        if not is_whole():
             raise CorruptFileError(f"{target} cannot be read back after it was written")
-        return entry
 
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
@@ -186,6 +175,40 @@ class TextCache:
                     remove_tree(path)
                 finally:
                     os.close(descriptor)
+
+
+class TextCache(Cache):
+    """Encoded texts."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "text")
+
+    def find(self, key: str) -> Entry | None:
+        """Opens an entry; None when there is none, or a damaged one (which is encoded again)."""
+        directory = self.path(key)
+        try:
+            meta = Meta(**read_json(directory / "meta.json"))
+            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
+            if tokenizer.fingerprint != meta.fingerprint:
+                return None
+            path = directory / "ids.bin"
+            dtype = smallest_dtype(tokenizer.vocab_size)
+            if path.stat().st_size != meta.num_tokens * dtype.itemsize:
+                return None
+            ids = np.memmap(path, dtype=dtype, mode="r")
+        except (OSError, FastLSTMError, TypeError, ValueError):
+            return None
+        return Entry(key, ids, tokenizer, meta)
+
+    def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
+        """Turns a work directory that holds ids.bin into the entry `key`."""
+        write_file(work / "tokenizer.json", tokenizer.to_json())
+        write_json(work / "meta.json", asdict(meta))
+        self.place(key, work, lambda: self.find(key) is not None)
+        entry = self.find(key)
+        if entry is None:
+            raise CorruptFileError(f"{self.path(key)} cannot be read back after it was written")
+        return entry
 
 
 def release_pages(ids: Ids) -> None:

@@ -1,0 +1,77 @@
+// Windows of a table in Python: addresses come in as integers from series/windows.py, which knows
+// the sizes and keeps what they point to alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "job_queue.h"
+#include "memory.h"
+#include "windows.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastlstm {
+namespace {
+
+// What a copy of windows needs, apart from which.
+struct Source {
+  WindowIndex index;
+  TableView table;
+  int64_t length;
+
+  Source(Address first_rows, Address ends, int64_t num_segments, int64_t stride, Address values,
+         int cell, int64_t num_columns, Address scale, Address offset, int64_t length)
+      : index{pointer<const int64_t>(first_rows), pointer<const int64_t>(ends), num_segments,
+              stride},
+        table{pointer<const void>(values), static_cast<Cell>(cell), num_columns,
+              pointer<const float>(scale), pointer<const float>(offset)},
+        length(length) {
+    if (cell < 0 || cell > 2) throw nb::value_error("unknown kind of cell");
+  }
+
+  void locate(std::optional<uint64_t> key, const int64_t* numbers, int64_t count, int64_t* rows,
+              int64_t* segments) const {
+    std::optional<Permutation> order;
+    if (key) order.emplace(static_cast<uint64_t>(index.ends[index.num_segments - 1]), *key);
+    locate_windows(index, order ? &*order : nullptr, numbers, count, rows, segments);
+  }
+};
+
+}  // namespace
+
+void bind_windows(nb::module_& m) {
+  nb::class_<Source>(m, "WindowSource")
+      .def(nb::init<Address, Address, int64_t, int64_t, Address, int, int64_t, Address, Address,
+                    int64_t>(),
+           "first_rows"_a, "ends"_a, "num_segments"_a, "stride"_a, "values"_a, "cell"_a,
+           "num_columns"_a, "scale"_a, "offset"_a, "length"_a)
+      .def(
+          "locate",
+          [](const Source& source, std::optional<uint64_t> key, Address numbers, int64_t count,
+             Address rows, Address segments) {
+            nb::gil_scoped_release release;
+            source.locate(key, pointer<const int64_t>(numbers), count, pointer<int64_t>(rows),
+                          pointer<int64_t>(segments));
+          },
+          "key"_a.none(), "numbers"_a, "count"_a, "rows"_a, "segments"_a);
+  nb::class_<JobQueue>(m, "JobQueue")
+      .def(nb::init<>())
+      .def(
+          "submit",
+          [](JobQueue& queue, const Source& source, std::optional<uint64_t> key, Address numbers,
+             int64_t count, Address rows, Address segments, Address out) {
+            return queue.submit([source, key, numbers, count, rows, segments, out] {
+              auto* where = pointer<int64_t>(rows);
+              source.locate(key, pointer<const int64_t>(numbers), count, where,
+                            pointer<int64_t>(segments));
+              gather_windows(source.table, where, count, source.length, pointer<float>(out));
+            });
+          },
+          "source"_a, "key"_a.none(), "numbers"_a, "count"_a, "rows"_a, "segments"_a, "out"_a)
+      .def("wait", &JobQueue::wait, "number"_a, "timeout_s"_a,
+           nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace fastlstm

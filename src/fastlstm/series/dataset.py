@@ -1,0 +1,301 @@
+"""From whatever table the user names to a mapped one, through the cache."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm import environment
+from fastlstm.data.cache import Cache, make_key
+from fastlstm.errors import CorruptFileError, DataError, FastLSTMError
+from fastlstm.series.arrange import Arranged, Arrangement, Policy
+from fastlstm.series.intake import ColumnFacts, Intake, Intaken, take_in
+from fastlstm.series.records import Records, open_records
+from fastlstm.series.roles import RoleRequest, Roles, find_roles
+from fastlstm.series.storing import Stored, store_values
+from fastlstm.series.table import DTYPES, Segments, Table
+from fastlstm.series.timeline import Frequency
+from fastlstm.storage import fsync_file, read_json, write_json
+
+FORMAT_VERSION = 1
+Dtype = Literal["auto", "float32", "float16", "int16"]
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How a table is read.
+
+    Attributes:
+        roles: what columns are for.
+        policy: what to do about disorder, duplicates and gaps.
+        dtype: of the stored values; auto is int16 where all are whole numbers that it holds, else
+            float32. float16 and int16 are measured against float32, the error is reported.
+        time_format: how times are written where they are text (strptime).
+        missing_value: a number that stands for "no value".
+    """
+
+    roles: RoleRequest = field(default_factory=RoleRequest)
+    policy: Policy = field(default_factory=Policy)
+    dtype: Dtype = "auto"
+    time_format: str | None = None
+    missing_value: float | None = None
+
+
+@dataclass(frozen=True)
+class SeriesDataset:
+    """A table that is ready for windows.
+
+    Attributes:
+        table: its rows, mapped.
+        roles: what its columns are for.
+        frequency: of the rows.
+        series: names, by number.
+        statics: per static column one number per series.
+        categories: names of every categorical column's numbers.
+        time_zone: of the times, or None.
+        has_clock: times are times; else whole numbers, or rows counted.
+        notes: what was found and decided, a line each.
+        key: name of the cache entry; a frame is in none.
+        from_cache: nothing had to be read.
+        seconds: that took.
+    """
+
+    table: Table
+    roles: Roles
+    frequency: Frequency
+    series: tuple[Any, ...]
+    statics: dict[str, NDArray[np.float32]]
+    categories: dict[str, list[Any]]
+    time_zone: str | None
+    has_clock: bool
+    notes: tuple[str, ...]
+    key: str
+    from_cache: bool
+    seconds: float
+
+
+def prepare_table(
+    source: Any,
+    options: PrepareOptions | None = None,
+    cache_dir: str | Path | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+) -> SeriesDataset:
+    """Reads a table into the cache, or finds it there.
+
+    Args:
+        source: see `fastlstm.series.records.open_records`.
+        options: how.
+        cache_dir: default `environment.cache_dir()`.
+        on_progress: called with (bytes done, bytes in all or None).
+
+    Raises:
+        DataError: the table cannot be used; the message says where and why.
+        StorageError: the disk refused.
+
+    Cost:
+        One pass over the source and one over the times; a second one over the values where rows
+        change places or another dtype is asked for. A second start reads the description only.
+    """
+    started = time.monotonic()
+    options = options or PrepareOptions()
+    records = open_records(source)
+    roles = _roles(records, options.roles)
+    cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
+    signature = records.signature()
+    key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
+    dataset = None if signature is None else _open(cache.path(key), key, started, True)
+    if dataset is not None:
+        return dataset
+    with cache.work_directory() as work:
+        _prepare(work, records, roles, options, on_progress)
+        if signature is None:  # a frame: mapped, its files go with the work directory
+            dataset = _open(work, key, started, False)
+        else:
+            cache.place(key, work, lambda: _open(cache.path(key), key, started, False) is not None)
+            dataset = _open(cache.path(key), key, started, False)
+    if dataset is None:
+        raise CorruptFileError(f"{cache.path(key)} cannot be read back after it was written")
+    return dataset
+
+
+def _roles(records: Records, asked: RoleRequest) -> Roles:
+    import pyarrow.types as kinds
+
+    schema = records.schema
+    numbers = [
+        f.name
+        for f in schema
+        if kinds.is_integer(f.type)
+        or kinds.is_floating(f.type)
+        or kinds.is_boolean(f.type)
+        or kinds.is_decimal(f.type)
+        or kinds.is_null(f.type)
+    ]
+    times = [f.name for f in schema if kinds.is_timestamp(f.type) or kinds.is_date(f.type)]
+    return find_roles(schema.names, numbers, times, asked, records.name)
+
+
+def _prepare(
+    work: Path,
+    records: Records,
+    roles: Roles,
+    options: PrepareOptions,
+    on_progress: Callable[[int, int | None], None] | None,
+) -> None:
+    """Writes an entry's files into `work`."""
+    intake = Intake(work, records, roles, options.time_format, options.missing_value)
+    intaken = take_in(records, intake, on_progress)
+    if intaken.num_rows == 0:
+        raise DataError(f"{records.name} has no rows below the line of column names")
+    notes = [*roles.notes, *_column_notes(intaken, roles, records.name)]
+    arranged = Arrangement(intaken, len(roles.values), options.policy, records.name).run()
+    facts = [intaken.facts[name] for name in roles.values]
+    stored = store_values(work, arranged, options.dtype, facts, roles.values)
+    notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]
+    np.save(work / "segments.npy", _segment_rows(arranged.segments), allow_pickle=False)
+    statics = {n: np.asarray(v, dtype=np.float32).tolist() for n, v in intaken.statics.items()}
+    names = [n if isinstance(n, str | int | float | bool) else str(n) for n in intaken.series]
+    _write_large_json(work / "series.json", {"series": names, "statics": statics})
+    write_json(work / "schema.json", _schema(roles, intaken, arranged, stored, tuple(notes)))
+    for name in ("values.bin", "segments.npy", "series.json"):
+        fsync_file(work / name)
+    for path in (intaken.codes, intaken.times):
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def _schema(
+    roles: Roles, intaken: Intaken, arranged: Arranged, stored: Stored, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    return {
+        "roles": {**asdict(roles), "notes": []},
+        "dtype": stored.dtype,
+        "num_rows": arranged.num_rows,
+        "scale": stored.scale.tolist(),
+        "offset": stored.offset.tolist(),
+        "frequency": arranged.frequency.to_json(),
+        "categories": intaken.categories,
+        "time_zone": intaken.time_zone,
+        "has_clock": intaken.has_clock and intaken.times is not None,
+        "notes": list(notes),
+    }
+
+
+def _segment_rows(segments: Segments) -> NDArray[np.int64]:
+    return np.stack([segments.series, segments.first_rows, segments.num_rows, segments.start_times])
+
+
+def _write_large_json(path: Path, value: Any) -> None:
+    """Writes JSON whose size the strict reader would refuse: names of a million series."""
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _open(directory: Path, key: str, started: float, from_cache: bool) -> SeriesDataset | None:
+    """Opens an entry; None when there is none, or a damaged one (which is prepared again)."""
+    try:
+        schema = read_json(directory / "schema.json")
+        named: dict[str, Any] = schema["roles"]
+        named = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items()}
+        roles = Roles(**named)
+        dtype, columns = np.dtype(schema["dtype"]), roles.values
+        if dtype.name not in DTYPES:
+            return None
+        path = directory / "values.bin"
+        num_rows = schema["num_rows"]
+        if path.stat().st_size != num_rows * len(columns) * dtype.itemsize:
+            return None
+        values = np.memmap(path, dtype=dtype, mode="r", shape=(num_rows, len(columns)))
+        rows = np.load(directory / "segments.npy", allow_pickle=False)
+        segments = Segments(*(np.ascontiguousarray(row) for row in rows))
+        if int(segments.num_rows.sum()) != num_rows:
+            return None
+        named = json.loads((directory / "series.json").read_text(encoding="utf-8"))
+        table = Table(
+            values,
+            columns,
+            segments,
+            np.asarray(schema["scale"], dtype=np.float32),
+            np.asarray(schema["offset"], dtype=np.float32),
+        )
+        return SeriesDataset(
+            table=table,
+            roles=roles,
+            frequency=Frequency(**schema["frequency"]),
+            series=tuple(named["series"]),
+            statics={n: np.asarray(v, dtype=np.float32) for n, v in named["statics"].items()},
+            categories=schema["categories"],
+            time_zone=schema["time_zone"],
+            has_clock=schema["has_clock"],
+            notes=tuple(schema["notes"]),
+            key=key,
+            from_cache=from_cache,
+            seconds=time.monotonic() - started,
+        )
+    except (OSError, FastLSTMError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _column_notes(intaken: Intaken, roles: Roles, origin: str) -> list[str]:
+    """Returns what people should hear of the columns.
+
+    Raises:
+        DataError: a column without any value, a target that never changes.
+    """
+    notes = []
+    for name, facts in intaken.facts.items():
+        if name in roles.categorical:
+            continue
+        if facts.missing == intaken.num_rows:
+            raise DataError(
+                f"{origin}: column '{name}' has no value in any row; leave it out with"
+                f" ignore=['{name}']"
+            )
+        if facts.low == facts.high:
+            if name in roles.target:
+                raise DataError(
+                    f"{origin}: the target '{name}' is {facts.low:g} in every row; there is nothing"
+                    " to learn, name another with target=…"
+                )
+            notes.append(f"column '{name}' is {facts.low:g} in every row: it tells nothing")
+        if facts.missing:
+            share = facts.missing / intaken.num_rows
+            notes.append(f"column '{name}' has no value in {facts.missing:,} rows ({share:.2%})")
+        notes += _sentinel_notes(name, facts)
+    return notes
+
+
+def _sentinel_notes(name: str, facts: ColumnFacts) -> list[str]:
+    return [
+        f"column '{name}' is {value:g} in {count:,} rows: if that stands for no value, give"
+        f" missing_value={value:g}"
+        for value, count in facts.sentinels.items()
+        if np.float32(value) in (facts.low, facts.high)
+    ]
+
+
+def _time_notes(arranged: Arranged, intaken: Intaken, policy: Policy) -> list[str]:
+    counts, notes = arranged.counts, []
+    num_series = len(intaken.series)
+    what = f"{arranged.num_rows:,} rows, {num_series:,} series" if num_series > 1 else (
+        f"{arranged.num_rows:,} rows"
+    )  # fmt: skip
+    notes.append(f"{what}, one row every {arranged.frequency}" if intaken.times else what)
+    if not intaken.is_grouped:
+        notes.append("rows of series were mixed: they are stored series after series")
+    if counts["sorted"]:
+        notes.append(f"{counts['sorted']:,} rows were out of order: sorted")
+    if counts["duplicates"]:
+        kept = policy.duplicates
+        notes.append(f"{counts['duplicates']:,} rows of a time that was there: the {kept} counts")
+    if counts["gaps"] and policy.gaps == "split":
+        notes.append(f"{counts['gaps']:,} gaps in time: no window crosses one")
+    elif counts["gaps"]:
+        notes.append(f"{counts['gaps']:,} gaps in time: {counts['filled']:,} empty rows put in")
+    return notes

@@ -1,0 +1,397 @@
+"""What the user named as a table: files or frames, read batch by batch through Arrow.
+
+CSV (also .tsv, .gz, .zst), Parquet, Arrow IPC and .npy files, directories and lists of them;
+pandas, polars and Arrow frames (whatever speaks Arrow's C stream interface), NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import DataError, MissingExtraError
+
+try:
+    import pyarrow as pa
+    from pyarrow import csv, ipc
+    from pyarrow import parquet as pq
+except ImportError as error:
+    raise MissingExtraError(
+        "tables are read by pyarrow, which is not installed: pip install 'fastlstm[series]'"
+    ) from error
+
+CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
+PARQUET_SUFFIXES = (".parquet", ".pq")
+ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
+SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
+
+_BATCH_ROWS = 1 << 18
+_CSV_BLOCK_BYTES = 8 << 20
+_DELIMITERS = ",;\t|"
+
+
+class Records(ABC):
+    """Rows of a table, in order.
+
+    Attributes:
+        name: what messages call it.
+        schema: Arrow's, of the columns as they are read unless told otherwise.
+        total_bytes: on disk; None for frames.
+        done_bytes: of them read so far.
+    """
+
+    name: str
+    schema: pa.Schema
+    total_bytes: int | None = None
+    done_bytes: int = 0
+
+    @abstractmethod
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """Yields the columns named in `types`, in that order.
+
+        Args:
+            types: a column may be read as this type; a CSV is parsed so, others may differ.
+
+        Raises:
+            DataError: the file is damaged, or a value is not of its column's type.
+        """
+
+    def signature(self) -> list[list[str | int]] | None:
+        """Returns what `stat` says of every file; None for frames, which are read every time."""
+        return None
+
+
+class FrameRecords(Records):
+    """A frame in memory: Arrow, pandas, polars, or a NumPy array."""
+
+    def __init__(self, frame: Any) -> None:
+        self.name = f"the {type(frame).__module__.split('.')[0]} {type(frame).__name__}"
+        table = _arrow_table(frame)
+        for number, field in enumerate(table.schema):
+            if pa.types.is_string_view(field.type):  # as polars has it; takes no part in `take`
+                column = table.column(number).cast(pa.large_string())
+                table = table.set_column(number, field.name, column)
+        self._table, self.schema = table, table.schema
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        yield from self._table.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS)
+
+
+class FileRecords(Records):
+    """One file.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+        self.total_bytes = path.stat().st_size
+        self.schema = self._read_schema()
+
+    def signature(self) -> list[list[str | int]] | None:
+        info = self.path.stat()
+        times = [info.st_mtime_ns, info.st_ctime_ns]
+        return [[os.path.abspath(self.path), info.st_size, *times, info.st_ino]]
+
+    @abstractmethod
+    def _read_schema(self) -> pa.Schema:
+        """Returns the schema, having read as little as possible."""
+
+    def _damaged(self, error: Exception) -> DataError:
+        reason = str(error).splitlines()[0].rstrip(".")
+        return DataError(f"{self.name} cannot be read ({reason}); is it whole?")
+
+
+class ParquetRecords(FileRecords):
+    """A Parquet file, row group after row group."""
+
+    def _read_schema(self) -> pa.Schema:
+        try:
+            return pq.read_schema(self.path)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        try:
+            # A text that repeats is stored as numbers and names; it need not be spelt out per row.
+            texts = [name for name in types if is_text(self.schema.field(name).type)]
+            with pq.ParquetFile(self.path, memory_map=True, read_dictionary=texts) as file:
+                num_rows, done = max(1, file.metadata.num_rows), 0
+                for batch in file.iter_batches(_BATCH_ROWS, columns=list(types)):
+                    done += batch.num_rows
+                    self.done_bytes = (self.total_bytes or 0) * done // num_rows
+                    yield batch.select(list(types))
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+
+
+class ArrowRecords(FileRecords):
+    """An Arrow IPC file (also called Feather)."""
+
+    def _read_schema(self) -> pa.Schema:
+        try:
+            with pa.memory_map(str(self.path)) as source, ipc.open_file(source) as file:
+                return file.schema
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        try:
+            with pa.memory_map(str(self.path)) as source, ipc.open_file(source) as file:
+                for number in range(file.num_record_batches):
+                    whole = file.get_batch(number).select(list(types))
+                    self.done_bytes = source.tell()
+                    for first in range(0, whole.num_rows, _BATCH_ROWS):
+                        yield whole.slice(first, _BATCH_ROWS)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+
+
+class CsvRecords(FileRecords):
+    """A CSV file, plain or compressed; the first line names the columns."""
+
+    def _read_schema(self) -> pa.Schema:
+        self._delimiter = self._sniff()
+        self._bad_row: Any = None
+        try:
+            with self._open() as reader:
+                return reader.schema
+        except (pa.ArrowException, OSError) as error:
+            raise self._refused() or self._damaged(error) from error
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        row = 0
+        try:
+            with self._open(types) as reader:
+                for batch in reader:
+                    row += batch.num_rows
+                    self.done_bytes = self._stream.tell() if not self._is_compressed else 0
+                    yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise self._refused() or self._bad_value(types, row, error) from error
+
+    @property
+    def _is_compressed(self) -> bool:
+        return self.path.suffix in (".gz", ".zst")
+
+    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
+        compression = {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
+        self._stream = pa.OSFile(str(self.path))
+        source = (
+            pa.CompressedInputStream(self._stream, compression) if compression else self._stream
+        )
+        convert = csv.ConvertOptions(
+            column_types=None if types is None else dict(types),
+            include_columns=None if types is None else list(types),
+            strings_can_be_null=True,
+        )
+        return csv.open_csv(
+            source,
+            csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
+            csv.ParseOptions(delimiter=self._delimiter, invalid_row_handler=self._refuse_row),
+            convert,
+        )
+
+    def _refuse_row(self, row: Any) -> str:
+        self._bad_row = row
+        return "error"
+
+    def _refused(self) -> DataError | None:
+        """Returns the error for a line of another number of columns, if there was one."""
+        row = self._bad_row
+        if row is None:
+            return None
+        number = "a line" if row.number is None else f"line {row.number}"
+        return DataError(
+            f"{self.name}: {number} has {row.actual_columns} columns, expected"
+            f" {row.expected_columns}: {row.text[:80]!r}"
+        )
+
+    def _sniff(self) -> str:
+        """Returns the delimiter that the first line has most of."""
+        compression = {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
+        try:
+            with pa.input_stream(str(self.path), compression=compression) as stream:
+                line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+        if not line.strip():
+            raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
+        return max(_DELIMITERS, key=line.count)
+
+    def _bad_value(self, types: Mapping[str, pa.DataType], row: int, error: Exception) -> DataError:
+        """Finds the value that could not be converted: reads on from `row` as text."""
+        numbers = [name for name, kind in types.items() if pa.types.is_floating(kind)]
+        try:
+            with self._open(dict.fromkeys(numbers, pa.string())) as reader:
+                done = 0
+                for batch in reader:
+                    if done + batch.num_rows > row:
+                        for name in numbers:
+                            found = first_text(batch.column(name))
+                            if found is not None:
+                                return text_in_numbers(self.name, name, done + found[0], found[1])
+                    done += batch.num_rows
+        except (pa.ArrowException, OSError):
+            pass
+        return self._damaged(error)
+
+
+class NumpyRecords(FileRecords):
+    """A .npy file of shape (rows,) or (rows, columns); nothing in it is executed."""
+
+    def _read_schema(self) -> pa.Schema:
+        import numpy as np
+
+        try:
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise self._damaged(error) from error
+        self._frame = FrameRecords(array)
+        return self._frame.schema
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        return self._frame.batches(types)
+
+
+class JoinedRecords(Records):
+    """Several files with the same columns, one after the other."""
+
+    def __init__(self, parts: Sequence[Records]) -> None:
+        self._parts = parts
+        self.name = f"{parts[0].name} and {len(parts) - 1} more"
+        self.schema = parts[0].schema
+        sizes = [part.total_bytes or 0 for part in parts]
+        self.total_bytes = sum(sizes)
+        for part in parts[1:]:
+            missing = set(self.schema.names) ^ set(part.schema.names)
+            if missing:
+                raise DataError(
+                    f"{part.name} and {parts[0].name} differ in the columns"
+                    f" {', '.join(sorted(missing))}; files of one table have the same columns"
+                )
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        done = 0
+        for part in self._parts:
+            for batch in part.batches(types):
+                self.done_bytes = done + part.done_bytes
+                yield batch
+            done += part.total_bytes or 0
+
+    def signature(self) -> list[list[str | int]] | None:
+        found = [part.signature() for part in self._parts]
+        return None if None in found else [line for lines in found if lines for line in lines]
+
+
+def open_records(source: Any) -> Records:
+    """Finds the rows that `source` names; reads no more than the columns.
+
+    Args:
+        source: a path, a directory, several of them, or a frame (module docstring).
+
+    Raises:
+        DataError: nothing is there, or nothing in it is a table.
+    """
+    if isinstance(source, str | Path):
+        parts = [_open_file(path) for path in _files(Path(source))]
+    elif isinstance(source, Sequence) and source and isinstance(source[0], str | Path):
+        parts = [_open_file(path) for item in source for path in _files(Path(item))]
+    else:
+        return FrameRecords(source)
+    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether a column of this type holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def first_text(column: Any) -> tuple[int, str] | None:
+    """Returns row and value of the first text in a column that is no number; None without one."""
+    for row, value in enumerate(column.to_pylist()):
+        if value is None:
+            continue
+        try:
+            float(value)
+        except ValueError:
+            return row, str(value)
+    return None
+
+
+def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
+    """Returns the error for a text where a number was expected; `row` counts from 0."""
+    return DataError(
+        f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected numbers;"
+        f" mend it, call the column categorical, or leave it out with ignore=['{column}']"
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+        if not found:
+            raise DataError(
+                f"{path} holds no table; expected files ending in {', '.join(SUFFIXES)}"
+            )
+        return found
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+    return [path]
+
+
+def _open_file(path: Path) -> Records:
+    kinds: dict[tuple[str, ...], type[FileRecords]] = {
+        CSV_SUFFIXES: CsvRecords,
+        PARQUET_SUFFIXES: ParquetRecords,
+        ARROW_SUFFIXES: ArrowRecords,
+        (".npy",): NumpyRecords,
+    }
+    for suffixes, kind in kinds.items():
+        if path.name.lower().endswith(suffixes):
+            try:
+                return kind(path)
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror}") from error
+    raise DataError(f"{path} is no table; expected a name ending in {', '.join(SUFFIXES)}")
+
+
+def _arrow_table(frame: Any) -> pa.Table:
+    import numpy as np
+
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, np.ndarray):
+        columns = frame[:, None] if frame.ndim == 1 else frame
+        if columns.ndim != 2 or columns.dtype.kind not in "fiub":
+            raise DataError(
+                f"an array of shape {frame.shape} and dtype {frame.dtype} came, expected numbers"
+                " of shape (rows, columns)"
+            )
+        names = [str(number) for number in range(columns.shape[1])]
+        return pa.table([pa.array(columns[:, j]) for j in range(columns.shape[1])], names=names)
+    if type(frame).__module__.startswith("pandas"):
+        return _from_pandas(frame)
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(frame).read_all()
+    raise DataError(
+        f"a {type(frame).__name__} came, expected a path, a pandas, polars or Arrow frame, or a"
+        " NumPy array"
+    )
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    """Takes an index along that has names, or holds times (called "ds"); drops one that counts."""
+    if frame.ndim == 1:
+        frame = frame.to_frame("y" if frame.name is None else frame.name)
+    names = list(frame.index.names)
+    if names == [None] and str(frame.index.dtype).startswith("datetime"):
+        frame = frame.rename_axis("ds").reset_index()
+    elif names != [None]:
+        frame = frame.reset_index()
+    frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    return pa.Table.from_pandas(frame, preserve_index=False)

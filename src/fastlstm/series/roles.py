@@ -1,0 +1,172 @@
+"""What each column of a table is for: time, series, target, past, future, static, categorical."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastlstm.errors import DataError, nearest_hint
+
+TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
+SERIES_NAMES = ("unique_id", "series_id", "item_id")
+TARGET_NAMES = ("y", "target")
+RESERVED = ("cutoff", "forecast", "segment")
+"""Names that forecasts and backtests add to their tables."""
+
+
+@dataclass(frozen=True)
+class RoleRequest:
+    """What the user said about columns; what is not said is found (`find_roles`).
+
+    Attributes:
+        target: the columns to forecast.
+        time: the column of times.
+        series: the column that tells series of a long table apart.
+        past: known up to now only; default every other number.
+        future: known ahead, such as the hour or a planned price.
+        static: one value per series.
+        categorical: columns of any kind whose values are names, not numbers.
+        ignore: left out.
+    """
+
+    target: tuple[str, ...] = ()
+    time: str | None = None
+    series: str | None = None
+    past: tuple[str, ...] | None = None
+    future: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values, part of a cache's key."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns of a table by what they are for.
+
+    Attributes:
+        target: what is forecast; one or more numbers.
+        time: the column of times, or None: rows are counted.
+        series: the column that tells series apart, or None: there is one.
+        past: known up to now only.
+        future: known ahead.
+        static: one value per series.
+        categorical: which of past, future and static are names.
+        notes: what was decided for the user, a line each.
+    """
+
+    target: tuple[str, ...]
+    time: str | None
+    series: str | None
+    past: tuple[str, ...]
+    future: tuple[str, ...]
+    static: tuple[str, ...]
+    categorical: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The columns that a table stores row by row: target, past, future."""
+        return (*self.target, *self.past, *self.future)
+
+
+def find_roles(
+    names: Sequence[str],
+    numbers: Sequence[str],
+    times: Sequence[str],
+    asked: RoleRequest,
+    origin: str,
+) -> Roles:
+    """Gives every column its role.
+
+    Args:
+        names: all columns.
+        numbers: those that hold numbers.
+        times: those that hold times.
+        asked: what the user said.
+        origin: what messages call the table.
+
+    Raises:
+        DataError: a column that is not there, two roles for one, no target.
+    """
+    _check_names(names, asked, origin)
+    time = asked.time or _first(TIME_NAMES, names) or (times[0] if len(times) == 1 else None)
+    series = asked.series or _first(SERIES_NAMES, names)
+    taken = {time, series, *asked.future, *asked.static, *asked.ignore, *(asked.past or ())}
+    taken |= set(asked.categorical)
+    target = asked.target
+    notes = []
+    if not target:
+        named = [name for name in TARGET_NAMES if name in names and name not in taken]
+        free = [name for name in names if name in numbers and name not in taken]
+        target = tuple(named[:1]) if named else tuple(free if series is None else ())
+        if not target:
+            raise DataError(
+                f"{origin} has no column 'y' to forecast; name one with target=…"
+                f" (its columns: {', '.join(names)})"
+            )
+        if not named:
+            notes.append(f"target: every number, {', '.join(target)}")
+    others = [n for n in names if n not in taken and n not in target]
+    past = asked.past
+    if past is None:
+        categorical_past = [n for n in asked.categorical if n not in (*asked.future, *asked.static)]
+        past = tuple(n for n in names if (n in others and n in numbers) or n in categorical_past)
+        if past:
+            notes.append(f"known up to now only: {', '.join(past)}")
+    left = [n for n in others if n not in past]
+    if left:
+        notes.append(f"left out (text or times without a role): {', '.join(left)}")
+    roles = Roles(
+        target, time, series, past, asked.future, asked.static, asked.categorical, tuple(notes)
+    )
+    _check_roles(roles, names, origin)
+    return roles
+
+
+def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:
+    return next((name for name in wanted if name in names), None)
+
+
+def _check_names(names: Sequence[str], asked: RoleRequest, origin: str) -> None:
+    double = sorted({name for name in names if list(names).count(name) > 1})
+    if double:
+        raise DataError(f"{origin} has two columns called '{double[0]}'; rename one")
+    for role, value in asked.to_json().items():
+        for name in (value,) if isinstance(value, str) else value or ():
+            if name not in names:
+                raise DataError(
+                    f"{origin} has no column '{name}' (asked for as {role})"
+                    f"{nearest_hint(name, names)}; its columns: {', '.join(names)}"
+                )
+
+
+def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
+    seen: dict[str, str] = {}
+    singles = {"time": roles.time, "series": roles.series}
+    given = [(role, (name,)) for role, name in singles.items() if name is not None]
+    given += [(role, getattr(roles, role)) for role in ("target", "past", "future", "static")]
+    for role, members in given:
+        for name in members:
+            if name in seen:
+                raise DataError(
+                    f"{origin}: column '{name}' cannot be both {seen[name]} and {role}; give it"
+                    " one role"
+                )
+            if name in RESERVED:
+                raise DataError(
+                    f"{origin}: a column is called '{name}', a name that forecasts use for columns"
+                    " of their own; rename it, or leave it out with ignore=…"
+                )
+            seen[name] = role
+    for name in roles.categorical:
+        if seen.get(name) not in ("past", "future", "static"):
+            role = seen.get(name, "left out")
+            raise DataError(
+                f"{origin}: column '{name}' is categorical and {role}; only past, future and"
+                " static columns can be categorical"
+            )

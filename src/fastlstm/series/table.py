@@ -1,0 +1,115 @@
+"""A table of time series in memory or mapped from disk: rows of numbers, series after series.
+
+::
+
+    values     row 0  [ target  load  wind ]   ┐ segment 0: series "a", regular in time
+               row 1  [    …                ]   ┘
+               row 2  [    …                ]   ┐ segment 1: series "a" after a gap
+                …                               ┘ segment 2: series "b" …
+
+A segment is a stretch of one series whose rows follow each other in steps of the table's
+frequency: the row says the time, so that no time is stored per row, and no window crosses a gap.
+A missing value is NaN (in int16: the smallest number).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+
+DTYPES = ("float32", "float16", "int16")
+"""How values may be stored; their position is the number the native code knows them by."""
+MISSING_INT16 = -32768
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Stretches of rows without a gap.
+
+    Attributes:
+        series: number of the series of each, shape ``(S,)``, int64, increasing.
+        first_rows: where each begins in the table, shape ``(S,)``, int64.
+        num_rows: how many rows each has, shape ``(S,)``, int64.
+        start_times: of each first row, microseconds since 1970 or the row's number, int64.
+    """
+
+    series: NDArray[np.int64]
+    first_rows: NDArray[np.int64]
+    num_rows: NDArray[np.int64]
+    start_times: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers in segments.
+
+    Attributes:
+        values: shape ``(N, C)``, float32, float16 or int16, contiguous; usually mapped.
+        columns: C names.
+        segments: rows in order; they cover the table.
+        scale: shape ``(C,)``, float32: an int16 stands for ``value * scale + offset``.
+        offset: shape ``(C,)``, float32.
+    """
+
+    values: NDArray[Any]
+    columns: tuple[str, ...]
+    segments: Segments
+    scale: NDArray[np.float32]
+    offset: NDArray[np.float32]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.values)
+
+    @property
+    def cell(self) -> int:
+        """The number by which the native code knows the dtype."""
+        return DTYPES.index(self.values.dtype.name)
+
+    def rows(self, first: int, last: int) -> NDArray[np.float32]:
+        """Returns rows ``first .. last - 1`` as float32, missing values as NaN."""
+        found = self.values[first:last]
+        if found.dtype != np.int16:
+            return np.asarray(found, dtype=np.float32)
+        plain = found.astype(np.float32) * self.scale + self.offset
+        plain[found == MISSING_INT16] = np.nan
+        return plain
+
+
+def table_from_array(values: Any, columns: tuple[str, ...] | None = None) -> Table:
+    """Makes a table of one series from an array, which is not copied where it can be used as it is.
+
+    Args:
+        values: shape ``(N,)`` or ``(N, C)``; float16, float32 and int16 stay what they are, other
+            numbers become float32.
+        columns: C names; default "0", "1" ….
+
+    Raises:
+        DataError: no numbers, or a shape that is no table.
+    """
+    array = np.asarray(values)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or array.dtype.kind not in "fiub":
+        raise DataError(
+            f"an array of shape {array.shape} and dtype {array.dtype} came, expected numbers of"
+            " shape (rows, columns)"
+        )
+    dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)
+    array = np.ascontiguousarray(array, dtype=dtype)
+    names = columns or tuple(str(number) for number in range(array.shape[1]))
+    if len(names) != array.shape[1]:
+        raise DataError(f"{len(names)} names came for {array.shape[1]} columns; give one for each")
+    one = np.zeros(1, dtype=np.int64)
+    segments = Segments(one, one, np.array([len(array)], dtype=np.int64), one)
+    num = array.shape[1]
+    ones, zeros = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
+    return Table(array, names, segments, ones, zeros)

@@ -1,0 +1,143 @@
+"""Times of rows: their frequency, and where duplicates, gaps and disorder are.
+
+Times are microseconds since 1970; a frequency is so many microseconds or so many calendar months.
+Whatever the frequency, a time has a tick number, and neighbours are one tick apart.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+
+_UNITS = (
+    ("week", 604_800_000_000),
+    ("day", 86_400_000_000),
+    ("hour", 3_600_000_000),
+    ("minute", 60_000_000),
+    ("second", 1_000_000),
+    ("millisecond", 1_000),
+    ("microsecond", 1),
+)
+_DAY = 86_400_000_000
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """The step from one row to the next.
+
+    Attributes:
+        step: microseconds, calendar months, or rows where there are no times.
+        unit: of `step`.
+        is_month_end: months are counted from last day to last day.
+    """
+
+    step: int
+    unit: Literal["us", "months", "rows"] = "us"
+    is_month_end: bool = False
+
+    def __str__(self) -> str:
+        if self.unit == "rows":
+            return "rows"
+        if self.unit == "months":
+            return "1 month" if self.step == 1 else f"{self.step} months"
+        name, size = next(unit for unit in _UNITS if self.step % unit[1] == 0)
+        count = self.step // size
+        return f"{count} {name}" + ("s" if count > 1 else "")
+
+    def ticks(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns a number for every time such that neighbours differ by one."""
+        if self.unit == "months":
+            return _months(times) // self.step
+        return times // self.step
+
+    def are_whole_steps(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which times are whole steps away from the one before, shape ``(N - 1,)``."""
+        distances = np.diff(_months(times) if self.unit == "months" else times)
+        return np.asarray(distances % self.step == 0)
+
+    def after(self, start: int, count: int) -> NDArray[np.int64]:
+        """Returns the `count` times that begin with `start`."""
+        numbers = np.arange(count, dtype=np.int64)
+        if self.unit != "months":
+            return start + numbers * self.step
+        day = np.datetime64(start, "us").astype("datetime64[D]")
+        month = day.astype("datetime64[M]")
+        clock = start % _DAY
+        months = month + numbers * self.step
+        if self.is_month_end:
+            days = (months + 1).astype("datetime64[D]") - 1
+        else:
+            last = (months + 1).astype("datetime64[D]") - 1
+            days = np.minimum(months.astype("datetime64[D]") + (day - month), last)
+        return np.asarray(days.astype("datetime64[us]").astype(np.int64) + clock)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"step": self.step, "unit": self.unit, "is_month_end": self.is_month_end}
+
+
+ROWS = Frequency(1, "rows")
+
+
+def _months(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    months = times.astype("datetime64[us]").astype("datetime64[M]")
+    return np.asarray(months.astype(np.int64))
+
+
+def show_time(time: int) -> str:
+    """Returns a time as people write it, without parts that are zero."""
+    shown = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(time))
+    return shown.strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix(".000000").removesuffix(" 00:00:00")
+
+
+def find_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_], origin: str) -> Frequency:
+    """Finds the step that most neighbouring rows are apart.
+
+    Args:
+        times: of some rows, shape ``(N,)``, int64, increasing within a series.
+        is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
+        origin: what messages call the table.
+
+    Raises:
+        DataError: the times follow no step.
+    """
+    steps = np.diff(times)[is_same]
+    if len(steps) == 0:
+        return Frequency(_DAY)
+    values, counts = np.unique(steps, return_counts=True)
+    most = int(values[counts.argmax()])
+    if most >= 28 * _DAY and most % _DAY == 0:
+        monthly = _calendar_frequency(times, is_same)
+        if monthly is not None:
+            return monthly
+    share = counts.max() / len(steps)
+    on_grid = float(counts[values % most == 0].sum() / len(steps))
+    if share < 0.5 or on_grid < 0.9:
+        shown = ", ".join(
+            f"{Frequency(int(v))} ({c / len(steps):.0%})"
+            for v, c in sorted(zip(values, counts, strict=True), key=lambda pair: -pair[1])[:3]
+        )
+        raise DataError(
+            f"{origin}: the times follow no step (most often {shown}); bring them onto a regular"
+            " grid first, or leave the time column out, so that rows are counted"
+        )
+    return Frequency(most)
+
+
+def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> Frequency | None:
+    """Returns the frequency in months when all times are the same day or the last day of theirs."""
+    days = times.astype("datetime64[us]").astype("datetime64[D]")
+    months = days.astype("datetime64[M]")
+    is_end = bool(((days + 1).astype("datetime64[M]") != months).all())
+    if not is_end and len(np.unique((days - months).astype(np.int64))) > 1:
+        return None
+    steps = np.diff(months.astype(np.int64))[is_same]
+    values, counts = np.unique(steps, return_counts=True)
+    most = int(values[counts.argmax()])
+    return Frequency(most, "months", is_end) if most >= 1 else None
