@@ -25,6 +25,7 @@ LAYERS = {
     "infer": 3,
     "report": 3,
     "run": 4,
+    "forecasting": 4,
     "serve": 4,
     "cli": 5,
     "__main__": 6,

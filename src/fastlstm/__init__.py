@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
+    from fastlstm.forecasting import Forecaster
     from fastlstm.infer.language_model import LM
     from fastlstm.nn.drop_in import LSTM, accelerate
     from fastlstm.ops.dispatch import explain, select
@@ -59,6 +60,7 @@ _ERRORS = (
     "UsageError",
 )
 _HOMES = {
+    "Forecaster": "fastlstm.forecasting",
     "LM": "fastlstm.infer.language_model",
     "LSTM": "fastlstm.nn.drop_in",
     "TrainConfig": "fastlstm.config",
@@ -76,6 +78,7 @@ __all__ = [
     "CorruptFileError",
     "DataError",
     "FastLSTMError",
+    "Forecaster",
     "FormatError",
     "KernelError",
     "MissingExtraError",

@@ -55,7 +55,15 @@ void bind_windows(nb::module_& m) {
             source.locate(key, pointer<const int64_t>(numbers), count, pointer<int64_t>(rows),
                           pointer<int64_t>(segments));
           },
-          "key"_a.none(), "numbers"_a, "count"_a, "rows"_a, "segments"_a);
+          "key"_a.none(), "numbers"_a, "count"_a, "rows"_a, "segments"_a)
+      .def(
+          "gather",
+          [](const Source& source, Address rows, int64_t count, Address out) {
+            nb::gil_scoped_release release;
+            gather_windows(source.table, pointer<const int64_t>(rows), count, source.length,
+                           pointer<float>(out));
+          },
+          "rows"_a, "count"_a, "out"_a);
   nb::class_<JobQueue>(m, "JobQueue")
       .def(nb::init<>())
       .def(

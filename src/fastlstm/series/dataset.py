@@ -61,6 +61,7 @@ class SeriesDataset:
         categories: names of every categorical column's numbers.
         time_zone: of the times, or None.
         has_clock: times are times; else whole numbers, or rows counted.
+        has_missing: a value is missing somewhere.
         notes: what was found and decided, a line each.
         key: name of the cache entry; a frame is in none.
         from_cache: nothing had to be read.
@@ -75,6 +76,7 @@ class SeriesDataset:
     categories: dict[str, list[Any]]
     time_zone: str | None
     has_clock: bool
+    has_missing: bool
     notes: tuple[str, ...]
     key: str
     from_cache: bool
@@ -184,6 +186,8 @@ def _schema(
         "categories": intaken.categories,
         "time_zone": intaken.time_zone,
         "has_clock": intaken.has_clock and intaken.times is not None,
+        "has_missing": arranged.counts["filled"] > 0
+        or any(facts.missing for facts in intaken.facts.values()),
         "notes": list(notes),
     }
 
@@ -233,6 +237,7 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
             categories=schema["categories"],
             time_zone=schema["time_zone"],
             has_clock=schema["has_clock"],
+            has_missing=schema["has_missing"],
             notes=tuple(schema["notes"]),
             key=key,
             from_cache=from_cache,

@@ -46,6 +46,10 @@ class Segments:
     def __len__(self) -> int:
         return len(self.series)
 
+    def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the segment of every row."""
+        return np.asarray(np.searchsorted(self.first_rows, rows, side="right") - 1)
+
 
 @dataclass(frozen=True)
 class Table:

@@ -131,6 +131,29 @@ def index_windows(
     return WindowIndex(used.astype(np.int64), first_rows, ends_of_runs, length, stride)
 
 
+def read_windows(table: Table, rows: NDArray[np.int64], length: int) -> Tensor:
+    """Returns the windows that begin at `rows`, shape ``(len(rows), length, C)``, float32.
+
+    Raises:
+        ValueError: a window that the table does not hold.
+    """
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) <= table.num_rows - length:
+        raise ValueError(f"windows of {length} rows begin at row 0 to {table.num_rows - length}")
+    wanted = np.ascontiguousarray(rows, dtype=np.int64)
+    values = np.empty((len(wanted), length, len(table.columns)), dtype=np.float32)
+    index = WindowIndex(wanted[:0], wanted[:0], wanted[:0], length, 1)
+    _source(table, index).gather(wanted.ctypes.data, len(wanted), values.ctypes.data)
+    return torch.from_numpy(values)
+
+
+def _source(table: Table, index: WindowIndex) -> Any:
+    """Returns what the native code knows of a table and its windows; both must outlive it."""
+    return hardware.native().WindowSource(
+        *index.addresses, table.values.ctypes.data, table.cell, len(table.columns),
+        table.scale.ctypes.data, table.offset.ctypes.data, index.length,
+    )  # fmt: skip
+
+
 class _Chunk(NamedTuple):
     """Batches that are being copied, and the memory they are copied into."""
 
@@ -206,10 +229,7 @@ class WindowLoader:
             raise DataError(
                 f"{self.num_windows} windows cannot be shared by {world_size} processes; use fewer"
             )
-        self._source = hardware.native().WindowSource(
-            *self._index.addresses, table.values.ctypes.data, table.cell, len(table.columns),
-            table.scale.ctypes.data, table.offset.ctypes.data, self._index.length,
-        )  # fmt: skip
+        self._source = _source(table, self._index)
         self._row_floats = self._index.length * len(table.columns)
         fitting = _CHUNK_BYTES // (4 * batch_size * self._row_floats)
         self._chunk_batches = max(1, min(fitting, _MAX_CHUNK_BATCHES))

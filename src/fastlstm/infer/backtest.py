@@ -1,0 +1,87 @@
+"""Forecasts judged from every origin of a part of a table, beside naive ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.infer.forecasts import Calibration, forecast
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.inputs import Inputs
+from fastlstm.series.metrics import Scores
+from fastlstm.series.windows import read_windows
+
+_DAY_US = 86_400_000_000
+
+
+def backtest(
+    network: ForecastNetwork,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    season: int,
+    is_scaled: bool = False,
+) -> dict[str, Scores]:
+    """Judges the forecasts of the windows that begin at `rows`.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        season: steps that the seasonal naive forecast repeats; left out where the input is shorter.
+        is_scaled: in standard deviations of the training rows.
+
+    Returns:
+        Scores of "forecaster", "naive" (the last value) and "seasonal_naive".
+    """
+    config = network.config
+    L, h, C = config.input_size, config.horizon, config.num_targets
+    mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
+    scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
+    done = 0
+    for center, target in forecast(network, inputs, rows):
+        past = read_windows(inputs.table, rows[done : done + len(center)], L)[..., :C].numpy()
+        done += len(center)
+        answer, actual = center.numpy(), target.numpy()
+        if is_scaled:
+            past = (past - mean) / std
+        else:
+            answer, actual = answer * std + mean, actual * std + mean
+        naive = np.repeat(past[:, -1:], h, axis=1)
+        scores["forecaster"].add(answer, actual, naive)
+        scores["naive"].add(naive, actual, naive)
+        if season <= L:
+            again = np.tile(past[:, L - season :], (1, -(-h // season), 1))[:, :h]
+            scores["seasonal_naive"].add(again, actual, naive)
+    return scores
+
+
+def coverage(
+    network: ForecastNetwork,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    calibration: Calibration,
+    intervals: Sequence[float],
+) -> dict[float, float]:
+    """Returns the share of values within their central intervals, by the intervals' level."""
+    ends = {v: calibration.at([(1 - v) / 2, (1 + v) / 2]) for v in intervals}
+    inside, count = dict.fromkeys(intervals, 0), 0
+    for center, target in forecast(network, inputs, rows):
+        is_there = ~target.isnan()
+        count += int(is_there.sum())
+        for level, (low, high) in ends.items():
+            is_within = (center + low <= target) & (target <= center + high)
+            inside[level] += int((is_within & is_there).sum())
+    return {level: found / max(count, 1) for level, found in inside.items()}
+
+
+def season_of(dataset: SeriesDataset) -> int:
+    """Returns the steps of a day, of a week of days, of a year of months; 1 for what is longer."""
+    frequency = dataset.frequency
+    if frequency.unit == "months":
+        return max(1, 12 // frequency.step)
+    if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:
+        return _DAY_US // frequency.step
+    return 7 if frequency.unit == "us" and frequency.step == _DAY_US else 1

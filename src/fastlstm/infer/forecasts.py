@@ -1,0 +1,71 @@
+"""Forecasts of windows in the table's units, with intervals calibrated on validation windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.errors import ConfigError
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.series.inputs import Inputs
+
+LEVELS = np.linspace(0.005, 0.995, 199)
+"""At which residuals are kept; between them linear."""
+_MAX_WINDOWS = 5_000
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Quantiles of what validation values were above their forecasts (split conformal, signed).
+
+    Attributes:
+        residuals: shape ``(199, h, C)``, float32, in scaled units, at `LEVELS`.
+    """
+
+    residuals: Tensor
+
+    def at(self, levels: Sequence[float]) -> Tensor:
+        """Returns residual quantiles, shape ``(len(levels), h, C)``.
+
+        Raises:
+            ConfigError: a level that validation says nothing about.
+        """
+        for level in levels:
+            if not LEVELS[0] <= level <= LEVELS[-1]:
+                raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]:g}")
+        place = (np.asarray(levels, dtype=np.float64) - LEVELS[0]) / (LEVELS[1] - LEVELS[0])
+        below = np.clip(np.floor(place).astype(np.int64), 0, len(LEVELS) - 2)
+        share = torch.from_numpy((place - below).astype(np.float32))[:, None, None]
+        return torch.lerp(self.residuals[below], self.residuals[below + 1], share)
+
+
+@torch.no_grad()
+def calibrate(network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]) -> Calibration:
+    """Collects residuals of at most 5,000 windows that begin at `rows`."""
+    config = network.config
+    if len(rows) > _MAX_WINDOWS:
+        rows = rows[np.linspace(0, len(rows) - 1, _MAX_WINDOWS).astype(np.int64)]
+    found = []
+    for values, statics in inputs.read(rows, config.input_size + config.horizon):
+        target = values[:, config.input_size :, : config.num_targets]
+        found.append(target - network.output.center(network(values, statics)))
+    residuals = torch.cat(found)
+    levels = torch.from_numpy(LEVELS.astype(np.float32))
+    by_step = [torch.nanquantile(residuals[:, t], levels, dim=0) for t in range(config.horizon)]
+    return Calibration(torch.stack(by_step, 1).nan_to_num(0.0))
+
+
+@torch.no_grad()
+def forecast(
+    network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields forecasts and what came, both ``(B, h, C)`` in scaled units, of windows at `rows`."""
+    config = network.config
+    for values, statics in inputs.read(rows, config.input_size + config.horizon):
+        target = values[:, config.input_size :, : config.num_targets]
+        yield network.output.center(network(values, statics)), target

@@ -1,0 +1,271 @@
+"""A forecaster: an LSTM reads segments of the past, one cell step per future segment answers.
+
+::
+
+    values (B, L, C)  ──normalise──► segments of s steps ──linear──► LSTM ──► h, c
+                                                                      │
+    segment 1 … m of the horizon, channel, known ahead ──► cell step ─┴─► linear ──► (B, h, C)
+
+All future segments are answered at once from the state after the last input segment, each by its
+position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs as much as one step more.
+Channels (targets) share the network and are told apart by an embedding, or go in together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.forecast_outputs import make_output
+
+_MAX_EMBEDDING = 16
+
+
+@dataclass(frozen=True)
+class ForecasterConfig:
+    """Architecture of a forecaster.
+
+    Attributes:
+        input_size: L, steps of the past; a multiple of `segment`.
+        horizon: h, steps ahead.
+        num_targets: C.
+        num_past: further columns known up to now.
+        num_future: columns known ahead.
+        categories: size of every categorical column by its place among targets, past, future.
+        num_static: numbers known per series.
+        static_categories: size of every categorical one among them, by its place.
+        segment: s, steps that are read, and answered, at once.
+        hidden_size: H.
+        num_layers: layers of the LSTM.
+        embed_size: d, width of an embedded segment.
+        channels: shared gives every target its own pass through one network, joint reads all.
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing.
+        dropout: before the last layer.
+        has_missing: values may be missing: the network is told which.
+        output: point, quantiles or student_t.
+        loss: of a point: mae, mse or huber.
+    """
+
+    input_size: int
+    horizon: int
+    num_targets: int = 1
+    num_past: int = 0
+    num_future: int = 0
+    categories: tuple[tuple[int, int], ...] = ()
+    num_static: int = 0
+    static_categories: tuple[tuple[int, int], ...] = ()
+    segment: int = 48
+    hidden_size: int = 256
+    num_layers: int = 1
+    embed_size: int = 256
+    channels: Literal["shared", "joint"] = "shared"
+    normalize: Literal["last", "standard", "none"] = "last"
+    dropout: float = 0.5
+    has_missing: bool = False
+    output: Literal["point", "quantiles", "student_t"] = "point"
+    loss: Literal["mae", "mse", "huber"] = "mae"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "input_size",
+            "horizon",
+            "num_targets",
+            "segment",
+            "hidden_size",
+            "embed_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 or more")
+        if self.input_size % self.segment:
+            raise ConfigError(
+                f"input_size is {self.input_size}, no multiple of segment {self.segment}; give"
+                f" input_size={max(1, self.input_size // self.segment) * self.segment}"
+            )
+
+
+class CategoricalFeatures(nn.Module):
+    """Numbers as they are, categories by an embedding each.
+
+    Args:
+        num_columns: of the input.
+        categories: (place, size) of the categorical ones; an unknown category is NaN.
+
+    Attributes:
+        width: of the output.
+    """
+
+    def __init__(self, num_columns: int, categories: tuple[tuple[int, int], ...]) -> None:
+        super().__init__()
+        self._places = [place for place, _ in categories]
+        self._numbers = [place for place in range(num_columns) if place not in self._places]
+        widths = [min(_MAX_EMBEDDING, (size + 3) // 2) for _, size in categories]
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(size + 1, width)
+            for (_, size), width in zip(categories, widths, strict=True)
+        )
+        self._unknown = [float(size) for _, size in categories]
+        self.width = len(self._numbers) + sum(widths)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
+        parts = [values[..., self._numbers].nan_to_num(0.0)]
+        for place, unknown, embedding in zip(
+            self._places, self._unknown, self.embeddings, strict=True
+        ):
+            parts.append(embedding(values[..., place].nan_to_num(unknown).long()))
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+class ForecastNetwork(nn.Module):
+    """The network.
+
+    Args:
+        config: its architecture.
+
+    Attributes:
+        config: the same.
+        output: how its numbers are read.
+    """
+
+    def __init__(self, config: ForecasterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.output = make_output(config.output, config.loss)
+        C, s, d, H = config.num_targets, config.segment, config.embed_size, config.hidden_size
+        is_shared = config.channels == "shared"
+        first = [(p - C, n) for p, n in config.categories]
+        self.past = CategoricalFeatures(
+            config.num_past + config.num_future, tuple((p, n) for p, n in first if p >= 0)
+        )
+        ahead = tuple((p - config.num_past, n) for p, n in first if p >= config.num_past)
+        self.future = CategoricalFeatures(config.num_future, ahead)
+        own = 1 if is_shared else C
+        per_step = own * (2 if config.has_missing else 1) + self.past.width
+        self.embed = nn.Linear(s * per_step, d)
+        self.lstm = LSTM(d, H, config.num_layers)
+        self.num_segments = math.ceil(config.horizon / s)
+        self.num_channels = C if is_shared else 1
+        self.position = nn.Parameter(torch.randn(self.num_segments, d - d // 2))
+        self.channel = nn.Parameter(torch.randn(self.num_channels, d // 2))
+        self.known = nn.Linear(s * self.future.width, d) if config.num_future else None
+        self.statics = CategoricalFeatures(config.num_static, config.static_categories)
+        self.static = nn.Linear(self.statics.width, d) if config.num_static else None
+        self.cell_ih = nn.Linear(d, 4 * H)
+        self.cell_hh = nn.Linear(H, 4 * H, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the cell as an LSTM's: uniform within ``1 / sqrt(H)``."""
+        bound = self.config.hidden_size**-0.5
+        for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
+        """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
+
+        Args:
+            values: shape ``(B, L + h, C + P + F)``; of the last h rows only the F columns that are
+                known ahead are read. Missing values are NaN.
+            statics: shape ``(B, S)``.
+
+        Raises:
+            ShapeError: another shape.
+        """
+        config = self.config
+        L, h, C = config.input_size, config.horizon, config.num_targets
+        columns = C + config.num_past + config.num_future
+        if values.ndim != 3 or values.shape[1:] != (L + h, columns):
+            raise ShapeError(
+                f"values have shape {tuple(values.shape)}, expected (B, {L + h}, {columns}):"
+                f" {L} + {h} steps of {columns} columns"
+            )
+        targets, is_there = values[:, :L, :C], None
+        if config.has_missing:
+            is_there = ~targets.isnan()
+        shift, scale = self._level(targets, is_there)
+        targets = (targets - shift[:, None]) / scale[:, None]
+        if is_there is not None:
+            targets = torch.where(is_there, targets, 0.0)
+        static = None if self.static is None else self.static(self.statics(statics))
+        segments = self._segments(targets, is_there, self.past(values[:, :L, C:]))
+        embedded = F.relu(self.embed(segments))
+        if static is not None:
+            embedded = embedded + static.repeat_interleave(self.num_channels, 0)
+        _, (hidden, cell) = self.lstm(embedded)
+        ahead = values[:, L:, C + config.num_past :]
+        answered = self._answer(hidden[-1], cell[-1], ahead, static)
+        return self.output.restored(
+            answered, scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
+        )
+
+    def _level(self, targets: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns what is taken from each window and what it is divided by, shapes ``(B, C)``."""
+        one = torch.ones_like(targets[:, 0])
+        kind = self.config.normalize
+        if kind == "none":
+            return torch.zeros_like(one), one
+        if kind == "standard":
+            mean = targets.nanmean(1).nan_to_num(0.0)
+            square = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(1.0)
+            return mean, torch.sqrt(square + 1e-5)
+        if is_there is None:
+            return targets[:, -1], one
+        steps = torch.arange(targets.shape[1], device=targets.device)[None, :, None]
+        last = torch.where(is_there, steps, 0).amax(1, keepdim=True)
+        return targets.gather(1, last)[:, 0].nan_to_num(0.0), one
+
+    def _segments(self, targets: Tensor, is_there: Tensor | None, past: Tensor) -> Tensor:
+        """Returns what the LSTM reads, shape ``(L / s, B * channels, s * features)``."""
+        s, K = self.config.segment, self.num_channels
+        B, L = targets.shape[:2]
+        parts = [targets] if is_there is None else [targets, is_there.to(targets)]
+        own = torch.stack(parts, -1).view(B, L // s, s, K, -1)
+        own = own.permute(1, 0, 3, 2, 4).reshape(L // s, B * K, -1)
+        if past.shape[-1] == 0:
+            return own
+        shared = past.view(B, L // s, 1, -1).expand(-1, -1, K, -1)
+        return torch.cat([own, shared.permute(1, 0, 2, 3).reshape(L // s, B * K, -1)], -1)
+
+    def _answer(self, hidden: Tensor, cell: Tensor, ahead: Tensor, static: Tensor | None) -> Tensor:
+        """Returns ``(B, h, C, num_parameters)``: one cell step per segment, all from one state.
+
+        The product with the state is that of one step, whatever the number of segments.
+        """
+        m, K, H = self.num_segments, self.num_channels, self.config.hidden_size
+        B = hidden.shape[0] // K
+        asked = torch.cat(
+            [
+                self.position[:, None].expand(-1, K, -1),
+                self.channel[None].expand(m, -1, -1),
+            ],
+            -1,
+        )[:, None]
+        if self.known is not None:
+            asked = asked + self.known(self._ahead_segments(ahead))[:, :, None]
+        if static is not None:
+            asked = asked + static[None, :, None]
+        gates = self.cell_ih(asked) + self.cell_hh(hidden).view(1, B, K, 4 * H)
+        i, f, g, o = gates.chunk(4, -1)
+        new_cell = f.sigmoid() * cell.view(1, B, K, H) + i.sigmoid() * g.tanh()
+        new_hidden = self.dropout(o.sigmoid() * new_cell.tanh())
+        answered = self.head(new_hidden)  # (m, B, K, s * C / K * parameters)
+        s, each = self.config.segment, self.output.num_parameters
+        whole = answered.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
+        steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
+        return steps[:, : self.config.horizon]
+
+    def _ahead_segments(self, ahead: Tensor) -> Tensor:
+        """Returns what is known of each future segment, shape ``(m, B, s * features)``."""
+        features = self.future(ahead)
+        s, B = self.config.segment, ahead.shape[0]
+        features = F.pad(features, (0, 0, 0, self.num_segments * s - ahead.shape[1]))
+        return features.view(B, self.num_segments, -1).transpose(0, 1)

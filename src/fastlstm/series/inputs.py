@@ -1,0 +1,46 @@
+"""Windows as a network takes them: scaled, with what is static of their series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.series.splits import Scaler
+from fastlstm.series.table import Table
+from fastlstm.series.windows import read_windows
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A table and what is done to its windows.
+
+    Attributes:
+        table: the rows.
+        scaler: of its columns.
+        statics: per series, shape ``(S, K)``, scaled; or None.
+    """
+
+    table: Table
+    scaler: Scaler
+    statics: NDArray[np.float32] | None = None
+
+    def prepare(self, values: Tensor, segments: NDArray[np.int64]) -> tuple[Tensor, Tensor | None]:
+        """Returns scaled windows ``(B, length, columns)`` and what is static, ``(B, K)``."""
+        scaled = (values - torch.from_numpy(self.scaler.mean)) / torch.from_numpy(self.scaler.std)
+        if self.statics is None:
+            return scaled, None
+        return scaled, torch.from_numpy(self.statics[self.table.segments.series[segments]])
+
+    def read(
+        self, rows: NDArray[np.int64], length: int, size: int = 256
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yields the windows that begin at `rows`, in that order, `size` at a time."""
+        for first in range(0, len(rows), size):
+            part = rows[first : first + size]
+            values = read_windows(self.table, part, length)
+            yield self.prepare(values, self.table.segments.of_rows(part))

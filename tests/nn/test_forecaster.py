@@ -1,0 +1,209 @@
+"""The network of a forecaster: shapes, what it may see, missing values, outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.forecast_outputs import (
+    QUANTILES,
+    Quantiles,
+    StudentT,
+    make_output,
+    student_quantile,
+)
+from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
+
+SIZES: dict[str, Any] = {
+    "input_size": 12, "horizon": 7, "segment": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
+}  # fmt: skip
+
+
+def network(**given: Any) -> ForecastNetwork:
+    torch.manual_seed(0)
+    return ForecastNetwork(ForecasterConfig(**{**SIZES, **given})).eval()
+
+
+def values(columns: int, B: int = 3) -> torch.Tensor:
+    return torch.randn(B, 19, columns, generator=torch.Generator().manual_seed(1))
+
+
+EVERYTHING: dict[str, Any] = {
+    "num_targets": 2, "num_past": 2, "num_future": 2, "num_static": 2,
+    "categories": ((3, 4), (5, 3)), "static_categories": ((1, 5),), "has_missing": True,
+}  # fmt: skip
+
+
+def everything() -> tuple[torch.Tensor, torch.Tensor]:
+    x = values(6)
+    x[..., 3] = torch.randint(4, x.shape[:2], generator=torch.Generator().manual_seed(2)).float()
+    x[..., 5] = torch.randint(3, x.shape[:2], generator=torch.Generator().manual_seed(3)).float()
+    return x, torch.tensor([[0.5, 0.0], [1.5, 4.0], [-1.0, 2.0]])
+
+
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("normalize", ["last", "standard", "none"])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_layers: int) -> None:
+    model = network(
+        **EVERYTHING, channels=channels, output=output, normalize=normalize, num_layers=num_layers
+    )
+    x, statics = everything()
+    y = model(x, statics)
+    assert y.shape == (3, 7, 2, model.output.num_parameters)
+    model.output.loss(y, x[:, 12:, :2]).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any) -> None:
+    model = network(**EVERYTHING, channels=channels)
+    x, statics = everything()
+    before = model(x, statics)
+    later = x.clone()
+    later[:, 12:, :4] = float("nan")
+    assert torch.equal(model(later, statics), before)
+    later[:, 12:, 4] += 1
+    assert not torch.allclose(model(later, statics), before)
+
+
+def test_shared_channels_do_not_see_each_other_and_joint_ones_do() -> None:
+    x = values(2)
+    other = x.clone()
+    other[:, :12, 1] += torch.randn(3, 12)
+    shared, joint = network(num_targets=2), network(num_targets=2, channels="joint")
+    assert torch.equal(shared(x)[:, :, 0], shared(other)[:, :, 0])
+    assert not torch.allclose(joint(x)[:, :, 0], joint(other)[:, :, 0])
+
+
+@pytest.mark.parametrize("normalize", ["last", "standard"])
+def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
+    model = network(num_targets=2, normalize=normalize).double()
+    x = values(2).double()
+    torch.testing.assert_close(model(x + 100), model(x) + 100)
+    if normalize == "standard":
+        scaled = model(x * 1000)
+        torch.testing.assert_close(
+            scaled, model(x) * 1000, rtol=1e-4, atol=1e-2
+        )  # eps in the deviation
+
+
+def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
+    model = network(num_targets=2, has_missing=True, normalize="none")
+    x = values(2)
+    x[0, 5, 0] = 0.0
+    missing = x.clone()
+    missing[0, 5, 0] = float("nan")
+    a, b = model(x), model(missing)
+    assert b.isfinite().all()
+    assert not torch.allclose(a[0, :, 0], b[0, :, 0])
+    assert torch.equal(a[1:], b[1:])
+    assert torch.equal(a[0, :, 1], b[0, :, 1])
+
+
+def test_the_last_value_that_is_there_is_the_level() -> None:
+    model = network(has_missing=True)
+    x = values(1)
+    x[:, 9:12] = float("nan")
+    moved = x + 7
+    torch.testing.assert_close(model(moved), model(x) + 7)
+    empty = torch.full_like(x, float("nan"))
+    assert model(empty).isfinite().all()
+
+
+def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
+    model = network(**EVERYTHING)
+    x, statics = everything()
+    x[:, :, 3] = float("nan")
+    statics[:, 1] = float("nan")
+    assert model(x, statics).isfinite().all()
+
+
+def test_many_segments_cost_one_product_with_the_state() -> None:
+    """The answer is that of a plain LSTM cell step per segment."""
+    model = network(num_targets=2)
+    x = values(2)
+    hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
+    found = model._answer(hidden, cell, x[:, 12:, 2:], None)
+    plain = torch.nn.LSTMCell(6, 8)
+    with torch.no_grad():
+        plain.weight_ih.copy_(model.cell_ih.weight)
+        plain.weight_hh.copy_(model.cell_hh.weight)
+        plain.bias_ih.copy_(model.cell_ih.bias)
+        plain.bias_hh.zero_()
+    for segment in range(2):
+        for channel in range(2):
+            asked = torch.cat([model.position[segment], model.channel[channel]])
+            rows = slice(channel, None, 2)
+            h, _ = plain(asked.expand(3, -1), (hidden[rows], cell[rows]))
+            answered = model.head(h)
+            steps = slice(4 * segment, min(4 * segment + 4, 7))
+            torch.testing.assert_close(
+                found[:, steps, channel, 0], answered[:, : steps.stop - steps.start]
+            )
+
+
+def test_the_wrong_shape_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
+        network()(values(1)[:, 1:])
+    with pytest.raises(ConfigError, match="no multiple of segment 5; give input_size=10"):
+        network(segment=5)
+    with pytest.raises(ConfigError, match="horizon is 0"):
+        network(horizon=0)
+    with pytest.raises(ConfigError, match="output is 'best', expected"):
+        make_output("best")
+    with pytest.raises(ConfigError, match="loss is 'l3', expected"):
+        make_output("point", "l3")
+
+
+# outputs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degrees", [2.0, 2.5, 3.0, 5.0, 30.0, 1000.0])
+@pytest.mark.parametrize("level", [0.01, 0.025, 0.1, 0.3, 0.5, 0.9, 0.975])
+def test_quantiles_of_students_t(degrees: float, level: float) -> None:
+    """The distribution function of the quantile, by quadrature, is the level."""
+    q = float(student_quantile(torch.tensor(degrees, dtype=torch.float64), level))
+    constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
+    constant /= math.sqrt(degrees * math.pi)
+    x = torch.linspace(0.0, q, 200_001, dtype=torch.float64)
+    density = constant * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
+    assert 0.5 + float(torch.trapezoid(density, x)) == pytest.approx(level, abs=2e-4)
+
+
+def test_students_t_is_restored_to_units() -> None:
+    output = StudentT()
+    parameters = torch.randn(5, 3, dtype=torch.float64)
+    scale = torch.rand(5, dtype=torch.float64) + 0.5
+    shift = torch.randn(5, dtype=torch.float64)
+    restored = output.restored(parameters, scale, shift)
+    plain = output.quantiles(parameters, [0.1, 0.8])
+    want = plain * scale[:, None] + shift[:, None]
+    torch.testing.assert_close(output.quantiles(restored, [0.1, 0.8]), want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
+    torch.manual_seed(0)
+    sample = torch.randn(4000)
+    parameters = torch.zeros(len(QUANTILES), requires_grad=True)
+    optimizer = torch.optim.Adam([parameters], 0.05)
+    output = Quantiles()
+    for _ in range(400):
+        optimizer.zero_grad()
+        output.loss(parameters.expand(4000, -1), sample).mean().backward()
+        optimizer.step()
+    want = torch.quantile(sample, torch.tensor(QUANTILES))
+    torch.testing.assert_close(parameters.detach(), want, atol=0.06, rtol=0)
+    between = output.quantiles(want, [0.1, 0.175, 0.9])
+    torch.testing.assert_close(between[0], want[1])
+    torch.testing.assert_close(between[1], (want[1] + want[2]) / 2)
+    with pytest.raises(ConfigError, match="lies outside"):
+        output.quantiles(want, [0.001])

@@ -1,0 +1,116 @@
+"""Cuts by time, scalers that see training rows only, metrics against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.series.metrics import Scores, coverage, pinball
+from fastlstm.series.splits import fit_scaler, split_table
+from fastlstm.series.table import Segments, Table
+from fastlstm.series.timeline import Frequency
+
+HOUR = Frequency(3_600_000_000)
+
+
+def table(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Table:
+    """Segments that begin at such hours; every value is the hour it is of."""
+    num_rows = np.array(lengths, dtype=np.int64)
+    first = np.cumsum(num_rows) - num_rows
+    hours = np.concatenate([s + np.arange(n) for s, n in zip(starts, lengths, strict=True)])
+    values = np.ascontiguousarray(np.stack([hours, -hours], 1).astype(np.float32))
+    times = np.array(starts, dtype=np.int64) * HOUR.step
+    segments = Segments(np.arange(len(starts), dtype=np.int64), first, num_rows, times)
+    ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
+    return Table(values, ("a", "b"), segments, ones, zeros)
+
+
+def test_all_series_are_cut_at_one_time() -> None:
+    source = table((0, 40, 90), (100, 60, 10))
+    split = split_table(source, HOUR, (60, 30, 10))
+    hours = source.values[:, 0]
+    for segment in range(3):
+        first = source.segments.first_rows[segment]
+        train = hours[first : split.train_ends[segment]]
+        valid = hours[split.train_ends[segment] : split.valid_ends[segment]]
+        test = hours[split.valid_ends[segment] : split.test_ends[segment]]
+        assert (train < 60).all()
+        assert ((valid >= 60) & (valid < 90)).all()
+        assert (test >= 90).all()
+        assert len(train) + len(valid) + len(test) == source.segments.num_rows[segment]
+
+
+@pytest.mark.parametrize("split", ["70/10/20", "60/40", "98/1/1"])
+def test_shares_are_shares_of_the_rows(split: str) -> None:
+    source = table((0, 500), (1000, 500))
+    found = split_table(source, HOUR, split)
+    share = float(split.split("/")[0]) / 100
+    rows = int((found.train_ends - source.segments.first_rows).sum())
+    assert abs(rows - share * 1500) <= 2
+
+
+def test_windows_of_a_part_reach_back_but_not_ahead() -> None:
+    source = table((0,), (100,))
+    split = split_table(source, HOUR, (60, 30, 10))
+    hours = source.values[:, 0]
+    for part, low, high in (("train", 0, 60), ("valid", 60, 90), ("test", 90, 100)):
+        index = split.windows(source, part, 5, 3)
+        rows, _ = index.locate(np.arange(len(index), dtype=np.int64))
+        targets = np.stack([hours[row + 5 : row + 8] for row in rows])
+        assert ((targets >= low) & (targets < high)).all()
+        assert len(rows) == high - low - 2 - (5 if part == "train" else 0)
+    with pytest.raises(DataError, match=r"test part: a window takes 16 rows"):
+        split.windows(source, "test", 5, 11)
+
+
+@pytest.mark.parametrize("split", [(5,), (5, 0), (1, 2, 3, 4)])
+def test_no_split_is_refused(split: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="expected two or three counts"):
+        split_table(table((0,), (100,)), HOUR, split)
+
+
+def test_a_scaler_sees_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.series.splits._STRETCH", 7)
+    source = table((0, 40), (100, 60))
+    source.values[3, 0] = np.nan
+    split = split_table(source, HOUR, (60, 30, 10))
+    before = fit_scaler(source, split.train_ends)
+    rows = np.r_[0:60, 100:120]
+    np.testing.assert_allclose(before.mean, np.nanmean(source.values[rows], 0), rtol=1e-6)
+    np.testing.assert_allclose(before.std, np.nanstd(source.values[rows], 0), rtol=1e-5)
+    source.values[60:100] = 1e9
+    after = fit_scaler(source, split.train_ends)
+    assert (before.mean == after.mean).all()
+    assert (before.std == after.std).all()
+
+
+def test_a_constant_column_is_divided_by_one_and_categories_stay() -> None:
+    source = table((0,), (50,))
+    source.values[:, 0] = 123.456
+    scaler = fit_scaler(source, np.array([50]), categorical=[1])
+    assert scaler.std.tolist() == [1.0, 1.0]
+    assert scaler.mean[1] == 0.0
+    assert scaler.mean[0] == pytest.approx(123.456)
+
+
+def test_scores_are_what_they_are_called() -> None:
+    rng = np.random.default_rng(0)
+    forecast, actual, naive = (rng.normal(size=(20, 6)) for _ in range(3))
+    actual[2, 3] = np.nan
+    scores = Scores()
+    for part in (slice(0, 7), slice(7, 20)):
+        scores.add(forecast[part], actual[part], naive[part])
+    found = scores.result()
+    error = forecast - actual
+    assert found["mse"] == pytest.approx(np.nanmean(error**2))
+    assert found["mae"] == pytest.approx(np.nanmean(abs(error)))
+    assert found["rmse"] == pytest.approx(np.nanmean(error**2) ** 0.5)
+    assert found["smape"] == pytest.approx(
+        np.nanmean(2 * abs(error) / (abs(forecast) + abs(actual)))
+    )
+    assert found["mase"] == pytest.approx(np.nanmean(abs(error)) / np.nanmean(abs(naive - actual)))
+    assert coverage(actual - 1, actual + 1, forecast) == pytest.approx(np.nanmean(
+        np.where(np.isnan(actual), False, abs(error) <= 1)
+    ))  # fmt: skip
+    assert pinball({0.5: forecast}, actual) == pytest.approx(np.nanmean(abs(error)))

@@ -1,0 +1,231 @@
+"""`Forecaster`: from a table to forecasts; what cannot be is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
+from series_frames import START, long_table
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 60, "dropout": 0.0,
+    "learning_rate": 0.01, "split": "60/20/20",
+}  # fmt: skip
+
+
+def waves(num_rows: int = 240, num_series: int = 3, noise: float = 0.05) -> pa.Table:
+    """Daily waves of several heights around several levels."""
+    rng = np.random.default_rng(0)
+    hours = np.tile(np.arange(num_rows), num_series)
+    which = np.repeat(np.arange(num_series), num_rows)
+    y = (
+        10 * which
+        + (1 + which) * np.sin(hours * (2 * np.pi / 24))
+        + noise * rng.normal(size=len(hours))
+    )
+    return long_table(num_rows, num_series, y=y.astype(np.float32), temp=None)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Forecaster:
+    return Forecaster(**QUICK).fit(waves())
+
+
+def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
+    found = fitted.backtest()
+    assert set(found) == {"forecaster", "naive", "seasonal_naive"}
+    assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
+    assert found["naive"]["mase"] == pytest.approx(1.0)
+    assert fitted.score() == pytest.approx(1 - found["forecaster"]["mase"])
+    assert fitted.fitted_.steps == 60
+    scaled = fitted.backtest(scaled=True)["forecaster"]["mse"]
+    std = float(fitted._inputs.scaler.std[0])
+    assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
+
+
+def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:
+    """Judged by hand: the forecast of the table cut at an origin, against what came."""
+    table = waves()
+    y = table["y"].to_numpy().reshape(3, 240)
+    errors = []
+    for origin in (192, 200, 234):
+        cut = table.filter(pa.array(np.tile(np.arange(240) < origin, 3)))
+        forecast = fitted.predict(cut)["y"].to_numpy().reshape(3, 6)
+        errors.append((forecast - y[:, origin : origin + 6]) ** 2)
+    rows = np.concatenate([240 * s + np.array([192, 200, 234]) - 24 for s in range(3)])
+    from fastlstm.infer.backtest import backtest
+
+    found = backtest(fitted.network_, fitted._inputs, rows, 24)["forecaster"].result()
+    assert found["mse"] == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
+    table = fitted.predict()
+    assert table.column_names == ["unique_id", "ds", "y"]
+    assert table["unique_id"].to_pylist() == ["s0"] * 6 + ["s1"] * 6 + ["s2"] * 6
+    hours = np.arange(240, 246).astype("timedelta64[h]") + np.datetime64(START, "us")
+    assert (table["ds"].to_numpy()[:6].astype("datetime64[us]") == hours).all()
+    level = table["y"].to_numpy().reshape(3, 6).mean(1)
+    assert np.all(np.abs(level - [0, 10, 20]) < 3)
+
+
+def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
+    table = fitted.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
+    assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
+    low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
+    assert (low <= middle).all()
+    assert (middle <= high).all()
+    found = fitted.coverage((0.8, 0.95), part="valid")  # what it was calibrated on
+    assert found[0.8] == pytest.approx(0.8, abs=0.02)
+    assert found[0.95] == pytest.approx(0.95, abs=0.02)
+    with pytest.raises(ConfigError, match=r"quantile 0.999 lies outside"):
+        fitted.predict_quantiles(quantiles=(0.999,))
+
+
+def test_forecasts_come_as_the_frame_that_came() -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    table = waves(120)
+    for frame, kind in (
+        (table.to_pandas(), pandas.DataFrame),
+        (polars.from_arrow(table), polars.DataFrame),
+        (table, pa.Table),
+    ):
+        model = Forecaster(**{**QUICK, "steps": 2}).fit(frame)
+        assert isinstance(model.predict(), kind)
+
+
+def test_what_is_known_ahead_and_static_and_named_is_used() -> None:
+    table = waves(120)
+    kinds = np.array(["work", "rest"])[np.arange(360) % 24 // 12]
+    table = table.append_column("kind", pa.array(kinds)).append_column(
+        "place", pa.array(np.repeat(["n", "s", "n"], 120))
+    )
+    model = Forecaster(
+        **{**QUICK, "steps": 3}, future=["kind"], static=["place"], categorical=["kind", "place"]
+    ).fit(table)
+    config = model.network_.config
+    assert (config.num_future, config.num_static) == (1, 1)
+    assert config.categories == ((1, 2),)
+    assert config.static_categories == ((0, 2),)
+    assert model.backtest()["forecaster"]["mse"] > 0
+
+
+def test_values_may_be_missing() -> None:
+    table = waves(120)
+    y = table["y"].to_numpy().copy()
+    y[np.random.default_rng(0).random(360) < 0.1] = np.nan
+    model = Forecaster(**{**QUICK, "steps": 3}).fit(table.set_column(2, "y", pa.array(y)))
+    assert model.network_.config.has_missing
+    assert np.isfinite(model.predict()["y"].to_numpy()).all()
+    assert np.isfinite(model.backtest()["forecaster"]["mse"])
+
+
+def test_the_same_seed_gives_the_same_forecaster() -> None:
+    table = waves(120)
+    first, second = (
+        Forecaster(**{**QUICK, "steps": 5, "dropout": 0.3}).fit(table) for _ in range(2)
+    )
+    assert first.predict().equals(second.predict())
+    other = Forecaster(**{**QUICK, "steps": 5, "dropout": 0.3, "seed": 1}).fit(table)
+    assert not first.predict().equals(other.predict())
+
+
+def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "run")
+    again = Forecaster.load(tmp_path / "run", waves())
+    assert again.predict().equals(fitted.predict())
+    assert again.backtest() == fitted.backtest()
+    names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
+    assert names == {
+        *("config.json", "schema.json", "scaler.json", "model.safetensors", "manifest.json"),
+    }
+    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
+        Forecaster.load(tmp_path / "run", long_table(240))
+    weights = tmp_path / "run" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
+        Forecaster.load(tmp_path / "run", waves())
+
+
+def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> None:
+    from fastlstm.run_directory import RunDirectory
+
+    run = RunDirectory(tmp_path)
+    run.publish({name: b"{}" for name in ("config.json", "model.safetensors", "tokenizer.json")})
+    with pytest.raises(FormatError, match="holds no forecaster"):
+        Forecaster.load(tmp_path, waves())
+
+
+def test_parameters_in_the_manner_of_scikit_learn() -> None:
+    model = Forecaster(horizon=5, hidden_size=32)
+    assert repr(model) == "Forecaster(horizon=5, hidden_size=32)"
+    copy = Forecaster(**model.get_params())
+    assert copy.get_params() == model.get_params()
+    assert model.set_params(horizon=7) is model
+    assert model.horizon == 7
+    with pytest.raises(ConfigError, match="no parameter 'horizont'"):
+        model.set_params(horizont=3)
+
+
+def with_zone(zone: str | None) -> pa.Table:
+    table = waves()
+    return table.set_column(1, "ds", table["ds"].cast(pa.timestamp("us", zone)))
+
+
+BAD = [
+    ({"horizon": 0}, lambda: waves(), "horizon is 0, expected 1 or more"),
+    ({"input_size": 25}, lambda: waves(), "no multiple of segment 6; give input_size=24"),
+    ({}, lambda: waves(40), "a window takes 30 rows and the longest stretch"),
+    ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
+    ({"steps": 5, "epochs": 1}, lambda: waves(), "epochs and steps contradict each other"),
+    ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
+    ({"target": "z"}, lambda: waves(), "no column 'z'"),
+]
+
+
+@pytest.mark.parametrize(("given", "make", "message"), BAD)
+def test_what_cannot_be_fitted_is_refused(given: dict[str, Any], make: Any, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message) as caught:
+        Forecaster(**{**QUICK, **given}).fit(make())
+    assert "\n" not in str(caught.value)
+
+
+def test_another_table_at_predict_is_refused(fitted: Forecaster) -> None:
+    with pytest.raises(ConfigError, match="not fitted yet; call fit"):
+        Forecaster().predict()
+    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
+        fitted.predict(long_table())
+    with pytest.raises(DataError, match="fewer rows than input_size=24, first 's0' with 20"):
+        fitted.predict(waves(20))
+    with pytest.raises(DataError, match="the time zone Europe/Berlin, those at fit None"):
+        fitted.predict(with_zone("Europe/Berlin"))
+    table = waves()
+    minutes = np.tile(np.arange(240), 3).astype("timedelta64[m]") + np.datetime64(START, "us")
+    with pytest.raises(DataError, match="step by 1 minute, those at fit by 1 hour"):
+        fitted.predict(table.set_column(1, "ds", pa.array(minutes)))
+
+
+def test_a_path_is_a_table(tmp_path: Path) -> None:
+    pq.write_table(waves(120), tmp_path / "a.parquet")
+    model = Forecaster(**{**QUICK, "steps": 2}).fit(tmp_path / "a.parquet")
+    assert isinstance(model.predict(), pa.Table)
+
+
+def test_events_tell_what_happens() -> None:
+    events: list[dict[str, Any]] = []
+    Forecaster(**{**QUICK, "steps": 8}, observers=[events.append]).fit(waves(120))
+    kinds = [event["event"] for event in events]
+    assert "message" in kinds
+    assert kinds.count("eval") >= 8
+    assert any("3 series" in event.get("text", "") for event in events)
+    losses = [event["loss"] for event in events if event["event"] == "eval"]
+    assert all(np.isfinite(losses))
