@@ -36,6 +36,7 @@ VERBS = {
     "generate": "write text with a trained model",
     "serve": "serve a trained model as an OpenAI-compatible API",
     "evaluate": "measure bits per character on a text",
+    "prepare": "read a table of time series into the cache, checked",
     "info": "show a run, or this machine and its kernels",
 }
 """Verb -> summary; the module of the same name in `fastlstm.cli` is imported when it is used."""
