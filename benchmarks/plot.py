@@ -220,8 +220,8 @@ def machine_folders(results: Path) -> list[Path]:
 
 
 def image_suffix(folder: Path, folders: list[Path]) -> str:
-    """Returns what tells a machine's charts from another's; nothing where there is one machine."""
-    return "" if len(folders) == 1 else f"-{folder.name}"
+    """Returns what tells a machine's charts from another's; nothing for the first machine."""
+    return "" if folder == folders[0] else f"-{folder.name}"
 
 
 if __name__ == "__main__":

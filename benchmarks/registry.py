@@ -76,6 +76,13 @@ BENCHMARKS = (
         "oversubscription.py",
         "oversubscription.jsonl",
     ),
+    Benchmark(
+        "windows",
+        "windows per second beside tf.data, Keras, torch and NumPy",
+        "windows.py --peer-python {peer_python}",
+        "windows.jsonl",
+    ),
+    Benchmark("prepare", "a table of 10^8 rows into the cache", "prepare.py", "prepare.jsonl"),
     Benchmark("cudnn_steps", "torch's LSTM on a GPU", "cudnn_steps.py", "cudnn.jsonl"),
     Benchmark(
         "quality",

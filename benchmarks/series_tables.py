@@ -1,0 +1,57 @@
+"""What is said of the stored results of time series: windows.py, prepare.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from layer_tables import Row, stored_rows, table_head
+
+
+def series_page(folder: Path) -> list[str]:
+    """Returns the tables of windows per second and of reading a large table."""
+    return [*windows_page(folder), *prepare_page(folder)]
+
+
+def windows_page(folder: Path) -> list[str]:
+    rows = stored_rows(folder / "windows.jsonl", "length", "batch")
+    if not rows:
+        return []
+    row = rows[-1]
+    rates = row["windows_per_s"]
+    own = rates["fastlstm"]
+    gathered = own * row["length"] * row["columns"] * 4 / 1e9
+    lines = [
+        f"Windows of {row['length']} rows of {row['columns']} float32, batches of {row['batch']},"
+        f" shuffled, of a table of {row['rows']:,} rows; every pipeline a process, in turn, medians"
+        f" (fastlstm copies {gathered:.1f} GB/s, a plain copy on one thread reaches"
+        f" {row['copy_gb_s']:.1f}, read plus written):",
+        "",
+        *table_head("pipeline", "windows/s", "fastlstm is"),
+    ]
+    for name, rate in sorted(rates.items(), key=lambda pair: -pair[1]):
+        ratio = "" if name == "fastlstm" else f"{own / rate:,.1f}x"
+        lines.append(f"| {name} | {rate:,.0f} | {ratio} |")
+    return [*lines, "", "By `python benchmarks/windows.py`.", ""]
+
+
+def prepare_page(folder: Path) -> list[str]:
+    rows: list[Row] = stored_rows(folder / "prepare.jsonl", "parquet")
+    if not rows:
+        return []
+    lines = [
+        "A table of 1,000 series, five float32 columns and a time each, into the cache; anonymous"
+        " memory is what is not a file's:",
+        "",
+        *table_head("from", "rows", "M rows/s", "peak anonymous MB", "second start, s"),
+    ]
+    for kind in ("parquet", "csv"):
+        first, second = rows[-1][kind]["first"], rows[-1][kind]["second"]
+        cells = (
+            kind,
+            f"{first['rows']:,}",
+            f"{first['rows'] / first['seconds'] / 1e6:.2f}",
+            f"{first['peak_anonymous_bytes'] / 1e6:.0f}",
+            f"{second['start_s']:.2f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", "By `python benchmarks/prepare.py`.", ""]
