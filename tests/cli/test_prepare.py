@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,15 @@ def test_bad_usage_is_one_line_and_two(
     shown = capsys.readouterr().err
     assert message in shown
     assert shown.count("\n") == 1
+
+
+def test_without_pyarrow_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from fastlstm.cli.main import main\n"
+        "sys.exit(main(['prepare', 'a.csv']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'fastlstm[series]'" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -12,16 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import DataError, MissingExtraError
+import pyarrow as pa
+from pyarrow import csv, ipc
+from pyarrow import parquet as pq
 
-try:
-    import pyarrow as pa
-    from pyarrow import csv, ipc
-    from pyarrow import parquet as pq
-except ImportError as error:
-    raise MissingExtraError(
-        "tables are read by pyarrow, which is not installed: pip install 'fastlstm[series]'"
-    ) from error
+from fastlstm.errors import DataError
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
 PARQUET_SUFFIXES = (".parquet", ".pq")
