@@ -28,6 +28,7 @@ TESTS = [
     "tests/nn/test_drop_in_lengths.py",
 ]
 TESTS_OF_DECODING = ["tests/infer/test_decoder.py", "tests/infer/test_sampling.py"]
+TESTS_OF_SERIES = ["tests/series", "tests/nn/test_forecaster.py", "tests/test_forecasting.py"]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
@@ -44,6 +45,8 @@ class Bug(NamedTuple):
     @property
     def tests(self) -> list[str]:
         """The tests that should catch it."""
+        if self.name.startswith("series: "):
+            return TESTS_OF_SERIES
         is_decoding = self.name.startswith(("decode: ", "sampler: ", "stream: "))
         return TESTS_OF_DECODING if is_decoding else TESTS
 
@@ -58,6 +61,8 @@ DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
 STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
 READY, RECORDED = "nn/ready.py", "ops/recorded.py"
+WINDOWS_CPP, WINDOWS, ARRANGE = "csrc/windows.cpp", "series/windows.py", "series/arrange.py"
+INTAKE, SPLITS, FORECASTER = "series/intake.py", "series/splits.py", "nn/forecaster.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -270,6 +275,47 @@ BUGS = (
     Bug("ready: another autocast", READY,
         '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
+    Bug("series: a number too large is kept", WINDOWS_CPP, "while (x >= size_)",
+        "while (x > size_)"),
+    Bug("series: a window of the segment before", WINDOWS_CPP, "std::upper_bound(",
+        "std::lower_bound("),
+    Bug("series: stride left out", WINDOWS_CPP, "(window - before) * index.stride",
+        "(window - before)"),
+    Bug("series: one order for all keys", WINDOWS_CPP, "next_random(key) | 1;",
+        "0x9E3779B1 | 1;"),
+    Bug("series: a missing int16 is a number", WINDOWS_CPP,
+        "cell == std::numeric_limits<int16_t>::min()", "false"),
+    Bug("series: small halves are zero", WINDOWS_CPP, "static_cast<float>(fraction) * 0x1p-24f",
+        "static_cast<float>(fraction) * 0.0f"),
+    Bug("series: a window across the end", WINDOWS, "(last - first - length) // stride + 1",
+        "(last - first - length) // stride + 2"),
+    Bug("series: a buffer in use is written", WINDOWS, "if is_free and", "if"),
+    Bug("series: last batch dropped", WINDOWS, "steps + (rest >= world_size)", "steps"),
+    Bug("series: every rank the same windows", WINDOWS,
+        "np.arange(rank * size, (rank + 1) * size)", "np.arange(size)"),
+    Bug("series: position of the batch itself", WINDOWS, "done = batch.number + 1",
+        "done = batch.number"),
+    Bug("series: rows of a series in another order", ARRANGE, 'np.argsort(codes, kind="stable")',
+        "np.argsort(codes)[::-1]"),
+    Bug("series: a gap is crossed", ARRANGE, "np.flatnonzero(gap | ~same)",
+        "np.flatnonzero(~same)"),
+    Bug("series: the other duplicate counts", ARRANGE,
+        'shift = 0 if self._policy.duplicates == "first" else 1',
+        'shift = 1 if self._policy.duplicates == "first" else 0'),
+    Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segment]",
+        "rows + before[0]"),
+    Bug("series: infinities pass", INTAKE, "if len(infinite):", "if False:"),
+    Bug("series: categories by batch", INTAKE, "known.setdefault(name, len(known))",
+        "{}.setdefault(name, 0)"),
+    Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
+    Bug("series: the scaler sees all rows", SPLITS, "in _merged(list(stretches)):",
+        "in [(0, table.num_rows)]:"),
+    Bug("series: the future is seen", FORECASTER, "ahead = values[:, L:, C + config.num_past :]",
+        "ahead = values[:, L:, C : C + config.num_future]"),
+    Bug("series: channels mixed", FORECASTER, "own.permute(1, 0, 3, 2, 4)",
+        "own.permute(1, 3, 0, 2, 4)"),
+    Bug("series: the first value for the last", FORECASTER, "return targets[:, -1], one",
+        "return targets[:, 0], one"),
 )  # fmt: skip
 
 
