@@ -89,6 +89,17 @@ def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
         fitted.predict_quantiles(quantiles=(0.999,))
 
 
+def test_intervals_keep_their_level_when_the_series_calms_down() -> None:
+    """Training and validation rows move four times as much as test rows do."""
+    rng = np.random.default_rng(0)
+    height = np.where(np.arange(900) < 700, 4.0, 1.0)
+    y = height * (np.sin(np.arange(900) * (2 * np.pi / 24)) + 0.3 * rng.normal(size=900))
+    model = Forecaster(**{**QUICK, "split": (500, 180, 220), "normalize": "standard"}).fit(
+        y.astype(np.float32)
+    )
+    assert model.coverage((0.8,))[0.8] == pytest.approx(0.8, abs=0.1)
+
+
 def test_forecasts_come_as_the_frame_that_came() -> None:
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     table = waves(120)

@@ -16,7 +16,7 @@ from fastlstm.errors import ConfigError, DataError
 from fastlstm.infer.backtest import backtest, coverage, season_of
 from fastlstm.infer.forecast_table import as_came, forecast_table
 from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster, write_forecaster
-from fastlstm.infer.forecasts import Calibration, calibrate
+from fastlstm.infer.forecasts import Calibration, calibrate, spread
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.series.arrange import Policy
 from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
@@ -109,8 +109,8 @@ class Forecaster:
         epochs: float | None = None,
         steps: int | None = None,
         batch_size: int = 32,
-        learning_rate: float = 1e-3,
-        ema: float = 0.0,
+        learning_rate: float = 2e-3,
+        ema: float = 0.99,
         patience: int = 0,
         gaps: Literal["split", "fill"] = "split",
         disorder: Literal["error", "sort"] = "error",
@@ -299,7 +299,8 @@ class Forecaster:
     ) -> Any:
         """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
 
-        They are the forecast plus the residuals of the validation windows, per step and target.
+        They are the forecast plus the residuals of the validation windows, per step and target, in
+        units of how much a window moves.
         """
         return self._predict(frame, quantiles)
 
@@ -323,7 +324,7 @@ class Forecaster:
             )
         ends = table.segments.first_rows[last] + rows
         inputs = Inputs(table, self._inputs.scaler, _statics(dataset))
-        found = []
+        found, wide = [], []
         with torch.no_grad():
             for first in range(0, len(last), 256):
                 part = slice(first, first + 256)
@@ -331,8 +332,8 @@ class Forecaster:
                 ahead = past.new_full((len(past), config.horizon, past.shape[2]), float("nan"))
                 values, statics = inputs.prepare(torch.cat([past, ahead], 1), last[part])
                 found.append(self.network_.output.center(self.network_(values, statics)))
-        scaled = torch.cat(found)
-        columns = self._columns(scaled, dataset, quantiles)
+                wide.append(spread(values, config)[:, None])
+        columns = self._columns(torch.cat(found), torch.cat(wide), dataset, quantiles)
         ticks = dataset.frequency
         starts = [
             int(ticks.after(int(table.segments.start_times[s]), int(n))[-1])
@@ -344,7 +345,11 @@ class Forecaster:
         return as_came(answer, frame if frame is not None else self._came)
 
     def _columns(
-        self, scaled: torch.Tensor, dataset: SeriesDataset, quantiles: Sequence[float]
+        self,
+        scaled: torch.Tensor,
+        wide: torch.Tensor,
+        dataset: SeriesDataset,
+        quantiles: Sequence[float],
     ) -> dict[str, NDArray[np.float32]]:
         if not quantiles:
             plain = self._unscaled(scaled)
@@ -352,7 +357,7 @@ class Forecaster:
         residuals = self.calibration_.at(quantiles)
         found: dict[str, NDArray[np.float32]] = {}
         for number, level in enumerate(quantiles):
-            plain = self._unscaled(scaled + residuals[number])
+            plain = self._unscaled(scaled + residuals[number] * wide)
             found |= {f"{n}-q{level:g}": plain[..., c] for c, n in enumerate(dataset.roles.target)}
         return found
 

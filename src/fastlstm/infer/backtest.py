@@ -41,7 +41,7 @@ def backtest(
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     done = 0
-    for center, target in forecast(network, inputs, rows):
+    for center, target, _ in forecast(network, inputs, rows):
         past = read_windows(inputs.table, rows[done : done + len(center)], L)[..., :C].numpy()
         done += len(center)
         answer, actual = center.numpy(), target.numpy()
@@ -68,11 +68,11 @@ def coverage(
     """Returns the share of values within their central intervals, by the intervals' level."""
     ends = {v: calibration.at([(1 - v) / 2, (1 + v) / 2]) for v in intervals}
     inside, count = dict.fromkeys(intervals, 0), 0
-    for center, target in forecast(network, inputs, rows):
+    for center, target, wide in forecast(network, inputs, rows):
         is_there = ~target.isnan()
         count += int(is_there.sum())
         for level, (low, high) in ends.items():
-            is_within = (center + low <= target) & (target <= center + high)
+            is_within = (center + low * wide <= target) & (target <= center + high * wide)
             inside[level] += int((is_within & is_there).sum())
     return {level: found / max(count, 1) for level, found in inside.items()}
 

@@ -11,20 +11,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
-from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.series.inputs import Inputs
 
 LEVELS = np.linspace(0.005, 0.995, 199)
 """At which residuals are kept; between them linear."""
 _MAX_WINDOWS = 5_000
+_LEAST_SPREAD = 0.05
+"""Of a standard deviation: a window that stands still is no promise that it will go on so."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Quantiles of what validation values were above their forecasts (split conformal, signed).
+    """Quantiles of what validation values were above their forecasts, over their window's spread.
+
+    Split conformal intervals with normalised residuals (Lei et al. 2018, section 5.2): a stretch
+    that moves more has wider intervals, so that they keep their level when the series calms down.
 
     Attributes:
-        residuals: shape ``(199, h, C)``, float32, in scaled units, at `LEVELS`.
+        residuals: shape ``(199, h, C)``, float32, at `LEVELS`, in units of `spread`.
     """
 
     residuals: Tensor
@@ -44,6 +49,13 @@ class Calibration:
         return torch.lerp(self.residuals[below], self.residuals[below + 1], share)
 
 
+def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
+    """Returns how much the targets of each window move in its input, ``(B, C)``, never 0."""
+    past = values[:, : config.input_size, : config.num_targets]
+    mean = past.nanmean(1, keepdim=True)
+    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + _LEAST_SPREAD
+
+
 @torch.no_grad()
 def calibrate(network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]) -> Calibration:
     """Collects residuals of at most 5,000 windows that begin at `rows`."""
@@ -53,7 +65,8 @@ def calibrate(network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64])
     found = []
     for values, statics in inputs.read(rows, config.input_size + config.horizon):
         target = values[:, config.input_size :, : config.num_targets]
-        found.append(target - network.output.center(network(values, statics)))
+        error = target - network.output.center(network(values, statics))
+        found.append(error / spread(values, config)[:, None])
     residuals = torch.cat(found)
     levels = torch.from_numpy(LEVELS.astype(np.float32))
     by_step = [torch.nanquantile(residuals[:, t], levels, dim=0) for t in range(config.horizon)]
@@ -63,9 +76,11 @@ def calibrate(network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64])
 @torch.no_grad()
 def forecast(
     network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields forecasts and what came, both ``(B, h, C)`` in scaled units, of windows at `rows`."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yields forecasts and what came, both ``(B, h, C)`` in scaled units, of windows at `rows`,
+    and their spread, ``(B, 1, C)``."""
     config = network.config
     for values, statics in inputs.read(rows, config.input_size + config.horizon):
         target = values[:, config.input_size :, : config.num_targets]
-        yield network.output.center(network(values, statics)), target
+        center = network.output.center(network(values, statics))
+        yield center, target, spread(values, config)[:, None]
