@@ -96,6 +96,16 @@ def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
         )  # eps in the deviation
 
 
+@pytest.mark.parametrize("has_missing", [False, True])
+def test_a_network_that_says_nothing_forecasts_the_level(has_missing: bool) -> None:
+    x = values(2)
+    for normalize, level in (("last", x[:, 11]), ("standard", x[:, :12].mean(1))):
+        model = network(num_targets=2, normalize=normalize, has_missing=has_missing)
+        torch.nn.init.zeros_(model.head.weight)
+        torch.nn.init.zeros_(model.head.bias)
+        torch.testing.assert_close(model(x)[..., 0], level[:, None].expand(-1, 7, -1))
+
+
 def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
     model = network(num_targets=2, has_missing=True, normalize="none")
     x = values(2)
