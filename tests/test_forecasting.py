@@ -240,3 +240,60 @@ def test_events_tell_what_happens() -> None:
     assert any("3 series" in event.get("text", "") for event in events)
     losses = [event["loss"] for event in events if event["event"] == "eval"]
     assert all(np.isfinite(losses))
+
+
+# found by review ---------------------------------------------------------------------------------
+
+
+def with_places(table: pa.Table) -> pa.Table:
+    num = table.num_rows // 3
+    size = pa.array(np.repeat([1.0, 2.0, 30.0], num))
+    kinds = pa.array(np.array(["work", "rest"])[np.arange(table.num_rows) % num % 24 // 12])
+    return table.append_column("size", size).append_column("kind", kinds)
+
+
+PLACES: dict[str, Any] = {"static": "size", "past": "kind", "categorical": "kind"}
+
+
+def test_another_table_is_scaled_and_numbered_as_at_fit(tmp_path: Path) -> None:
+    table = with_places(waves(120))
+    model = Forecaster(**{**QUICK, "steps": 5}, **PLACES).fit(table)
+    whole = model.predict().to_pandas().set_index("unique_id")["y"]
+    for series in ("s0", "s2"):
+        part = table.filter(pa.compute.equal(table["unique_id"], series)).slice(12)
+        found = model.predict(part)["y"].to_numpy()  # its names come in another order
+        np.testing.assert_allclose(found, whole[series].to_numpy(), rtol=1e-5)
+    model.save(tmp_path)
+    again = Forecaster.load(tmp_path, table.slice(12))
+    np.testing.assert_allclose(again.predict()["y"].to_numpy(), whole.to_numpy(), rtol=1e-5)
+
+
+def test_a_name_that_fit_has_not_seen_is_refused() -> None:
+    table = with_places(waves(120))
+    model = Forecaster(**{**QUICK, "steps": 2}, **PLACES).fit(table)
+    kinds = np.array(["work", "rest", "feast"])[np.arange(360) % 3]
+    other = table.set_column(4, "kind", pa.array(kinds))
+    with pytest.raises(DataError, match="holds the name 'feast', which fit has not seen"):
+        model.predict(other)
+
+
+def test_missing_values_at_predict_only_are_refused(fitted: Forecaster) -> None:
+    y = waves()["y"].to_numpy().copy()
+    y[230] = np.nan
+    with pytest.raises(DataError, match="values are missing, and none were at fit"):
+        fitted.predict(waves().set_column(2, "y", pa.array(y)))
+
+
+def test_a_constant_target_is_refused_at_fit_and_forecast_at_predict(fitted: Forecaster) -> None:
+    flat = long_table(240, y=np.full(720, 5.0), temp=None)
+    with pytest.raises(DataError, match="target 'y' is the same in every row"):
+        Forecaster(**QUICK).fit(flat)
+    assert np.isfinite(fitted.predict(flat)["y"].to_numpy()).all()
+
+
+def test_one_missing_value_does_not_take_the_naive_forecast_away() -> None:
+    y = waves(120)["y"].to_numpy().copy()
+    y[90] = np.nan
+    model = Forecaster(**{**QUICK, "steps": 2}).fit(waves(120).set_column(2, "y", pa.array(y)))
+    for scores in model.backtest().values():
+        assert all(np.isfinite(list(scores.values())))

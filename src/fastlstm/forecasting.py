@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fastlstm.config import parse_duration
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.infer.backtest import backtest, coverage, season_of
+from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale, statics_of
 from fastlstm.infer.forecast_table import as_came, forecast_table
 from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster, write_forecaster
 from fastlstm.infer.forecasts import Calibration, calibrate, spread
@@ -172,11 +173,18 @@ class Forecaster:
             raise ConfigError(f"horizon is {self.horizon!r}, expected 1 or more steps")
         self._came = frame if not isinstance(frame, str | Path) else None
         dataset = self._prepare(frame)
+        for name in dataset.roles.target:
+            if name in dataset.constant:
+                raise DataError(
+                    f"the target '{name}' is the same in every row; there is nothing to learn, name"
+                    " another with target=…"
+                )
         split = split_table(dataset.table, dataset.frequency, self.split)
         config = self._architecture(dataset, split)
         places = [dataset.table.columns.index(n) for n in self._row_categories(dataset)]
         scaler = fit_scaler(dataset.table, split.train_ends, places)
-        inputs = Inputs(dataset.table, scaler, _statics(dataset))
+        self._static_scale = static_scale(dataset)
+        inputs = Inputs(dataset.table, scaler, statics_of(dataset, self._static_scale))
         sizes = (config.input_size, config.horizon)
         train = split.windows(dataset.table, "train", *sizes)
         valid = split.windows(dataset.table, "valid", *sizes)
@@ -201,16 +209,15 @@ class Forecaster:
             observer(event)
 
     def _prepare(self, frame: Any) -> SeriesDataset:
-        target = (self.target,) if isinstance(self.target, str) else tuple(self.target)
         roles = RoleRequest(
-            target=target,
+            target=_names(self.target),
             time=self.time,
             series=self.series,
-            past=None if self.past is None else tuple(self.past),
-            future=tuple(self.future),
-            static=tuple(self.static),
-            categorical=tuple(self.categorical),
-            ignore=tuple(self.ignore),
+            past=None if self.past is None else _names(self.past),
+            future=_names(self.future),
+            static=_names(self.static),
+            categorical=_names(self.categorical),
+            ignore=_names(self.ignore),
         )
         policy = Policy(self.disorder, self.duplicates, self.gaps)
         options = PrepareOptions(
@@ -306,7 +313,7 @@ class Forecaster:
 
     def _predict(self, frame: Any, quantiles: Sequence[float]) -> Any:
         self._require_fitted()
-        dataset = self.dataset_ if frame is None else self._like_fitted(frame)
+        dataset = self.dataset_ if frame is None else self._prepare(frame)
         config, table = self.network_.config, dataset.table
         if config.num_future:
             raise ConfigError(
@@ -323,7 +330,10 @@ class Forecaster:
                 f" '{name}' with {int(rows[short[0]])}; give their past, or a smaller input_size"
             )
         ends = table.segments.first_rows[last] + rows
-        inputs = Inputs(table, self._inputs.scaler, _statics(dataset))
+        inputs = self._inputs
+        if frame is not None:
+            fitted = Fit.of(self.dataset_, self.network_.config.has_missing)
+            inputs = like_fitted(dataset, fitted, self._inputs.scaler, self._static_scale)
         found, wide = [], []
         with torch.no_grad():
             for first in range(0, len(last), 256):
@@ -366,26 +376,6 @@ class Forecaster:
         scaler = self._inputs.scaler
         plain: NDArray[np.float32] = scaled.numpy() * scaler.std[:num] + scaler.mean[:num]
         return plain
-
-    def _like_fitted(self, frame: Any) -> SeriesDataset:
-        found, fitted = self._prepare(frame), self.dataset_
-        if found.table.columns != fitted.table.columns:
-            raise DataError(
-                f"the table has the columns {', '.join(found.table.columns)}, this forecaster was"
-                f" fitted on {', '.join(fitted.table.columns)}"
-            )
-        if (found.time_zone is None) != (fitted.time_zone is None):
-            raise DataError(
-                f"the times have the time zone {found.time_zone}, those at fit {fitted.time_zone};"
-                " convert them"
-            )
-        if found.frequency != fitted.frequency:
-            raise DataError(
-                f"the rows step by {found.frequency}, those at fit by {fitted.frequency}"
-            )
-        if found.categories != fitted.categories:
-            raise DataError("the categorical columns hold other names than at fit")
-        return found
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "network_"):
@@ -451,7 +441,8 @@ class Forecaster:
         parameters = {n: v for n, v in self.get_params().items() if n != "observers"}
         stored = StoredForecaster(
             parameters, self.network_, self._inputs.scaler, self.calibration_,
-            self.dataset_.table.columns,
+            self.dataset_.table.columns, self._static_scale, self.dataset_.frequency,
+            self.dataset_.time_zone, self.dataset_.categories,
         )  # fmt: skip
         write_forecaster(path, stored)
 
@@ -467,13 +458,12 @@ class Forecaster:
         found = Forecaster(**stored.parameters)
         found.network_, found.calibration_ = stored.network, stored.calibration
         dataset = found._prepare(frame)
-        if dataset.table.columns != stored.columns:
-            raise DataError(
-                f"the table has the columns {', '.join(dataset.table.columns)}, this forecaster"
-                f" was fitted on {', '.join(stored.columns)}"
-            )
-        found.dataset_ = dataset
-        found._inputs = Inputs(dataset.table, stored.scaler, _statics(dataset))
+        fitted = Fit(
+            stored.columns, stored.frequency, stored.time_zone, stored.categories,
+            stored.network.config.has_missing,
+        )  # fmt: skip
+        found.dataset_, found._static_scale = dataset, stored.static_scale
+        found._inputs = like_fitted(dataset, fitted, stored.scaler, stored.static_scale)
         found.split_ = split_table(dataset.table, dataset.frequency, found.split)
         found._came = None if isinstance(frame, str | Path) else frame
         return found
@@ -482,15 +472,5 @@ class Forecaster:
 _PARAMETERS = tuple(inspect.signature(Forecaster.__init__).parameters)[1:]
 
 
-def _statics(dataset: SeriesDataset) -> NDArray[np.float32] | None:
-    """Returns what is static per series, numbers standardised, shape ``(S, K)``."""
-    if not dataset.roles.static:
-        return None
-    columns = []
-    for name in dataset.roles.static:
-        values = dataset.statics[name]
-        if name not in dataset.roles.categorical:
-            spread = float(np.nanstd(values)) or 1.0
-            values = ((values - np.nanmean(values)) / spread).astype(np.float32)
-        columns.append(values)
-    return np.stack(columns, 1).astype(np.float32)
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -249,3 +249,10 @@ def test_waiting_can_be_stopped() -> None:
     loader._queue, loader._process = Never(), os.getpid()
     with pytest.raises(Stopped):
         loader.next()
+
+
+def test_a_loader_that_is_forgotten_leaves_no_thread_writing() -> None:
+    for _ in range(5):
+        loader = WindowLoader(np.zeros((100_000, 4), dtype=np.float32), 2000, 64)
+        loader.next()
+        del loader

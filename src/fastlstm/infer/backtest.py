@@ -54,7 +54,8 @@ def backtest(
         scores["naive"].add(naive, actual, naive)
         if season <= L:
             again = np.tile(past[:, L - season :], (1, -(-h // season), 1))[:, :h]
-            scores["seasonal_naive"].add(again, actual, naive)
+            judged = np.where(np.isnan(again), np.nan, actual)
+            scores["seasonal_naive"].add(again, judged, naive)
     return scores
 
 

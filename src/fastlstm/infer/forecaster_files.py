@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
 from fastlstm.infer.forecasts import Calibration
@@ -16,6 +17,7 @@ from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.nn.io import decode_tensors, encode_tensors
 from fastlstm.run_directory import RunDirectory
 from fastlstm.series.splits import Scaler
+from fastlstm.series.timeline import Frequency
 
 _FORMAT = 1
 _KIND = "forecaster"
@@ -32,6 +34,10 @@ class StoredForecaster:
         scaler: of the columns.
         calibration: of its intervals.
         columns: of the table, in order.
+        static_scale: mean and deviation of every static number, shape ``(K, 2)``.
+        frequency: of the rows.
+        time_zone: of the times, or None.
+        categories: names of every categorical column's numbers.
     """
 
     parameters: dict[str, Any]
@@ -39,6 +45,10 @@ class StoredForecaster:
     scaler: Scaler
     calibration: Calibration
     columns: tuple[str, ...]
+    static_scale: NDArray[np.float32]
+    frequency: Frequency
+    time_zone: str | None
+    categories: dict[str, list[Any]]
 
 
 def write_forecaster(path: str | Path, stored: StoredForecaster) -> None:
@@ -51,13 +61,23 @@ def write_forecaster(path: str | Path, stored: StoredForecaster) -> None:
         "parameters": stored.parameters,
         "network": dataclasses.asdict(stored.network.config),
     }
-    scales = {"mean": stored.scaler.mean.tolist(), "std": stored.scaler.std.tolist()}
+    scales = {
+        "mean": stored.scaler.mean.tolist(),
+        "std": stored.scaler.std.tolist(),
+        "static": stored.static_scale.tolist(),
+    }
+    schema = {
+        "columns": stored.columns,
+        "frequency": stored.frequency.to_json(),
+        "time_zone": stored.time_zone,
+        "categories": stored.categories,
+    }
     tensors = {f"network.{n}": t for n, t in stored.network.state_dict().items()}
     tensors[_RESIDUALS] = stored.calibration.residuals
     run.publish(
         {
             "config.json": json.dumps(config, indent=1).encode(),
-            "schema.json": json.dumps({"columns": stored.columns}, indent=1).encode(),
+            "schema.json": json.dumps(schema, indent=1).encode(),
             "scaler.json": json.dumps(scales, indent=1).encode(),
             "model.safetensors": encode_tensors(tensors),
         }
@@ -87,7 +107,15 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
     model.load_state_dict({n.removeprefix("network."): t for n, t in tensors.items()})
     scales = json.loads(files["scaler.json"])
     mean, std = (np.array(scales[name], dtype=np.float32) for name in ("mean", "std"))
-    columns = tuple(json.loads(files["schema.json"])["columns"])
+    schema = json.loads(files["schema.json"])
     return StoredForecaster(
-        config["parameters"], model.eval(), Scaler(mean, std), calibration, columns
+        config["parameters"],
+        model.eval(),
+        Scaler(mean, std),
+        calibration,
+        tuple(schema["columns"]),
+        np.array(scales["static"], dtype=np.float32).reshape(-1, 2),
+        Frequency(**schema["frequency"]),
+        schema["time_zone"],
+        schema["categories"],
     )

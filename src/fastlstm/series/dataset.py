@@ -62,6 +62,7 @@ class SeriesDataset:
         time_zone: of the times, or None.
         has_clock: times are times; else whole numbers, or rows counted.
         has_missing: a value is missing somewhere.
+        constant: columns that are the same in every row.
         notes: what was found and decided, a line each.
         key: name of the cache entry; a frame is in none.
         from_cache: nothing had to be read.
@@ -77,6 +78,7 @@ class SeriesDataset:
     time_zone: str | None
     has_clock: bool
     has_missing: bool
+    constant: tuple[str, ...]
     notes: tuple[str, ...]
     key: str
     from_cache: bool
@@ -163,8 +165,8 @@ def _prepare(
     notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]
     np.save(work / "segments.npy", _segment_rows(arranged.segments), allow_pickle=False)
     statics = {n: np.asarray(v, dtype=np.float32).tolist() for n, v in intaken.statics.items()}
-    names = [n if isinstance(n, str | int | float | bool) else str(n) for n in intaken.series]
-    _write_large_json(work / "series.json", {"series": names, "statics": statics})
+    named = {"series": intaken.series, "statics": statics, "categories": intaken.categories}
+    _write_large_json(work / "series.json", named)
     write_json(work / "schema.json", _schema(roles, intaken, arranged, stored, tuple(notes)))
     for name in ("values.bin", "segments.npy", "series.json"):
         fsync_file(work / name)
@@ -183,11 +185,11 @@ def _schema(
         "scale": stored.scale.tolist(),
         "offset": stored.offset.tolist(),
         "frequency": arranged.frequency.to_json(),
-        "categories": intaken.categories,
         "time_zone": intaken.time_zone,
         "has_clock": intaken.has_clock and intaken.times is not None,
         "has_missing": arranged.counts["filled"] > 0
         or any(facts.missing for facts in intaken.facts.values()),
+        "constant": [name for name, fact in intaken.facts.items() if fact.low == fact.high],
         "notes": list(notes),
     }
 
@@ -234,10 +236,11 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
             frequency=Frequency(**schema["frequency"]),
             series=tuple(named["series"]),
             statics={n: np.asarray(v, dtype=np.float32) for n, v in named["statics"].items()},
-            categories=schema["categories"],
+            categories=named["categories"],
             time_zone=schema["time_zone"],
             has_clock=schema["has_clock"],
             has_missing=schema["has_missing"],
+            constant=tuple(schema["constant"]),
             notes=tuple(schema["notes"]),
             key=key,
             from_cache=from_cache,
@@ -251,7 +254,7 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str) -> list[str]:
     """Returns what people should hear of the columns.
 
     Raises:
-        DataError: a column without any value, a target that never changes.
+        DataError: a column without any value.
     """
     notes = []
     for name, facts in intaken.facts.items():
@@ -263,11 +266,6 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str) -> list[str]:
                 f" ignore=['{name}']"
             )
         if facts.low == facts.high:
-            if name in roles.target:
-                raise DataError(
-                    f"{origin}: the target '{name}' is {facts.low:g} in every row; there is nothing"
-                    " to learn, name another with target=…"
-                )
             notes.append(f"column '{name}' is {facts.low:g} in every row: it tells nothing")
         if facts.missing:
             share = facts.missing / intaken.num_rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,14 +23,21 @@ class Inputs:
         table: the rows.
         scaler: of its columns.
         statics: per series, shape ``(S, K)``, scaled; or None.
+        renumbered: by the place of a categorical column, what its numbers were at fit.
     """
 
     table: Table
     scaler: Scaler
     statics: NDArray[np.float32] | None = None
+    renumbered: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def prepare(self, values: Tensor, segments: NDArray[np.int64]) -> tuple[Tensor, Tensor | None]:
         """Returns scaled windows ``(B, length, columns)`` and what is static, ``(B, K)``."""
+        for place, numbers in self.renumbered.items():
+            known = torch.from_numpy(numbers)
+            codes = values[..., place]
+            found = known[codes.nan_to_num(0.0).long()]
+            values[..., place] = torch.where(codes.isnan(), codes, found)
         scaled = (values - torch.from_numpy(self.scaler.mean)) / torch.from_numpy(self.scaler.std)
         if self.statics is None:
             return scaled, None

@@ -39,6 +39,7 @@ class ColumnFacts:
         high: the largest one.
         is_short: every value is a whole number that int16 holds.
         sentinels: how often a sentinel was the extreme of its batch, by value.
+        is_category: values are numbers of names.
     """
 
     missing: int = 0
@@ -46,6 +47,7 @@ class ColumnFacts:
     high: float = float("-inf")
     is_short: bool = True
     sentinels: dict[float, int] = field(default_factory=dict)
+    is_category: bool = False
 
     def add(self, values: NDArray[np.float32]) -> int | None:
         """Takes a batch in; returns the first row that holds an infinity, or None."""
@@ -125,8 +127,11 @@ class Intake:
     ) -> None:
         self._work, self._roles, self._name = work, roles, records.name
         self._schema, self._time_format = records.schema, time_format
+        self._is_parsed = records.is_parsed
         self._missing_value = missing_value
-        self._facts = {name: ColumnFacts() for name in roles.values}
+        self._facts = {
+            name: ColumnFacts(is_category=name in roles.categorical) for name in roles.values
+        }
         self._series: dict[Any, int] = {}
         self._counts: list[int] = []
         self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
@@ -147,12 +152,15 @@ class Intake:
             if name in roles.categorical:
                 found[name] = pa.string() if not pa.types.is_dictionary(kind) else kind
             else:
-                found[name] = kind if is_text(kind) else pa.float32()
+                is_kept = is_text(kind) or pa.types.is_boolean(kind)
+                found[name] = kind if is_kept else pa.float32()
         for special in (roles.time, roles.series):
             if special is not None:
                 found[special] = self._schema.field(special).type
         if roles.time is not None and self._time_format is not None:
             found[roles.time] = pa.string()
+        if roles.series is not None and self._is_parsed:
+            found[roles.series] = pa.string()  # 007 is not 7
         return found
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -164,13 +172,12 @@ class Intake:
         num = batch.num_rows
         if num == 0:
             return
+        batch = without_views(batch)
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
             column = self._numbers(name, batch.column(name))
             rows[:, position] = column
-            if name in self._roles.categorical:
-                continue
             bad = self._facts[name].add(column)
             if bad is not None:
                 raise DataError(
@@ -192,12 +199,12 @@ class Intake:
             values=self._work / "values.f32",
             times=self._work / "times.i64" if roles.time is not None else None,
             codes=self._work / "codes.i32",
-            series=list(self._series),
+            series=_plain(self._series),
             counts=np.array(self._counts, dtype=np.int64),
             is_grouped=self._is_grouped,
             facts=self._facts,
             statics=self._statics,
-            categories={name: list(found) for name, found in self._categories.items()},
+            categories={name: _plain(found) for name, found in self._categories.items()},
             time_zone=self._time_zone,
             has_clock=self._has_clock,
         )
@@ -263,7 +270,7 @@ class Intake:
             text = first_text(column)
             if text is not None:
                 raise text_in_numbers(self._name, name, self._rows + text[0], text[1])
-            column = column.cast(pa.float32())
+            column = pc.utf8_trim_whitespace(column).cast(pa.float32())
         elif pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             column = column.cast(pa.float64())
         elif not (
@@ -290,6 +297,8 @@ class Intake:
         kind = column.type
         if is_text(kind):
             column = self._parsed_times(column, name)
+        elif pa.types.is_integer(kind) and self._time_format is not None:
+            column = self._parsed_times(column.cast(pa.string()), name)
         elif pa.types.is_integer(kind):
             self._has_clock = False
             return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -338,6 +347,11 @@ class Intake:
             raise DataError(f"{self._name}: row {self._rows + row + 1} has no {what} ('{name}')")
 
 
+def _plain(names: dict[Any, int]) -> list[Any]:
+    """Returns names as JSON has them."""
+    return [n if isinstance(n, str | int | float | bool) else str(n) for n in names]
+
+
 def _numbered(column: pa.Array, known: dict[Any, int]) -> NDArray[np.int64]:
     """Returns the number of every value, in the order values come; new ones are added to `known`.
 
@@ -356,6 +370,21 @@ def _numbered(column: pa.Array, known: dict[Any, int]) -> NDArray[np.int64]:
     names = column.dictionary.take(pa.array(used)).to_pylist()
     numbers[used] = [known.setdefault(name, len(known)) for name in names]
     return np.asarray(numbers[places])
+
+
+def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns a batch whose texts are plain: views, as polars has them, cannot be compared."""
+    for place, field_ in enumerate(batch.schema):
+        column, kind = batch.column(place), field_.type
+        if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+            names = column.dictionary.cast(pa.large_string())
+            column = pa.DictionaryArray.from_arrays(column.indices, names)
+        elif pa.types.is_string_view(kind):
+            column = column.cast(pa.large_string())
+        else:
+            continue
+        batch = batch.set_column(place, field_.name, column)
+    return batch
 
 
 def take_in(

@@ -36,12 +36,14 @@ class Records(ABC):
         schema: Arrow's, of the columns as they are read unless told otherwise.
         total_bytes: on disk; None for frames.
         done_bytes: of them read so far.
+        is_parsed: values are text that is read as the types asked for.
     """
 
     name: str
     schema: pa.Schema
     total_bytes: int | None = None
     done_bytes: int = 0
+    is_parsed: bool = False
 
     @abstractmethod
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
@@ -64,7 +66,13 @@ class FrameRecords(Records):
 
     def __init__(self, frame: Any) -> None:
         self.name = f"the {type(frame).__module__.split('.')[0]} {type(frame).__name__}"
-        table = _arrow_table(frame)
+        try:
+            table = _arrow_table(frame)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            if isinstance(error, DataError):
+                raise
+            reason = " ".join(str(part) for part in error.args)
+            raise DataError(f"{self.name} cannot be read as a table ({reason})") from error
         for number, field in enumerate(table.schema):
             if pa.types.is_string_view(field.type):  # as polars has it; takes no part in `take`
                 column = table.column(number).cast(pa.large_string())
@@ -149,6 +157,8 @@ class ArrowRecords(FileRecords):
 class CsvRecords(FileRecords):
     """A CSV file, plain or compressed; the first line names the columns."""
 
+    is_parsed = True
+
     def _read_schema(self) -> pa.Schema:
         self._delimiter = self._sniff()
         self._bad_row: Any = None
@@ -187,7 +197,11 @@ class CsvRecords(FileRecords):
         return csv.open_csv(
             source,
             csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
-            csv.ParseOptions(delimiter=self._delimiter, invalid_row_handler=self._refuse_row),
+            csv.ParseOptions(
+                delimiter=self._delimiter,
+                invalid_row_handler=self._refuse_row,
+                ignore_empty_lines=not self._has_one_column,  # there an empty line is a value
+            ),
             convert,
         )
 
@@ -216,7 +230,9 @@ class CsvRecords(FileRecords):
             raise self._damaged(error) from error
         if not line.strip():
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
-        return max(_DELIMITERS, key=line.count)
+        found = max(_DELIMITERS, key=line.count)
+        self._has_one_column = found not in line
+        return found
 
     def _bad_value(self, types: Mapping[str, pa.DataType], row: int, error: Exception) -> DataError:
         """Finds the value that could not be converted: reads on from `row` as text."""
@@ -262,6 +278,7 @@ class JoinedRecords(Records):
         self.schema = parts[0].schema
         sizes = [part.total_bytes or 0 for part in parts]
         self.total_bytes = sum(sizes)
+        self.is_parsed = all(part.is_parsed for part in parts)
         for part in parts[1:]:
             missing = set(self.schema.names) ^ set(part.schema.names)
             if missing:
@@ -303,7 +320,8 @@ def open_records(source: Any) -> Records:
 
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def first_text(column: Any) -> tuple[int, str] | None:

@@ -94,16 +94,20 @@ def find_roles(
         DataError: a column that is not there, two roles for one, no target.
     """
     _check_names(names, asked, origin)
-    time = asked.time or _first(TIME_NAMES, names) or (times[0] if len(times) == 1 else None)
-    series = asked.series or _first(SERIES_NAMES, names)
+    spoken = {*asked.target, *asked.future, *asked.static, *asked.ignore, *asked.categorical}
+    free = [name for name in names if name not in spoken | set(asked.past or ())]
+    free_times = [name for name in times if name in free]
+    only = free_times[0] if len(free_times) == 1 else None
+    time = asked.time or _first(TIME_NAMES, free) or only
+    series = asked.series or _first(SERIES_NAMES, [name for name in free if name != time])
     taken = {time, series, *asked.future, *asked.static, *asked.ignore, *(asked.past or ())}
     taken |= set(asked.categorical)
     target = asked.target
     notes = []
     if not target:
         named = [name for name in TARGET_NAMES if name in names and name not in taken]
-        free = [name for name in names if name in numbers and name not in taken]
-        target = tuple(named[:1]) if named else tuple(free if series is None else ())
+        others = [name for name in names if name in numbers and name not in taken]
+        target = tuple(named[:1]) if named else tuple(others if series is None else ())
         if not target:
             raise DataError(
                 f"{origin} has no column 'y' to forecast; name one with target=…"
@@ -163,6 +167,10 @@ def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
                     " of their own; rename it, or leave it out with ignore=…"
                 )
             seen[name] = role
+    if roles.time is None and "step" in roles.target:
+        raise DataError(
+            f"{origin}: a target is called 'step', as the steps of forecasts; rename it"
+        )
     for name in roles.categorical:
         if seen.get(name) not in ("past", "future", "static"):
             role = seen.get(name, "left out")

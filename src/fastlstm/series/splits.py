@@ -145,7 +145,7 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
         raise DataError("the training part has no rows; give more, or another split")
     mean = total / np.maximum(count, 1)
     variance = np.maximum(squares / np.maximum(count, 1) - mean**2, 0)
-    std = np.where(variance > 1e-12 * np.maximum(mean**2, 1e-12), np.sqrt(variance), 1.0)
+    std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
     mean += center
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
     return Scaler(mean.astype(np.float32), std.astype(np.float32))

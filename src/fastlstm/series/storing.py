@@ -65,11 +65,19 @@ def store_values(
         return Stored("float32", scale, offset, ())
     if dtype == "int16" and not is_short:
         for column, fact in enumerate(facts):
+            if fact.is_category:
+                continue
             low, high = (fact.low, fact.high) if fact.low <= fact.high else (0.0, 0.0)
             scale[column] = max((high - low) / _STEPS, float(np.finfo(np.float32).tiny))
             offset[column] = (low + high) / 2
     kind = "float16" if dtype == "float16" else "int16"
+    most = 2_048 if kind == "float16" else 32_767
     for name, fact in zip(names, facts, strict=True):
+        if fact.is_category and fact.high > most:
+            raise DataError(
+                f"column '{name}' has {fact.high + 1:.0f} names, {kind} tells {most + 1} apart;"
+                " give dtype='float32'"
+            )
         if kind == "float16" and max(abs(fact.low), abs(fact.high)) > 65_504:
             raise DataError(
                 f"column '{name}' reaches {max(abs(fact.low), abs(fact.high)):g}, float16 ends at"

@@ -296,6 +296,10 @@ class WindowLoader:
         self._batches = iter(())
         self._process = 0
 
+    def __del__(self) -> None:
+        if getattr(self, "_queue", None) is not None:  # its thread writes into memory of ours
+            self.close()
+
     def __enter__(self) -> WindowLoader:
         return self
 

@@ -1,0 +1,120 @@
+"""What a forecaster remembers of the table it was fitted on, and another table made like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.inputs import Inputs
+from fastlstm.series.splits import Scaler
+from fastlstm.series.timeline import Frequency
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What another table must be like.
+
+    Attributes:
+        columns: names, in order.
+        frequency: of the rows.
+        time_zone: of the times, or None.
+        categories: names of every categorical column's numbers.
+        may_miss: values may be missing.
+    """
+
+    columns: tuple[str, ...]
+    frequency: Frequency
+    time_zone: str | None
+    categories: dict[str, list[Any]]
+    may_miss: bool
+
+    @staticmethod
+    def of(dataset: SeriesDataset, may_miss: bool) -> Fit:
+        """Returns what is to be remembered of a table."""
+        columns = dataset.table.columns
+        return Fit(columns, dataset.frequency, dataset.time_zone, dataset.categories, may_miss)
+
+
+def like_fitted(
+    dataset: SeriesDataset, fit: Fit, scaler: Scaler, scale: NDArray[np.float32]
+) -> Inputs:
+    """Returns a table's windows as those of `fit`: scaled by its numbers, names numbered as there.
+
+    Raises:
+        DataError: other columns, another step or time zone, a name or a gap that fit has not seen.
+    """
+    if dataset.table.columns != fit.columns:
+        raise DataError(
+            f"the table has the columns {', '.join(dataset.table.columns)}, this forecaster was"
+            f" fitted on {', '.join(fit.columns)}"
+        )
+    if (dataset.time_zone is None) != (fit.time_zone is None):
+        raise DataError(
+            f"the times have the time zone {dataset.time_zone}, those at fit {fit.time_zone};"
+            " convert them"
+        )
+    if dataset.frequency != fit.frequency:
+        raise DataError(f"the rows step by {dataset.frequency}, those at fit by {fit.frequency}")
+    if dataset.has_missing and not fit.may_miss:
+        raise DataError(
+            "values are missing, and none were at fit: fill them, or fit on a table in which some"
+            " are missing"
+        )
+    numbers = {name: _renumbered(name, dataset, fit) for name in dataset.categories}
+    columns = dataset.table.columns
+    changed = {
+        columns.index(name): found
+        for name, found in numbers.items()
+        if name in columns and (found != np.arange(len(found))).any()
+    }
+    return Inputs(dataset.table, scaler, statics_of(dataset, scale, numbers), changed)
+
+
+def _renumbered(name: str, dataset: SeriesDataset, fit: Fit) -> NDArray[np.float32]:
+    """Returns, by a name's number in this table, its number at fit."""
+    known = {value: number for number, value in enumerate(fit.categories[name])}
+    for value in dataset.categories[name]:
+        if value not in known:
+            raise DataError(
+                f"column '{name}' holds the name '{value}', which fit has not seen; it knows"
+                f" {len(known)} names"
+            )
+    return np.array([known[value] for value in dataset.categories[name]], dtype=np.float32)
+
+
+def static_scale(dataset: SeriesDataset) -> NDArray[np.float32]:
+    """Returns mean and deviation of every static number, ``(K, 2)``; 0 and 1 of names."""
+    found = []
+    for name in dataset.roles.static:
+        values = dataset.statics[name].astype(np.float64)
+        is_name = name in dataset.roles.categorical or np.isnan(values).all()
+        spread = 0.0 if is_name else float(np.nanstd(values))
+        found.append((0.0 if is_name else float(np.nanmean(values)), spread or 1.0))
+    return np.array(found, dtype=np.float32).reshape(-1, 2)
+
+
+def statics_of(
+    dataset: SeriesDataset,
+    scale: NDArray[np.float32],
+    numbers: dict[str, NDArray[np.float32]] | None = None,
+) -> NDArray[np.float32] | None:
+    """Returns what is static per series, shape ``(S, K)``, or None where nothing is.
+
+    Args:
+        dataset: the table.
+        scale: of `static_scale`, at fit.
+        numbers: by column, what its names' numbers were at fit.
+    """
+    columns = []
+    for (mean, spread), name in zip(scale, dataset.roles.static, strict=True):
+        values = dataset.statics[name]
+        if numbers is not None and name in numbers:
+            known = numbers[name][np.nan_to_num(values).astype(np.int64)]
+            values = np.where(np.isnan(values), values, known)
+        columns.append((values - mean) / spread)
+    return np.stack(columns, 1).astype(np.float32) if columns else None
