@@ -297,3 +297,14 @@ def test_one_missing_value_does_not_take_the_naive_forecast_away() -> None:
     model = Forecaster(**{**QUICK, "steps": 2}).fit(waves(120).set_column(2, "y", pa.array(y)))
     for scores in model.backtest().values():
         assert all(np.isfinite(list(scores.values())))
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "UTC"])
+@pytest.mark.parametrize("freq", ["MS", "D", "h"])
+def test_steps_of_a_time_zone_are_those_of_its_clocks(zone: str, freq: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    times = pandas.date_range("2010-01-01", periods=206, freq=freq, tz=zone)
+    y = np.sin(np.arange(200) / 3)
+    frame = pandas.DataFrame({"ds": times[:200], "y": y.astype(np.float32)})
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(frame)
+    assert model.predict()["ds"].tolist() == times[200:].tolist()

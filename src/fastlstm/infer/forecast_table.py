@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.series.dataset import SeriesDataset
@@ -37,7 +38,12 @@ def forecast_table(
     name = roles.time if roles.time is not None else "step"
     found[name] = pa.array(times)
     if dataset.has_clock:
-        found[name] = found[name].cast(pa.timestamp("us", dataset.time_zone))
+        is_shown = dataset.is_wall or dataset.time_zone is None
+        found[name] = found[name].cast(pa.timestamp("us", None if is_shown else dataset.time_zone))
+        if dataset.is_wall:
+            found[name] = pc.assume_timezone(
+                found[name], dataset.time_zone, ambiguous="earliest", nonexistent="latest"
+            )
     for column, values in columns.items():
         found[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
     return pa.table(found)

@@ -17,6 +17,8 @@ from fastlstm.series.inputs import Inputs
 LEVELS = np.linspace(0.005, 0.995, 199)
 """At which residuals are kept; between them linear."""
 _MAX_WINDOWS = 5_000
+_MAX_VALUES = 1 << 24
+"""Residuals held at once, 64 MB; torch's quantiles take no more."""
 _LEAST_SPREAD = 0.05
 """Of a standard deviation: a window that stands still is no promise that it will go on so."""
 
@@ -58,10 +60,11 @@ def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
 
 @torch.no_grad()
 def calibrate(network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]) -> Calibration:
-    """Collects residuals of at most 5,000 windows that begin at `rows`."""
+    """Collects residuals of at most 5,000 windows of those that begin at `rows`."""
     config = network.config
-    if len(rows) > _MAX_WINDOWS:
-        rows = rows[np.linspace(0, len(rows) - 1, _MAX_WINDOWS).astype(np.int64)]
+    most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (config.horizon * config.num_targets)))
+    if len(rows) > most:
+        rows = rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
     found = []
     for values, statics in inputs.read(rows, config.input_size + config.horizon):
         target = values[:, config.input_size :, : config.num_targets]

@@ -24,7 +24,7 @@ from fastlstm.series.table import DTYPES, Segments, Table
 from fastlstm.series.timeline import Frequency
 from fastlstm.storage import fsync_file, read_json, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 Dtype = Literal["auto", "float32", "float16", "int16"]
 
 
@@ -61,6 +61,7 @@ class SeriesDataset:
         categories: names of every categorical column's numbers.
         time_zone: of the times, or None.
         has_clock: times are times; else whole numbers, or rows counted.
+        is_wall: times are as the clocks of the zone show them, else UTC.
         has_missing: a value is missing somewhere.
         constant: columns that are the same in every row.
         notes: what was found and decided, a line each.
@@ -77,6 +78,7 @@ class SeriesDataset:
     categories: dict[str, list[Any]]
     time_zone: str | None
     has_clock: bool
+    is_wall: bool
     has_missing: bool
     constant: tuple[str, ...]
     notes: tuple[str, ...]
@@ -189,6 +191,7 @@ def _schema(
         "has_clock": intaken.has_clock and intaken.times is not None,
         "has_missing": arranged.counts["filled"] > 0
         or any(facts.missing for facts in intaken.facts.values()),
+        "is_wall": intaken.is_wall,
         "constant": [name for name, fact in intaken.facts.items() if fact.low == fact.high],
         "notes": list(notes),
     }
@@ -240,6 +243,7 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
             time_zone=schema["time_zone"],
             has_clock=schema["has_clock"],
             has_missing=schema["has_missing"],
+            is_wall=schema["is_wall"],
             constant=tuple(schema["constant"]),
             notes=tuple(schema["notes"]),
             key=key,

@@ -90,6 +90,7 @@ class Intaken:
         categories: names by categorical column, in the order of their numbers.
         time_zone: of the times, or None.
         has_clock: times are times; else whole numbers.
+        is_wall: times are as the clocks of the zone show them, else UTC.
     """
 
     num_rows: int
@@ -104,6 +105,7 @@ class Intaken:
     categories: dict[str, list[Any]]
     time_zone: str | None
     has_clock: bool
+    is_wall: bool
 
 
 class Intake:
@@ -139,6 +141,7 @@ class Intake:
         self._rows, self._last_code, self._is_grouped = 0, -1, True
         self._time_zone: str | None = None
         self._has_clock = True
+        self._is_wall: bool | None = None
         self._files = {
             name: (work / name).open("wb") for name in ("values.f32", "times.i64", "codes.i32")
         }
@@ -207,6 +210,7 @@ class Intake:
             categories={name: _plain(found) for name, found in self._categories.items()},
             time_zone=self._time_zone,
             has_clock=self._has_clock,
+            is_wall=bool(self._is_wall),
         )
 
     def close(self) -> None:
@@ -307,8 +311,22 @@ class Intake:
         elif not pa.types.is_timestamp(kind):
             raise DataError(f"{self._name}: column '{name}' is {kind}, expected times")
         self._time_zone = getattr(column.type, "tz", None)
-        micro = column.cast(pa.timestamp("us", self._time_zone), safe=False)
+        if self._time_zone is not None:
+            column = self._by_the_wall(column)
+        micro = column.cast(pa.timestamp("us", column.type.tz), safe=False)
         return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+    def _by_the_wall(self, column: pa.Array) -> pa.Array:
+        """Returns times of a zone as its clocks show them, where all show the same hour of a day.
+
+        Days and months are regular by the wall, hours are not: there UTC is kept. The first batch
+        decides.
+        """
+        wall = pc.local_timestamp(column)
+        if self._is_wall is None:
+            clock = pc.subtract(wall, pc.floor_temporal(wall, unit="day"))
+            self._is_wall = len(column) > 1 and len(clock.unique()) == 1
+        return wall if self._is_wall else column
 
     def _parsed_times(self, column: pa.Array, name: str) -> pa.Array:
         try:

@@ -262,11 +262,14 @@ class NumpyRecords(FileRecords):
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise self._damaged(error) from error
-        self._frame = FrameRecords(array)
-        return self._frame.schema
+        self._array = array[:, None] if array.ndim == 1 else array
+        return _arrow_table(np.asarray(self._array[:1])).schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        return self._frame.batches(types)
+        for first in range(0, len(self._array), _BATCH_ROWS):
+            part = _arrow_table(self._array[first : first + _BATCH_ROWS])
+            self.done_bytes = (self.total_bytes or 0) * first // len(self._array)
+            yield from part.select(list(types)).combine_chunks().to_batches()
 
 
 class JoinedRecords(Records):
