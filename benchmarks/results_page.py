@@ -24,7 +24,7 @@ from layer_tables import (
     variants_page,
 )
 from plot import draw_all, image_suffix, machine_folders
-from series_tables import series_page
+from series_tables import series_page, series_summary
 
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -240,11 +240,8 @@ def main() -> None:
             summary = [machine, "", *block, "![quality against time](docs/images/quality.svg)", ""]
             summary += [*steps, *grid_summary(folder)]
             summary += decode_page(decode_rows(folder), f"docs/images/decode{suffix}.svg")
-    for folder in folders:  # where series were measured, which may be another machine
-        lines = series_page(folder)
-        if lines:
-            summary += [machine_line(folder), "", *lines]
-            break
+    told = [series_summary(folder) for folder in folders]
+    summary += next((lines for lines in told if lines), [])
     (REPOSITORY / "docs" / "results.md").write_text("\n".join(page), encoding="utf-8")
     readme = REPOSITORY / "README.md"
     whole = readme.read_text(encoding="utf-8")

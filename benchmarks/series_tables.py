@@ -12,6 +12,25 @@ def series_page(folder: Path) -> list[str]:
     return [*windows_page(folder), *prepare_page(folder)]
 
 
+def series_summary(folder: Path) -> list[str]:
+    """Returns the README's sentences."""
+    windows = stored_rows(folder / "windows.jsonl", "length", "batch")
+    tables = stored_rows(folder / "prepare.jsonl", "parquet")
+    if not windows or not tables:
+        return []
+    rates, first = windows[-1]["windows_per_s"], tables[-1]["parquet"]["first"]
+    own = rates["fastlstm"]
+    peers = {name: rate for name, rate in rates.items() if name != "fastlstm"}
+    told = "; ".join(f"{own / rate:,.1f}x {name}" for name, rate in peers.items())
+    return [
+        f"Series: {own / 1e6:.1f} M windows/s ({told}); {first['rows'] / 1e6:,.0f} M rows from Parquet"
+        f" at {first['rows'] / first['seconds'] / 1e6:.2f} M rows/s,"
+        f" {first['peak_anonymous_bytes'] / 1e6:.0f} MB of anonymous memory (docs/results.md,"
+        f" {folder.name}).",
+        "",
+    ]
+
+
 def windows_page(folder: Path) -> list[str]:
     rows = stored_rows(folder / "windows.jsonl", "length", "batch")
     if not rows:
