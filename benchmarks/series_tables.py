@@ -23,7 +23,8 @@ def series_summary(folder: Path) -> list[str]:
     peers = {name: rate for name, rate in rates.items() if name != "fastlstm"}
     told = "; ".join(f"{own / rate:,.1f}x {name}" for name, rate in peers.items())
     return [
-        f"Series: {own / 1e6:.1f} M windows/s ({told}); {first['rows'] / 1e6:,.0f} M rows from Parquet"
+        f"Series: {own / 1e6:.1f} M windows/s ({told});"
+        f" {first['rows'] / 1e6:,.0f} M rows from Parquet"
         f" at {first['rows'] / first['seconds'] / 1e6:.2f} M rows/s,"
         f" {first['peak_anonymous_bytes'] / 1e6:.0f} MB of anonymous memory (docs/results.md,"
         f" {folder.name}).",
