@@ -510,3 +510,17 @@ def test_names_that_json_does_not_know_are_written_out() -> None:
     days = [datetime.date(2020, 1, 1 + k % 2) for k in range(150)]
     found = prepared(long_table(day=pa.array(days)), roles=RoleRequest(categorical=("day",)))
     assert found.categories == {"day": ["2020-01-01", "2020-01-02"]}
+
+
+def test_numbers_beyond_float32_are_told() -> None:
+    found = prepared(long_table(y=np.arange(150) + 2**24))
+    assert "column 'y' reaches 1.67774e+07: float32 keeps seven digits of it" in found.notes
+    assert not any("digits" in note for note in prepared(long_table()).notes)
+
+
+def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(",ds,y\n0,1,1.5\n1,2,2.5\n2,3,3.5\n")
+    found = prepared(path)
+    assert found.table.columns == ("y",)
+    assert any(note.startswith("left out, being without a role") for note in found.notes)

@@ -25,6 +25,8 @@ from fastlstm.series.timeline import Frequency
 from fastlstm.storage import fsync_file, read_json, write_json
 
 FORMAT_VERSION = 2
+_EXACT = 1 << 24
+"""Whole numbers up to this are exact in float32."""
 Dtype = Literal["auto", "float32", "float16", "int16"]
 
 
@@ -274,6 +276,9 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str) -> list[str]:
         if facts.missing:
             share = facts.missing / intaken.num_rows
             notes.append(f"column '{name}' has no value in {facts.missing:,} rows ({share:.2%})")
+        largest = max(abs(facts.low), abs(facts.high))
+        if largest > _EXACT:
+            notes.append(f"column '{name}' reaches {largest:g}: float32 keeps seven digits of it")
         notes += _sentinel_notes(name, facts)
     return notes
 

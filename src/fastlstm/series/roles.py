@@ -11,6 +11,8 @@ from fastlstm.errors import DataError, nearest_hint
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
 TARGET_NAMES = ("y", "target")
+COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
+"""Columns that tools write to count rows; left out unless they are named."""
 RESERVED = ("cutoff", "forecast", "segment")
 """Names that forecasts and backtests add to their tables."""
 
@@ -94,6 +96,7 @@ def find_roles(
         DataError: a column that is not there, two roles for one, no target.
     """
     _check_names(names, asked, origin)
+    numbers = [name for name in numbers if name not in COUNTERS]
     spoken = {*asked.target, *asked.future, *asked.static, *asked.ignore, *asked.categorical}
     free = [name for name in names if name not in spoken | set(asked.past or ())]
     free_times = [name for name in times if name in free]
@@ -124,7 +127,7 @@ def find_roles(
             notes.append(f"known up to now only: {', '.join(past)}")
     left = [n for n in others if n not in past]
     if left:
-        notes.append(f"left out (text or times without a role): {', '.join(left)}")
+        notes.append(f"left out, being without a role: {', '.join(left)}")
     roles = Roles(
         target, time, series, past, asked.future, asked.static, asked.categorical, tuple(notes)
     )
