@@ -199,8 +199,7 @@ class Forecaster:
             self._emit({"event": "message", "level": "info", "text": note})
         trainer = ForecastTrainer(network, inputs, train, valid, plan, self._emit)
         self.fitted_: Fitted = trainer.train()
-        rows = valid.locate(np.arange(len(valid), dtype=np.int64))[0]
-        self.calibration_: Calibration = calibrate(network, inputs, rows)
+        self.calibration_: Calibration = calibrate(network, inputs, valid)
         self.network_, self.dataset_, self.split_, self._inputs = network, dataset, split, inputs
         return self
 
@@ -425,8 +424,7 @@ class Forecaster:
     def _origins(self, part: str, stride: int) -> NDArray[np.int64]:
         config = self.network_.config
         sizes = (config.input_size, config.horizon, stride)
-        index = self.split_.windows(self.dataset_.table, part, *sizes)
-        return index.locate(np.arange(len(index), dtype=np.int64))[0]
+        return self.split_.windows(self.dataset_.table, part, *sizes).rows()
 
     # files --------------------------------------------------------------------------------------
 

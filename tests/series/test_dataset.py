@@ -524,3 +524,16 @@ def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
     found = prepared(path)
     assert found.table.columns == ("y",)
     assert any(note.startswith("left out, being without a role") for note in found.notes)
+
+
+def test_hours_of_a_zone_are_no_days_though_the_first_batch_shows_one_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order of time, over the night in which the clocks go back an hour."""
+    monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 2)
+    hours = np.arange(40).astype("timedelta64[h]") + np.datetime64("2020-10-24T00", "us")
+    ds = pa.array(np.repeat(hours, 2)).cast(pa.timestamp("us", "Europe/Berlin"))
+    y = np.arange(80) / 7
+    found = prepared(pa.table({"unique_id": ["a", "b"] * 40, "ds": ds, "y": y}))
+    assert not found.is_wall
+    assert len(found.table.segments) == 2

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from fastlstm.storage import (
     write_json,
 )
 
+FoundT = TypeVar("FoundT")
 FORMAT_VERSION = 1
 """Part of every key: a new version never reads an old entry."""
 
@@ -103,8 +104,8 @@ class Cache:
         """Returns where the entry `key` is, or would be."""
         return self._entries / key
 
-    def place(self, key: str, work: Path, is_whole: Callable[[], bool]) -> None:
-        """Turns a work directory into the entry `key`.
+    def place(self, key: str, work: Path, find: Callable[[], FoundT | None]) -> FoundT:
+        """Turns a work directory into the entry `key` and returns it as `find` opens it.
 
         When another process was faster its entry stays; one that is not whole is replaced.
         """
@@ -118,12 +119,14 @@ class Cache:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
-                if is_whole():
+                if find() is not None:
                     break
                 with suppress(FileNotFoundError):
                     os.rename(target, self._root / f"work-{secrets.token_hex(8)}")
-        if not is_whole():
+        entry = find()
+        if entry is None:
             raise CorruptFileError(f"{target} cannot be read back after it was written")
+        return entry
 
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
@@ -204,11 +207,7 @@ class TextCache(Cache):
         """Turns a work directory that holds ids.bin into the entry `key`."""
         write_file(work / "tokenizer.json", tokenizer.to_json())
         write_json(work / "meta.json", asdict(meta))
-        self.place(key, work, lambda: self.find(key) is not None)
-        entry = self.find(key)
-        if entry is None:
-            raise CorruptFileError(f"{self.path(key)} cannot be read back after it was written")
-        return entry
+        return self.place(key, work, lambda: self.find(key))
 
 
 def release_pages(ids: Ids) -> None:

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.data.cache import release_pages
+from fastlstm.data.loader import read_position
 from fastlstm.data.tokenizer import Ids
-from fastlstm.errors import CorruptFileError, DataError
+from fastlstm.errors import DataError
 
 _RELEASE_EVERY = 4096
 _OFFSET, _RESET, _ORDER = range(3)
@@ -108,14 +109,7 @@ class Batches(ABC):
         Raises:
             CorruptFileError: no such position.
         """
-        epoch, index = state.get("epoch"), state.get("index")
-        good = type(epoch) is int and type(index) is int and epoch >= 0
-        if not good or not 0 <= state["index"] < self.steps_per_epoch:
-            raise CorruptFileError(
-                f"loader position is {state}, expected an epoch and an index below"
-                f" {self.steps_per_epoch}; was the text or the batch size changed?"
-            )
-        self._epoch, self._index = state["epoch"], state["index"]
+        self._epoch, self._index = read_position(state, self.steps_per_epoch, "text")
 
     def _random(self, purpose: int, epoch: int, index: int = 0) -> np.random.Generator:
         counter = [0, index, epoch, purpose]

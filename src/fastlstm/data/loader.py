@@ -5,27 +5,44 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from fastlstm.data.lanes import Batch
-from fastlstm.errors import Stopped
+from fastlstm.errors import CorruptFileError, Stopped
 
 _POLL_S = 0.1
+ItemT = TypeVar("ItemT")
+MadeT = TypeVar("MadeT", covariant=True)
 
 
-class Resumable(Protocol):
-    """What the prefetcher reads from: `fastlstm.data.lanes.Batches`."""
+class Resumable(Protocol[MadeT]):
+    """What the prefetcher reads from: `fastlstm.data.lanes.Batches`, a table's batches."""
 
-    def __next__(self) -> Batch: ...
+    def __next__(self) -> MadeT: ...
 
     def state_dict(self) -> dict[str, int]:
         """Returns the position of the next batch."""
         ...
 
 
-class Prefetcher:
+def read_position(state: Mapping[str, int], steps_per_epoch: int, source: str) -> tuple[int, int]:
+    """Returns epoch and index of a loader's position.
+
+    Raises:
+        CorruptFileError: no such position in a `source` (text, table) of so many steps.
+    """
+    epoch, index = state.get("epoch"), state.get("index")
+    good = type(epoch) is int and type(index) is int and epoch >= 0
+    if not good or not 0 <= state["index"] < steps_per_epoch:
+        raise CorruptFileError(
+            f"loader position is {state}, expected an epoch and an index below"
+            f" {steps_per_epoch}; was the {source} or the batch size changed?"
+        )
+    return state["epoch"], state["index"]
+
+
+class Prefetcher(Generic[ItemT]):
     """Hands out batches that a background thread has made.
 
     Args:
@@ -39,14 +56,14 @@ class Prefetcher:
 
     def __init__(
         self,
-        batches: Resumable,
+        batches: Resumable[ItemT],
         depth: int = 4,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.wait_s = 0.0
         self._state = batches.state_dict()
         self._should_stop = should_stop
-        self._queue: queue.Queue[tuple[Batch, dict[str, int]] | BaseException] = queue.Queue(depth)
+        self._queue: queue.Queue[tuple[ItemT, dict[str, int]] | BaseException] = queue.Queue(depth)
         self._closed = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
@@ -54,7 +71,7 @@ class Prefetcher:
         )
         self._thread.start()
 
-    def next(self) -> Batch:
+    def next(self) -> ItemT:
         """Returns the next batch.
 
         Raises:
@@ -83,7 +100,7 @@ class Prefetcher:
         self._closed.set()
         self._thread.join()
 
-    def __enter__(self) -> Prefetcher:
+    def __enter__(self) -> Prefetcher[ItemT]:
         return self
 
     def __exit__(
@@ -94,7 +111,7 @@ class Prefetcher:
     ) -> None:
         self.close()
 
-    def _take(self) -> tuple[Batch, dict[str, int]] | BaseException:
+    def _take(self) -> tuple[ItemT, dict[str, int]] | BaseException:
         while True:
             try:
                 return self._queue.get(timeout=_POLL_S)
@@ -102,9 +119,9 @@ class Prefetcher:
                 if self._should_stop is not None and self._should_stop():
                     raise Stopped("stopped while waiting for a batch") from None
 
-    def _produce(self, batches: Resumable) -> None:
+    def _produce(self, batches: Resumable[ItemT]) -> None:
         while not self._closed.is_set():
-            item: tuple[Batch, dict[str, int]] | BaseException
+            item: tuple[ItemT, dict[str, int]] | BaseException
             try:
                 batch = next(batches)
                 item = batch, batches.state_dict()

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastlstm.errors import ConfigError
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.series.inputs import Inputs
+from fastlstm.series.windows import WindowIndex
 
 LEVELS = np.linspace(0.005, 0.995, 199)
 """At which residuals are kept; between them linear."""
@@ -59,14 +60,12 @@ def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
 
 
 @torch.no_grad()
-def calibrate(network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]) -> Calibration:
-    """Collects residuals of at most 5,000 windows of those that begin at `rows`."""
+def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> Calibration:
+    """Collects residuals of at most 5,000 windows, evenly spread."""
     config = network.config
     most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (config.horizon * config.num_targets)))
-    if len(rows) > most:
-        rows = rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
     found = []
-    for values, statics in inputs.read(rows, config.input_size + config.horizon):
+    for values, statics in inputs.read(valid.rows(most), config.input_size + config.horizon):
         target = values[:, config.input_size :, : config.num_targets]
         error = target - network.output.center(network(values, statics))
         found.append(error / spread(values, config)[:, None])

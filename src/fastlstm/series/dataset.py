@@ -123,14 +123,12 @@ def prepare_table(
         return dataset
     with cache.work_directory() as work:
         _prepare(work, records, roles, options, on_progress)
-        if signature is None:  # a frame: mapped, its files go with the work directory
-            dataset = _open(work, key, started, False)
-        else:
-            cache.place(key, work, lambda: _open(cache.path(key), key, started, False) is not None)
-            dataset = _open(cache.path(key), key, started, False)
-    if dataset is None:
-        raise CorruptFileError(f"{cache.path(key)} cannot be read back after it was written")
-    return dataset
+        if signature is not None:
+            return cache.place(key, work, lambda: _open(cache.path(key), key, started, False))
+        dataset = _open(work, key, started, False)  # mapped: its files go with the work directory
+        if dataset is None:
+            raise CorruptFileError(f"{work} cannot be read back after it was written")
+        return dataset
 
 
 def _roles(records: Records, asked: RoleRequest) -> Roles:

@@ -6,8 +6,6 @@ in memory but a batch and the names of series and categories.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastlstm.data.loader import Prefetcher
 from fastlstm.errors import DataError
 from fastlstm.series.records import Records, first_text, is_text, text_in_numbers
 from fastlstm.series.roles import Roles
@@ -320,12 +319,12 @@ class Intake:
         """Returns times of a zone as its clocks show them, where all show the same hour of a day.
 
         Days and months are regular by the wall, hours are not: there UTC is kept. The first batch
-        decides.
+        decides; one that holds a single time, as a table in the order of time may, says nothing.
         """
         wall = pc.local_timestamp(column)
         if self._is_wall is None:
             clock = pc.subtract(wall, pc.floor_temporal(wall, unit="day"))
-            self._is_wall = len(column) > 1 and len(clock.unique()) == 1
+            self._is_wall = len(wall.unique()) > 1 and len(clock.unique()) == 1
         return wall if self._is_wall else column
 
     def _parsed_times(self, column: pa.Array, name: str) -> pa.Array:
@@ -405,6 +404,19 @@ def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
+class _Batches:
+    """A table's batches, each with the bytes read so far; they are read once, from the start."""
+
+    def __init__(self, records: Records, types: dict[str, pa.DataType]) -> None:
+        self._records, self._batches = records, records.batches(types)
+
+    def __next__(self) -> tuple[pa.RecordBatch, int]:
+        return next(self._batches), self._records.done_bytes
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
 def take_in(
     records: Records, intake: Intake, on_progress: Callable[[int, int | None], None] | None
 ) -> Intaken:
@@ -412,38 +424,12 @@ def take_in(
 
     Arrow and the disk both work without holding Python's lock.
     """
-    ends = object()
-    ready: queue.Queue[Any] = queue.Queue(2)
-    is_over = threading.Event()
-
-    def put(item: Any) -> None:
-        while not is_over.is_set():
+    with intake, Prefetcher(_Batches(records, intake.types), depth=2) as ahead:
+        while True:
             try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def read() -> None:
-        try:
-            for batch in records.batches(intake.types):
-                put((batch, records.done_bytes))
-                if is_over.is_set():
-                    return
-            put(ends)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=read, name="fastlstm-read", daemon=True)
-    with intake:
-        thread.start()
-        try:
-            while (item := ready.get()) is not ends:
-                if isinstance(item, BaseException):
-                    raise item
-                intake.add(item[0])
-                if on_progress is not None:
-                    on_progress(item[1], records.total_bytes)
-        finally:
-            is_over.set()
-            thread.join()
-        return intake.finish()
+                batch, done_bytes = ahead.next()
+            except StopIteration:
+                return intake.finish()
+            intake.add(batch)
+            if on_progress is not None:
+                on_progress(done_bytes, records.total_bytes)

@@ -73,10 +73,6 @@ class FrameRecords(Records):
                 raise
             reason = " ".join(str(part) for part in error.args)
             raise DataError(f"{self.name} cannot be read as a table ({reason})") from error
-        for number, field in enumerate(table.schema):
-            if pa.types.is_string_view(field.type):  # as polars has it; takes no part in `take`
-                column = table.column(number).cast(pa.large_string())
-                table = table.set_column(number, field.name, column)
         self._table, self.schema = table, table.schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
@@ -174,17 +170,17 @@ class CsvRecords(FileRecords):
             with self._open(types) as reader:
                 for batch in reader:
                     row += batch.num_rows
-                    self.done_bytes = self._stream.tell() if not self._is_compressed else 0
+                    self.done_bytes = 0 if self._compression else self._stream.tell()
                     yield batch
         except (pa.ArrowException, OSError) as error:
             raise self._refused() or self._bad_value(types, row, error) from error
 
     @property
-    def _is_compressed(self) -> bool:
-        return self.path.suffix in (".gz", ".zst")
+    def _compression(self) -> str | None:
+        return {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        compression = {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
+        compression = self._compression
         self._stream = pa.OSFile(str(self.path))
         source = (
             pa.CompressedInputStream(self._stream, compression) if compression else self._stream
@@ -222,7 +218,7 @@ class CsvRecords(FileRecords):
 
     def _sniff(self) -> str:
         """Returns the delimiter that the first line has most of."""
-        compression = {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
+        compression = self._compression
         try:
             with pa.input_stream(str(self.path), compression=compression) as stream:
                 line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")

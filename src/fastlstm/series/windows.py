@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm import hardware
-from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
+from fastlstm.data.loader import read_position
+from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.series.table import Table, table_from_array
 
 _CHUNK_BYTES = 2 << 20
@@ -77,6 +78,11 @@ class WindowIndex:
     def addresses(self) -> tuple[int, int, int, int]:
         """What the native code takes: two addresses, the number of runs, the stride."""
         return self.first_rows.ctypes.data, self.ends.ctypes.data, len(self.ends), self.stride
+
+    def rows(self, most: int | None = None) -> NDArray[np.int64]:
+        """Returns the first rows of all windows, or of at most so many, evenly spread."""
+        num = len(self) if most is None else min(len(self), most)
+        return self.locate(np.linspace(0, len(self) - 1, num).astype(np.int64))[0]
 
     def locate(
         self, numbers: NDArray[np.int64], key: int | None = None
@@ -278,14 +284,8 @@ class WindowLoader:
         Raises:
             CorruptFileError: no such position.
         """
-        epoch, index = state.get("epoch"), state.get("index")
-        good = type(epoch) is int and type(index) is int and epoch >= 0
-        if not good or not 0 <= state["index"] < self.steps_per_epoch:
-            raise CorruptFileError(
-                f"loader position is {state}, expected an epoch and an index below"
-                f" {self.steps_per_epoch}; was the table or the batch size changed?"
-            )
-        self._position = {"epoch": state["epoch"], "index": state["index"]}
+        epoch, index = read_position(state, self.steps_per_epoch, "table")
+        self._position = {"epoch": epoch, "index": index}
         self.close()
 
     def close(self) -> None:

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import NonFiniteError, Stopped
@@ -102,7 +100,7 @@ class ForecastTrainer:
         stop: Callable[[], bool] | None = None,
     ) -> None:
         self.model, self.inputs, self.plan, self.emit = model, inputs, plan, emit
-        self._train, self._valid, self._stop = train, thinned(valid), stop
+        self._train, self._valid, self._stop = train, valid.rows(_MAX_VALID_WINDOWS), stop
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay,
         )  # fmt: skip
@@ -139,7 +137,8 @@ class ForecastTrainer:
                             reason = f"no gain in {plan.patience} evaluations"
                             break
                     self._take_step(loader, done)
-                self._evaluate()
+                else:
+                    self._evaluate()
         finally:
             if self._best:
                 self.model.load_state_dict(self._best)
@@ -251,9 +250,3 @@ class ForecastTrainer:
             }
         )
         self._losses.clear()
-
-
-def thinned(index: WindowIndex, most: int = _MAX_VALID_WINDOWS) -> NDArray[np.int64]:
-    """Returns the first rows of at most so many windows, evenly spread."""
-    numbers = np.unique(np.linspace(0, len(index) - 1, min(len(index), most)).astype(np.int64))
-    return index.locate(numbers)[0]

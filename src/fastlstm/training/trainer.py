@@ -104,7 +104,7 @@ class Trainer:
             scaler=torch.amp.GradScaler("cuda") if config.precision == "fp16" else None,
         )
         self._stepper = Stepper(config, model, plan.device, self.state, emit)
-        self._loader: Prefetcher | None = None
+        self._loader: Prefetcher[Batch] | None = None
         self._saved_step = -1
         self._last_save = time.perf_counter()
         self._last: Evaluation | None = None
