@@ -279,13 +279,25 @@ def test_autocast_that_comes_and_goes_changes_the_dtype(pair, calls):
     get_ready(pair, x)
     assert under_autocast(own, x)[0].dtype == torch.bfloat16
     assert own._ready.dtype == torch.bfloat16
-    assert under_autocast(own, x, dtype=torch.float16)[0].dtype == torch.float16
-    assert under_autocast(own, x)[0].dtype == torch.bfloat16
+    if has_float16 := torch_computes_float16(x):
+        assert under_autocast(own, x, dtype=torch.float16)[0].dtype == torch.float16
+        assert under_autocast(own, x)[0].dtype == torch.bfloat16
     assert own(x)[0].dtype == torch.float32
-    assert calls == [False] * 3
+    assert calls == [False] * (3 if has_float16 else 2)
+
+
+def torch_computes_float16(x):
+    """oneDNN has a float16 LSTM for CPUs with AVX512-FP16 alone, and torch's has nothing else."""
+    try:
+        under_autocast(nn.LSTM(I, H), x, dtype=torch.float16)
+    except RuntimeError:
+        return False
+    return True
 
 
 def test_what_autocast_computes_in_float16_is_never_ready(pair, calls):
+    if not torch_computes_float16(torch.randn(1, B, I)):
+        pytest.skip("torch has no float16 LSTM on this CPU, and we leave float16 to it")
     for _ in range(3):
         under_autocast(pair[1], torch.randn(1, B, I), dtype=torch.float16)
     assert pair[1]._ready is None
