@@ -16,7 +16,7 @@ LAYERS = {
     # L0: stands on nothing but the standard library (and torch, where it is used)
     **dict.fromkeys(("__version__", "_native", "errors", "config", "environment"), 0),
     **dict.fromkeys(("cgroup", "hardware", "storage", "manifest"), 0),
-    **dict.fromkeys(("publication", "run_directory"), 0),
+    **dict.fromkeys(("publication", "run_directory", "forecast_config"), 0),
     "ops": 1,
     "data": 2,
     "nn": 2,
@@ -24,11 +24,13 @@ LAYERS = {
     "training": 3,
     "infer": 3,
     "report": 3,
-    "run": 4,
-    "forecasting": 4,
-    "serve": 4,
-    "cli": 5,
-    "__main__": 6,
+    "run_session": 4,
+    "run": 5,
+    "forecast_run": 5,
+    "forecasting": 6,
+    "serve": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 SAME_LAYER = {("nn", "data"), ("series", "data")}
 """Beside L0, whose modules may use one another: a stored model carries its tokenizer, and what is

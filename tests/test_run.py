@@ -24,7 +24,8 @@ from fastlstm.errors import (
     StorageError,
 )
 from fastlstm.nn.language_model import LanguageModel
-from fastlstm.run import resumed_config
+from fastlstm.run import _MAY_CHANGE
+from fastlstm.run_session import resumed_config
 from fastlstm.training import trainer as trainer_module
 
 TINY = {
@@ -320,11 +321,9 @@ def test_refusals(text, tmp_path):
 def test_a_resumed_run_takes_only_what_may_change():
     given = TrainConfig(rnn_size=24, steps=20, batch_size=64)
     begun = dataclasses.replace(given, threads=1, batch_size=4)
-    both = {"train": dataclasses.asdict(begun), "given": dataclasses.asdict(given)}
-    files = {"config.json": json.dumps(both).encode()}
 
     def resume(**fields):
-        return resumed_config(TrainConfig(**fields), fields, files)
+        return resumed_config(TrainConfig(**fields), fields, begun, given, _MAY_CHANGE)
 
     resumed = resume(budget="3m", threads=2)
     assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)

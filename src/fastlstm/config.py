@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from fastlstm.errors import ConfigError, nearest_hint
 
@@ -16,6 +17,8 @@ Optimizer = Literal["muon", "adam", "adamw", "nadam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
 Device = Literal["auto", "cpu", "cuda"]
 Order = Literal["lanes", "windows"]
+
+ConfigT = TypeVar("ConfigT")
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"rnn_size": 128, "embed_size": 64, "num_layers": 1},
@@ -158,31 +161,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        for name, (low, high) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not low <= value <= high
-            ):
-                raise ConfigError(
-                    f"{_flag(name)} is {value!r}, expected a number from {low} to {high}"
-                )
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(
-                    f"{_flag(name)} is {value!r}, expected one of {', '.join(choices)}"
-                )
-        ends = [name for name in ("steps", "epochs", "budget") if getattr(self, name) is not None]
-        if len(ends) > 1:
-            flags = " and ".join(_flag(name) for name in ends)
-            raise ConfigError(f"{flags} contradict each other; give one way to end the run")
-        if self.budget is not None:
-            parse_duration(self.budget)
+        check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
         if self.warmup + self.cooldown > 1:
             raise ConfigError(
@@ -191,20 +170,6 @@ class TrainConfig:
             )
         if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError("--lane-reset works on lanes; with --order windows leave it out")
-
-    def _check_kinds(self) -> None:
-        for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            kind = str(field.type).removesuffix(" | None")
-            if value is None and str(field.type).endswith("None"):
-                continue
-            if kind == "str" and isinstance(value, int | float) and name == "budget":
-                object.__setattr__(self, name, f"{value}s")
-            elif kind in _KINDS and (
-                not isinstance(value, _KINDS[kind][0])
-                or (isinstance(value, bool) != (kind == "bool"))
-            ):
-                raise ConfigError(f"{_flag(name)} is {value!r}, expected {_KINDS[kind][1]}")
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
@@ -280,6 +245,52 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+def check_fields(
+    config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Checks the fields of a frozen dataclass, and that at most one end of a run is given.
+
+    Args:
+        config: the dataclass; a budget given as a number becomes text.
+        bounds: least and largest value by field.
+        choices: by field.
+
+    Raises:
+        ConfigError: names the flag, what came and what was expected.
+    """
+    for field in dataclasses.fields(config):
+        _check_kind(config, field.name, str(field.type))
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            raise ConfigError(f"{_flag(name)} is {value!r}, expected a number from {low} to {high}")
+    for name, known in choices.items():
+        value = getattr(config, name)
+        if value not in known:
+            raise ConfigError(f"{_flag(name)} is {value!r}, expected one of {', '.join(known)}")
+    ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
+    if len(ends) > 1:
+        flags = " and ".join(_flag(name) for name in ends)
+        raise ConfigError(f"{flags} contradict each other; give one way to end the run")
+    if config.budget is not None:
+        parse_duration(config.budget)
+
+
+def _check_kind(config: Any, name: str, annotation: str) -> None:
+    value, kind = getattr(config, name), annotation.removesuffix(" | None")
+    if value is None and annotation.endswith("None"):
+        return
+    if kind == "str" and isinstance(value, int | float) and name == "budget":
+        object.__setattr__(config, name, f"{value}s")
+    elif kind in _KINDS and (
+        not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) != (kind == "bool"))
+    ):
+        raise ConfigError(f"{_flag(name)} is {value!r}, expected {_KINDS[kind][1]}")
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -319,13 +330,18 @@ def parse_split(text: str) -> tuple[float, float, float]:
 
 
 def from_dict(values: dict[str, Any], origin: str) -> TrainConfig:
-    """Builds a TrainConfig from plain values; an unknown key names the nearest known one.
+    """Builds a TrainConfig from plain values; see `built`."""
+    return built(TrainConfig, values, origin)
+
+
+def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:
+    """Builds a configuration from plain values; an unknown key names the nearest known one.
 
     Raises:
         ConfigError: an unknown key, or a value outside its range; `origin` is named.
     """
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
             raise ConfigError(f"{origin}: unknown key '{key}'{nearest_hint(key, known)}")
-    return TrainConfig(**values)
+    return kind(**values)

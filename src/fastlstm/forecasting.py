@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fastlstm.config import parse_duration
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError
+from fastlstm.forecast_config import ForecastConfig
+from fastlstm.forecast_run import train_forecaster
 from fastlstm.infer.backtest import backtest, coverage, season_of
-from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale, statics_of
-from fastlstm.infer.forecast_table import as_came, forecast_table
-from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster, write_forecaster
-from fastlstm.infer.forecasts import Calibration, calibrate, spread
-from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
-from fastlstm.series.arrange import Policy
-from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.infer.fitted_table import like_fitted
+from fastlstm.infer.forecast_table import as_came, predict_table
+from fastlstm.infer.forecaster_files import StoredForecaster, forecaster_files, read_forecaster
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.run_directory import RunDirectory
+from fastlstm.series.configured import prepare, prepare_ahead
+from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.roles import RoleRequest
-from fastlstm.series.splits import Split, fit_scaler, split_table
-from fastlstm.series.windows import read_windows
-from fastlstm.training.forecast_trainer import FitPlan, Fitted, ForecastTrainer
-from fastlstm.training.metrics import Event
-from fastlstm.training.schedule import Ending
-
-_SEGMENTS = (48, 24, 12, 8, 6, 4, 3, 2, 1)
-_LONGEST_INPUT = 720
+from fastlstm.series.splits import split_table
+from fastlstm.training.metrics import Observer
 
 
 class Forecaster:
@@ -119,7 +113,7 @@ class Forecaster:
         missing_value: float | None = None,
         time_format: str | None = None,
         seed: int = 0,
-        observers: Sequence[Callable[[Event], object]] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.horizon, self.input_size, self.segment = horizon, input_size, segment
         self.target, self.time, self.series, self.past = target, time, series, past
@@ -169,216 +163,91 @@ class Forecaster:
             DataError: the table cannot be used; the message says where and why.
             NonFiniteError: training met NaN that it could not get past.
         """
-        if not isinstance(self.horizon, int) or self.horizon < 1:
-            raise ConfigError(f"horizon is {self.horizon!r}, expected 1 or more steps")
+        trained = train_forecaster(frame, self._config(), observers=self.observers)
         self._came = frame if not isinstance(frame, str | Path) else None
-        dataset = self._prepare(frame)
-        for name in dataset.roles.target:
-            if name in dataset.constant:
-                raise DataError(
-                    f"the target '{name}' is the same in every row; there is nothing to learn, name"
-                    " another with target=…"
-                )
-        split = split_table(dataset.table, dataset.frequency, self.split)
-        config = self._architecture(dataset, split)
-        places = [dataset.table.columns.index(n) for n in self._row_categories(dataset)]
-        scaler = fit_scaler(dataset.table, split.train_ends, places)
-        self._static_scale = static_scale(dataset)
-        inputs = Inputs(dataset.table, scaler, statics_of(dataset, self._static_scale))
-        sizes = (config.input_size, config.horizon)
-        train = split.windows(dataset.table, "train", *sizes)
-        valid = split.windows(dataset.table, "valid", *sizes)
-        torch.manual_seed(self.seed)
-        network = ForecastNetwork(config)
-        ending = self._ending(-(-len(train) // self.batch_size))
-        plan = FitPlan(
-            ending, self.batch_size, self.learning_rate, ema=self.ema, patience=self.patience,
-            seed=self.seed,
-        )  # fmt: skip
-        for note in dataset.notes:
-            self._emit({"event": "message", "level": "info", "text": note})
-        trainer = ForecastTrainer(network, inputs, train, valid, plan, self._emit)
-        self.fitted_: Fitted = trainer.train()
-        self.calibration_: Calibration = calibrate(network, inputs, valid)
-        self.network_, self.dataset_, self.split_, self._inputs = network, dataset, split, inputs
+        self.stored_, self.dataset_ = trained.stored, trained.dataset
+        self._inputs, self.fitted_ = trained.inputs, trained.fitted
         return self
 
-    def _emit(self, event: Event) -> None:
-        for observer in self.observers:
-            observer(event)
+    @property
+    def network_(self) -> ForecastNetwork:
+        """The trained network."""
+        return self._fitted().network
 
-    def _prepare(self, frame: Any) -> SeriesDataset:
-        roles = RoleRequest(
-            target=_names(self.target),
-            time=self.time,
-            series=self.series,
-            past=None if self.past is None else _names(self.past),
-            future=_names(self.future),
-            static=_names(self.static),
-            categorical=_names(self.categorical),
-            ignore=_names(self.ignore),
-        )
-        policy = Policy(self.disorder, self.duplicates, self.gaps)
-        options = PrepareOptions(
-            roles, policy, time_format=self.time_format, missing_value=self.missing_value
-        )
-        return prepare_table(frame, options)
+    def _config(self) -> ForecastConfig:
+        values = {name: getattr(self, name) for name in _PARAMETERS if name != "observers"}
+        for name in _COLUMN_LISTS:
+            if isinstance(values[name], str):
+                values[name] = (values[name],)
+        if not isinstance(self.split, str):
+            values["split"] = ",".join(str(count) for count in self.split)
+        return ForecastConfig(**values)
 
-    def _row_categories(self, dataset: SeriesDataset) -> list[str]:
-        return [n for n in dataset.roles.categorical if n in dataset.table.columns]
-
-    def _architecture(self, dataset: SeriesDataset, split: Split) -> ForecasterConfig:
-        roles, table = dataset.roles, dataset.table
-        longest = int((split.train_ends - table.segments.first_rows).max())
-        if longest < self.horizon + 1:
-            raise DataError(
-                f"the longest stretch of training rows has {longest}, a horizon of {self.horizon}"
-                f" needs {self.horizon + 1} at least; give longer series or a smaller horizon"
-            )
-        wanted = self.input_size
-        if wanted is None:
-            wanted = max(1, min(_LONGEST_INPUT, (longest - self.horizon) // 2))
-        segment = self.segment
-        if segment is None:
-            fitting = [s for s in _SEGMENTS if s <= max(self.horizon, 1) and s * 4 <= wanted]
-            exact = [s for s in fitting if self.input_size is None or wanted % s == 0]
-            segment = exact[0] if exact else 1
-        if self.input_size is None:
-            wanted = max(1, wanted // segment) * segment
-        return ForecasterConfig(
-            input_size=wanted,
-            horizon=self.horizon,
-            num_targets=len(roles.target),
-            num_past=len(roles.past),
-            num_future=len(roles.future),
-            categories=tuple(
-                (table.columns.index(name), len(dataset.categories[name]))
-                for name in self._row_categories(dataset)
-            ),
-            num_static=len(roles.static),
-            static_categories=tuple(
-                (place, len(dataset.categories[name]))
-                for place, name in enumerate(roles.static)
-                if name in roles.categorical
-            ),
-            segment=segment,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            channels=self.channels,
-            normalize=self.normalize,
-            dropout=self.dropout,
-            has_missing=dataset.has_missing,
-            output=self.output,
-            loss=self.loss,
-        )
-
-    def _ending(self, steps_per_epoch: int) -> Ending:
-        given = [n for n in ("budget", "epochs", "steps") if getattr(self, n) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} contradict each other; give one")
-        if self.steps is not None:
-            return Ending("steps", self.steps, None, f"{self.steps} steps")
-        if self.epochs is not None:
-            total = max(1, round(self.epochs * steps_per_epoch))
-            return Ending("epochs", total, None, f"{self.epochs:g} epochs = {total} steps")
-        budget = self.budget or "2m"
-        return Ending("budget", None, parse_duration(budget), f"budget {budget}")
+    def _fitted(self) -> StoredForecaster:
+        if not hasattr(self, "stored_"):
+            raise ConfigError("this Forecaster is not fitted yet; call fit first")
+        return self.stored_
 
     # forecasting --------------------------------------------------------------------------------
 
-    def predict(self, frame: Any = None) -> Any:
+    def predict(self, frame: Any = None, future: Any = None) -> Any:
         """Forecasts the steps after the end of every series.
 
         Args:
             frame: the past of the series; default what `fit` was given.
+            future: what is known ahead, where the forecaster was fitted with such columns: a table
+                of series, time and these columns, with a row for every step to be forecast.
 
         Returns:
             A table of the kind that came (an Arrow table for files): series, time, targets.
 
         Raises:
-            DataError: other columns than at `fit`, or a series that is too short.
+            DataError: other columns than at `fit`, a series that is too short, or a step that
+                nothing is known ahead of.
         """
-        return self._predict(frame, ())
+        return self._predict(frame, future, ())
 
     def predict_quantiles(
-        self, frame: Any = None, quantiles: Sequence[float] = (0.1, 0.5, 0.9)
+        self, frame: Any = None, quantiles: Sequence[float] = (0.1, 0.5, 0.9), future: Any = None
     ) -> Any:
         """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
 
         They are the forecast plus the residuals of the validation windows, per step and target, in
         units of how much a window moves.
         """
-        return self._predict(frame, quantiles)
+        return self._predict(frame, future, quantiles)
 
-    def _predict(self, frame: Any, quantiles: Sequence[float]) -> Any:
-        self._require_fitted()
-        dataset = self.dataset_ if frame is None else self._prepare(frame)
-        config, table = self.network_.config, dataset.table
-        if config.num_future:
+    def _predict(self, frame: Any, future: Any, quantiles: Sequence[float]) -> Any:
+        dataset, inputs = self._table(frame)
+        ahead = self._ahead(future, dataset)
+        table = predict_table(self._fitted(), dataset, inputs, quantiles, ahead)
+        return as_came(table, frame if frame is not None else self._came)
+
+    def _table(self, frame: Any) -> tuple[SeriesDataset, Inputs]:
+        """Returns a table ready for the network; without one what `fit` was given."""
+        stored = self._fitted()
+        if frame is None:
+            if not hasattr(self, "dataset_"):
+                raise ConfigError("a loaded Forecaster has no table of its own; give one")
+            return self.dataset_, self._inputs
+        dataset = prepare(frame, stored.config)
+        return dataset, like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
+
+    def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:
+        config = self._fitted().config
+        if not config.future:
+            if future is not None:
+                raise ConfigError(
+                    "a table of what is known ahead came, but this Forecaster was fitted without"
+                    " future columns; leave future out, or fit with future=…"
+                )
+            return None
+        if future is None:
             raise ConfigError(
-                f"columns known ahead ({', '.join(dataset.roles.future)}) are not taken at predict"
-                " yet; use backtest, or fit without them"
+                f"{', '.join(config.future)} must be known ahead: give predict a table with them"
+                " for every step to be forecast, as future=…"
             )
-        last = np.flatnonzero(np.diff(table.segments.series, append=-1))
-        rows = table.segments.num_rows[last]
-        short = np.flatnonzero(rows < config.input_size)
-        if len(short):
-            name = dataset.series[int(table.segments.series[last[short[0]]])]
-            raise DataError(
-                f"{len(short)} series end in fewer rows than input_size={config.input_size}, first"
-                f" '{name}' with {int(rows[short[0]])}; give their past, or a smaller input_size"
-            )
-        ends = table.segments.first_rows[last] + rows
-        inputs = self._inputs
-        if frame is not None:
-            fitted = Fit.of(self.dataset_, self.network_.config.has_missing)
-            inputs = like_fitted(dataset, fitted, self._inputs.scaler, self._static_scale)
-        found, wide = [], []
-        with torch.no_grad():
-            for first in range(0, len(last), 256):
-                part = slice(first, first + 256)
-                past = read_windows(table, ends[part] - config.input_size, config.input_size)
-                ahead = past.new_full((len(past), config.horizon, past.shape[2]), float("nan"))
-                values, statics = inputs.prepare(torch.cat([past, ahead], 1), last[part])
-                found.append(self.network_.output.center(self.network_(values, statics)))
-                wide.append(spread(values, config)[:, None])
-        columns = self._columns(torch.cat(found), torch.cat(wide), dataset, quantiles)
-        ticks = dataset.frequency
-        starts = [
-            int(ticks.after(int(table.segments.start_times[s]), int(n))[-1])
-            for s, n in zip(last, rows, strict=True)
-        ]
-        answer = forecast_table(
-            dataset, table.segments.series[last], np.array(starts, dtype=np.int64), columns
-        )
-        return as_came(answer, frame if frame is not None else self._came)
-
-    def _columns(
-        self,
-        scaled: torch.Tensor,
-        wide: torch.Tensor,
-        dataset: SeriesDataset,
-        quantiles: Sequence[float],
-    ) -> dict[str, NDArray[np.float32]]:
-        if not quantiles:
-            plain = self._unscaled(scaled)
-            return {name: plain[..., c] for c, name in enumerate(dataset.roles.target)}
-        residuals = self.calibration_.at(quantiles)
-        found: dict[str, NDArray[np.float32]] = {}
-        for number, level in enumerate(quantiles):
-            plain = self._unscaled(scaled + residuals[number] * wide)
-            found |= {f"{n}-q{level:g}": plain[..., c] for c, n in enumerate(dataset.roles.target)}
-        return found
-
-    def _unscaled(self, scaled: torch.Tensor) -> NDArray[np.float32]:
-        num = scaled.shape[-1]
-        scaler = self._inputs.scaler
-        plain: NDArray[np.float32] = scaled.numpy() * scaler.std[:num] + scaler.mean[:num]
-        return plain
-
-    def _require_fitted(self) -> None:
-        if not hasattr(self, "network_"):
-            raise ConfigError("this Forecaster is not fitted yet; call fit first")
+        return prepare_ahead(future, config, dataset)
 
     # judging ------------------------------------------------------------------------------------
 
@@ -388,43 +257,44 @@ class Forecaster:
         stride: int = 1,
         season: int | None = None,
         scaled: bool = False,
+        frame: Any = None,
     ) -> dict[str, dict[str, float]]:
-        """Judges forecasts from every origin of a part of the table it was fitted on.
+        """Judges forecasts from every origin of a part of a table.
 
         Args:
             part: valid or test.
             stride: rows from one origin to the next.
             season: steps of the seasonal naive forecast; default a day where steps are shorter.
             scaled: in standard deviations of the training rows instead of the table's units.
+            frame: the table; default what `fit` was given.
 
         Returns:
             mse, mae, rmse, smape, mase of "forecaster", and of "naive" and "seasonal_naive".
         """
-        self._require_fitted()
-        rows = self._origins(part, stride)
-        found = backtest(
-            self.network_, self._inputs, rows, season or season_of(self.dataset_), scaled
-        )
+        dataset, inputs = self._table(frame)
+        rows = self._origins(dataset, part, stride)
+        found = backtest(self.network_, inputs, rows, season or season_of(dataset), scaled)
         return {name: scores.result() for name, scores in found.items() if scores.num_values}
 
     def coverage(
         self, intervals: Sequence[float] = (0.8, 0.95), part: Literal["valid", "test"] = "test"
     ) -> dict[float, float]:
         """Returns the share of values within their central intervals, by the intervals' level."""
-        self._require_fitted()
-        rows = self._origins(part, 1)
-        return coverage(self.network_, self._inputs, rows, self.calibration_, intervals)
+        stored = self._fitted()
+        dataset, inputs = self._table(None)
+        rows = self._origins(dataset, part, 1)
+        return coverage(stored.network, inputs, rows, stored.calibration, intervals)
 
     def score(self, frame: Any = None, y: None = None) -> float:
         """Returns one minus MASE on the test part: above 0 is better than naive, 1 is perfect."""
-        if frame is not None:
-            raise ConfigError("score judges the test part of the table that fit was given")
-        return 1 - self.backtest()["forecaster"]["mase"]
+        return 1 - self.backtest(frame=frame)["forecaster"]["mase"]
 
-    def _origins(self, part: str, stride: int) -> NDArray[np.int64]:
-        config = self.network_.config
-        sizes = (config.input_size, config.horizon, stride)
-        return self.split_.windows(self.dataset_.table, part, *sizes).rows()
+    def _origins(self, dataset: SeriesDataset, part: str, stride: int) -> NDArray[np.int64]:
+        stored = self._fitted()
+        sizes = stored.network.config
+        split = split_table(dataset.table, dataset.frequency, stored.config.split)
+        windows = split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
+        return windows.rows()
 
     # files --------------------------------------------------------------------------------------
 
@@ -435,40 +305,24 @@ class Forecaster:
             ConfigError: it is not fitted.
             StorageError: the disk refused.
         """
-        self._require_fitted()
-        parameters = {n: v for n, v in self.get_params().items() if n != "observers"}
-        stored = StoredForecaster(
-            parameters, self.network_, self._inputs.scaler, self.calibration_,
-            self.dataset_.table.columns, self._static_scale, self.dataset_.frequency,
-            self.dataset_.time_zone, self.dataset_.categories,
-        )  # fmt: skip
-        write_forecaster(path, stored)
+        files = forecaster_files(self._fitted())
+        run = RunDirectory(path)
+        run.create()
+        run.publish(files)
 
     @staticmethod
-    def load(path: str | Path, frame: Any) -> Forecaster:
-        """Opens what `save` wrote, for the table `frame`.
+    def load(path: str | Path) -> Forecaster:
+        """Opens what `save` or ``fastlstm train`` wrote.
 
         Raises:
             CorruptFileError: a file is damaged; it is named.
-            DataError: the table has other columns.
         """
         stored = read_forecaster(path)
-        found = Forecaster(**stored.parameters)
-        found.network_, found.calibration_ = stored.network, stored.calibration
-        dataset = found._prepare(frame)
-        fitted = Fit(
-            stored.columns, stored.frequency, stored.time_zone, stored.categories,
-            stored.network.config.has_missing,
-        )  # fmt: skip
-        found.dataset_, found._static_scale = dataset, stored.static_scale
-        found._inputs = like_fitted(dataset, fitted, stored.scaler, stored.static_scale)
-        found.split_ = split_table(dataset.table, dataset.frequency, found.split)
-        found._came = None if isinstance(frame, str | Path) else frame
+        given = dataclasses.asdict(stored.given)
+        found = Forecaster(**{name: given[name] for name in _PARAMETERS if name != "observers"})
+        found.stored_, found._came = stored, None
         return found
 
 
 _PARAMETERS = tuple(inspect.signature(Forecaster.__init__).parameters)[1:]
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+_COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,7 @@ from fastlstm.data.text import Splits, TextDataset, prepare_text
 from fastlstm.data.tokenizer import load_tokenizer
 from fastlstm.errors import (
     ConfigError,
-    CorruptFileError,
-    FastLSTMError,
     FormatError,
-    RunDirectoryError,
     UsageError,
 )
 from fastlstm.infer.language_model import sample_text
@@ -33,11 +30,11 @@ from fastlstm.nn.io import model_files, weights_file
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.ops.cost import training_flop_per_token
 from fastlstm.ops.dispatch import LayerReport, explain
-from fastlstm.report.page import write_report
 from fastlstm.report.progress import default_output
 from fastlstm.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, truncate_metrics
-from fastlstm.training.metrics import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.run_session import RunSession, resumed_config
+from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.metrics import Observer
 from fastlstm.training.plan import (
     Resolved,
     choose_device,
@@ -139,7 +136,7 @@ def train(
             raise
 
 
-class _Session:
+class _Session(RunSession):
     """One start of a run: prepares the text, builds the model, trains, reports."""
 
     def __init__(
@@ -151,14 +148,16 @@ class _Session:
         observers: list[Observer],
         stop: StopFlag,
     ) -> None:
-        self._source, self._config, self._run, self._stop = source, config, run, stop
-        self._observers, self._names = observers, names
+        super().__init__(run, observers)
+        self._source, self._config, self._stop, self._names = source, config, stop, names
 
     def train(self, resume: bool) -> Run:
-        found = self._find(resume)
+        found = self.find(resume)
         config = self._config
         if found is not None:
-            config = resumed_config(config, self._names, found.files)
+            begun = from_dict(json.loads(found.files["config.json"])["train"], "config.json")
+            first = given_config(found.files)
+            config = resumed_config(config, self._names, begun, first, _MAY_CHANGE)
         device = _set_up_device(config)
         text = self._prepare(config, found)
         started = time.perf_counter()
@@ -192,31 +191,13 @@ class _Session:
             started=started,
             evaluation_tokens=resolved.evaluation_tokens,
         )
-        with self._outputs(found, config):
+        with self.outputs(found, config.tensorboard):
             self._announce(text, splits, plan, model, resolved, found)
             for note in (*text.notes, *notes, *resolved.notes):
-                self._say("info", note)
+                self.say("info", note)
             trainer = self._trainer(plan, model, batches, splits, text)
             evaluation = trainer.train(found)
-        return Run(self._run.path, evaluation)
-
-    def _find(self, resume: bool) -> Checkpoint | None:
-        found, damage = find_checkpoint(self._run) if self._run.checkpoints() else (None, [])
-        if found is not None and not resume:
-            raise RunDirectoryError(
-                f"'{self._run.path}' holds a run already (step {found.step}); --resume goes on"
-                " with it, another --out starts a new one"
-            )
-        if not self._run.checkpoints() and self._run.has_published():
-            raise RunDirectoryError(
-                f"'{self._run.path}' holds a model without a checkpoint to go on from; give another"
-                " --out"
-            )
-        for error in damage:
-            if found is None:
-                raise error
-            self._say("warning", f"{error}; going on from {found.path.name}")
-        return found
+        return Run(self.run.path, evaluation)
 
     def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> TextDataset:
         tokenizer = None if found is None else load_tokenizer(found.files["tokenizer.json"])
@@ -229,7 +210,7 @@ class _Session:
             invalid_utf8=config.invalid_utf8,
             cache_dir=config.cache_dir,
             tokenizer=tokenizer,
-            on_progress=lambda done, total: self._emit(
+            on_progress=lambda done, total: self.emit(
                 {"event": "prepare", "done_bytes": done, "total_bytes": total}
             ),
             should_stop=self._stop,
@@ -238,44 +219,10 @@ class _Session:
             begun = json.loads(found.files["config.json"])["data"]["key"]
             if begun != text.key:
                 raise FormatError(
-                    f"the text differs from the one '{self._run.path}' was started with; resume"
+                    f"the text differs from the one '{self.run.path}' was started with; resume"
                     " with the same text, or start a new run with another --out"
                 )
         return text
-
-    @contextmanager
-    def _outputs(self, found: Checkpoint | None, config: TrainConfig) -> Iterator[None]:
-        """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
-        self._run.unseal_metrics()
-        if found is not None and "metrics" in found.meta:
-            self._continue_metrics(found)
-        outputs: list[MetricsFile | TensorBoardWriter] = [MetricsFile(self._run.metrics_path)]
-        if config.tensorboard:
-            first = 0 if found is None else found.step
-            outputs.append(TensorBoardWriter(self._run.tensorboard_dir, first))
-        self._observers[:0] = outputs
-        try:
-            yield
-        finally:
-            for output in outputs:
-                self._try(output.close)
-            self._try(self._run.seal_metrics)
-            self._try(lambda: write_report(self._run.path))
-
-    def _try(self, finish: Callable[[], object]) -> None:
-        """Does what a run can end without: its own outcome counts for more."""
-        try:
-            finish()
-        except (FastLSTMError, OSError) as error:
-            self._say("warning", str(error))
-
-    def _continue_metrics(self, found: Checkpoint) -> None:
-        try:
-            truncate_metrics(self._run.metrics_path, found.meta["metrics"])
-        except CorruptFileError as error:
-            aside = self._run.metrics_path.with_suffix(".damaged")
-            self._run.metrics_path.replace(aside)
-            self._say("warning", f"{error}; it is kept as {aside.name}, a new one is begun")
 
     def _trainer(
         self,
@@ -288,14 +235,14 @@ class _Session:
         files = model_files(model.config, plan.config, text, given=plan.given)
 
         def publish(model: LanguageModel) -> None:
-            self._run.publish({**files, "model.safetensors": weights_file(model)})
+            self.run.publish({**files, "model.safetensors": weights_file(model)})
 
         def sample(model: LanguageModel) -> str:
             return sample_text(model, text.tokenizer, "", _SAMPLE_LENGTH, 0.8, plan.config.seed)
 
         return Trainer(
-            plan, model, batches, splits.valid, text.tokenizer, self._run, files,
-            publish=publish, emit=self._emit, stop=self._stop, sample=sample,
+            plan, model, batches, splits.valid, text.tokenizer, self.run, files,
+            publish=publish, emit=self.emit, stop=self._stop, sample=sample,
         )  # fmt: skip
 
     def _announce(
@@ -308,10 +255,10 @@ class _Session:
         found: Checkpoint | None,
     ) -> None:
         config = plan.config
-        self._emit(
+        self.emit(
             {
                 "event": "start",
-                "run": str(self._run.path),
+                "run": str(self.run.path),
                 "source": text.source,
                 "device": str(plan.device),
                 "precision_why": resolved.precision.why,
@@ -330,19 +277,6 @@ class _Session:
             }
         )
 
-    def _emit(self, event: Event) -> None:
-        """Hands an event to every observer; one whose disk or pipe fails gets no more."""
-        for observer in list(self._observers):
-            try:
-                observer(event)
-            except OSError as error:
-                self._observers.remove(observer)
-                name = type(observer).__name__
-                self._say("warning", f"{name} stopped ({error.strerror}); the run goes on")
-
-    def _say(self, level: str, text: str) -> None:
-        self._emit({"event": "message", "level": level, "text": text})
-
 
 def explain_training(model: LanguageModel, plan: TrainPlan) -> list[LayerReport]:
     """Returns one report per layer for the batch and precision that training uses."""
@@ -356,38 +290,6 @@ def explain_training(model: LanguageModel, plan: TrainPlan) -> list[LayerReport]
 def given_config(files: dict[str, bytes]) -> TrainConfig:
     """Returns the configuration as the user first gave it, before anything was decided."""
     return from_dict(json.loads(files["config.json"])["given"], "config.json")
-
-
-def resumed_config(
-    new_config: TrainConfig, names: Collection[str], files: dict[str, bytes]
-) -> TrainConfig:
-    """Returns the configuration a run was begun with, with what may change taken from the new one.
-
-    Args:
-        new_config: what is asked for now.
-        names: the fields of it that were given; the others are defaults.
-        files: of the checkpoint.
-
-    Raises:
-        ConfigError: a field is given that belongs to what was begun and differs from it.
-    """
-    begun = from_dict(json.loads(files["config.json"])["train"], "config.json")
-    first = given_config(files)
-    changes = {}
-    for name in names:
-        new = getattr(new_config, name)
-        if new in (getattr(first, name), getattr(begun, name)):
-            continue
-        if name not in _MAY_CHANGE:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"{flag} {new}: this run was begun with {getattr(begun, name)}; leave the flag out"
-                " to resume, or start a new run with another --out"
-            )
-        changes[name] = new
-    if changes.keys() & {"steps", "epochs", "budget"}:
-        changes = {"steps": None, "epochs": None, "budget": None, **changes}
-    return dataclasses.replace(begun, **changes)
 
 
 def _set_up_device(config: TrainConfig) -> torch.device:

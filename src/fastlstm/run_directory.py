@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import weakref
@@ -36,6 +37,8 @@ from fastlstm.manifest import (
 )
 
 TRAINER_FILE = "trainer.json"
+FORECASTER = "forecaster"
+"""The kind that config.json of a forecaster states; a language model's states none."""
 METRICS_KEY = "metrics"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
@@ -308,6 +311,18 @@ class RunDirectory:
             trainer = storage.parse_json(read_file(path, record), path)
             marks.append(trainer["meta"].get(METRICS_KEY))
         return [mark for mark in marks if mark is not None]
+
+
+def holds_forecaster(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+    run = RunDirectory(path)
+    for directory in (run.path, *run.checkpoints()):
+        try:
+            config = json.loads((directory / "config.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        return isinstance(config, dict) and config.get("kind") == FORECASTER
+    return False
 
 
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:

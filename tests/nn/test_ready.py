@@ -319,3 +319,37 @@ def test_bfloat16_steps_pack_their_weights_once(pair, monkeypatch):
     for _ in range(5):
         under_autocast(pair[1], torch.randn(1, B, I))
     assert len(packed) == 1
+
+
+@pytest.mark.parametrize("rows", [B, 70], ids=["ready", "packed"])
+@pytest.mark.parametrize("samples_before_step", [False, True])
+def test_a_fused_optimizer_counts_no_version_and_is_seen_all_the_same(rows, samples_before_step):
+    torch.manual_seed(0)
+    own, x = fastlstm.LSTM(I, H), torch.randn(1, rows, I)
+    optimizer = torch.optim.AdamW(own.parameters(), lr=0.1, fused=True)
+    for _ in range(3):
+        for _ in range(3):
+            with torch.no_grad():
+                y = own(x)[0]
+        same = nn.LSTM(I, H)
+        same.load_state_dict(own.state_dict())
+        torch.testing.assert_close(y, same(x)[0].detach(), atol=1e-6, rtol=1e-5)
+        own(x)[0].square().sum().backward()
+        if samples_before_step:
+            with torch.no_grad():
+                own(x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_weights_written_past_torch_are_seen_once_they_were_trained_on():
+    """Optimizers in C++ write through addresses; between two of their steps there is a forward."""
+    own, x = fastlstm.LSTM(I, H), torch.randn(1, 70, I)
+    with torch.no_grad():
+        own(x)
+    own(x)[0].sum().backward()
+    own.weight_ih_l0.data.mul_(3)
+    same = nn.LSTM(I, H)
+    same.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(own(x)[0], same(x)[0], atol=1e-6, rtol=1e-5)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fastlstm import environment
 from fastlstm.cli.command import Command, help_text
+from fastlstm.cli.kind import module_of
 from fastlstm.cli.parser import HelpRequested
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, FastLSTMError, Stopped, UsageError, nearest_hint
 from fastlstm.report.terminal import one_line
@@ -32,10 +33,11 @@ EXIT_PIPE_CLOSED = 141
 """128 + SIGPIPE."""
 
 VERBS = {
-    "train": "train a language model on a text",
+    "train": "train a language model on a text, or a forecaster on a table",
     "generate": "write text with a trained model",
     "serve": "serve a trained model as an OpenAI-compatible API",
-    "evaluate": "measure bits per character on a text",
+    "forecast": "forecast the next steps of time series",
+    "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "info": "show a run, or this machine and its kernels",
 }
@@ -89,18 +91,21 @@ def _dispatch(arguments: list[str]) -> int:
         raise UsageError(
             f"unknown {kind} '{verb}'{nearest_hint(verb, known)}; commands: {', '.join(VERBS)}"
         )
-    module = importlib.import_module(f"fastlstm.cli.{verb}")
+    name = module_of(verb, rest)
+    module = importlib.import_module(f"fastlstm.cli.{name}")
     run: Callable[[list[str]], int] = module.run
     try:
         return run(rest)
     except HelpRequested:
-        sys.stdout.write(help_text(command(verb)))
+        sys.stdout.write(help_text(command(name)))
+        if name == "train":
+            sys.stdout.write("\nOn a table of time series: fastlstm train --horizon N --help\n")
         return EXIT_OK
 
 
-def command(verb: str) -> Command:
-    """Returns the description of a verb; its module is imported."""
-    described: Command = importlib.import_module(f"fastlstm.cli.{verb}").COMMAND
+def command(name: str) -> Command:
+    """Returns the description of a verb by its module, which is imported."""
+    described: Command = importlib.import_module(f"fastlstm.cli.{name}").COMMAND
     return described
 
 
@@ -111,12 +116,13 @@ def overview() -> str:
         [
             "usage: fastlstm COMMAND ...",
             "",
-            "LSTM language models, from a text file to a model that writes.",
+            "LSTMs that write and forecast: from a text or a table to a trained model.",
             "",
             *rows,
             "",
             "  fastlstm train book.txt --out runs/book --budget 5m",
             "  fastlstm generate runs/book --prompt 'Well, Prince' --length 500",
+            "  fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
             "",
             "fastlstm COMMAND --help lists the options of a command.",
             "",

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.parser import parse
+from fastlstm.cli.series_options import TABLE_OPTIONS
 from fastlstm.cli.table import print_json, print_rows
+from fastlstm.config import built
 from fastlstm.errors import EXIT_OK
+from fastlstm.forecast_config import ForecastConfig
 
 if TYPE_CHECKING:
     from fastlstm.series.dataset import SeriesDataset
@@ -26,39 +29,8 @@ COMMAND = Command(
         ),
     ),
     options=(
-        Option("target", str | None, None, "columns to forecast, with commas", "columns"),
-        Option("time", str | None, None, "the column of times", "columns"),
-        Option("series", str | None, None, "the column that tells series apart", "columns"),
-        Option("past", str | None, None, "columns known up to now only", "columns"),
-        Option("future", str | None, None, "columns known ahead", "columns"),
-        Option("static", str | None, None, "columns with one value per series", "columns"),
-        Option("categorical", str | None, None, "columns that hold names", "columns"),
-        Option("ignore", str | None, None, "columns left out", "columns"),
-        Option(
-            "disorder",
-            Literal["error", "sort"],
-            "error",
-            "what to do with rows that go back in time",
-            "times",
-        ),
-        Option(
-            "duplicates",
-            Literal["error", "first", "last"],
-            "error",
-            "which of two rows of one time counts",
-            "times",
-        ),
-        Option(
-            "gaps",
-            Literal["split", "fill"],
-            "split",
-            "no window crosses them, or empty rows are put in",
-            "times",
-        ),
-        Option("time_format", str | None, None, "how times are written (strptime)", "times"),
-        Option("dtype", Dtype, "auto", "how values are stored", "values"),
-        Option("missing_value", float | None, None, "a number that stands for none", "values"),
-        Option("cache_dir", str | None, None, "where it is kept (default ~/.cache/fastlstm)"),
+        *TABLE_OPTIONS,
+        Option("dtype", Dtype, "auto", "how values are stored", "table"),
         Option("json", bool, False, "print one JSON object", is_switch=True),
     ),
     examples=(
@@ -66,25 +38,25 @@ COMMAND = Command(
         "fastlstm prepare sales/ --target units --series store --gaps fill",
     ),
 )
-_LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 
 
 def run(argv: list[str]) -> int:
     """Prepares, showing how far it is on a terminal; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    options = read_options({o.name: parsed.get(COMMAND, o.name) for o in COMMAND.options})
+    given = {o.name: parsed.values[o.name] for o in TABLE_OPTIONS if o.name in parsed.values}
+    config = built(ForecastConfig, given, "command line")
 
     from fastlstm.report.progress import default_output
-    from fastlstm.series.dataset import prepare_table
+    from fastlstm.series.configured import prepare
 
-    paths, cache = parsed.positionals, parsed.values.get("cache_dir")
+    paths = parsed.positionals
     use_json = bool(parsed.values.get("json"))
     with nullcontext() if use_json else default_output(use_json=False) as output:
-        found = prepare_table(
+        found = prepare(
             paths[0] if len(paths) == 1 else paths,
-            options,
-            cache,
+            config,
             None if output is None else lambda done, total: output(_progress(done, total)),
+            parsed.get(COMMAND, "dtype"),
         )
     if use_json:
         print_json(facts(found))
@@ -112,24 +84,6 @@ def run(argv: list[str]) -> int:
 
 def _progress(done: int, total: int | None) -> dict[str, Any]:
     return {"event": "prepare", "done_bytes": done, "total_bytes": total}
-
-
-def read_options(given: dict[str, Any]) -> Any:
-    """Returns PrepareOptions of the flags."""
-    from fastlstm.series.arrange import Policy
-    from fastlstm.series.dataset import PrepareOptions
-    from fastlstm.series.roles import RoleRequest
-
-    lists = {
-        name: tuple(part.strip() for part in given[name].split(",") if part.strip())
-        for name in _LISTS
-        if given[name] is not None
-    }
-    roles = RoleRequest(time=given["time"], series=given["series"], **lists)
-    policy = Policy(given["disorder"], given["duplicates"], given["gaps"])
-    return PrepareOptions(
-        roles, policy, given["dtype"], given["time_format"], given["missing_value"]
-    )
 
 
 def facts(found: SeriesDataset) -> dict[str, Any]:

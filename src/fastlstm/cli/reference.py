@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from fastlstm.cli.command import Command, described
+from fastlstm.cli.kind import TABLE_MODULES
 from fastlstm.cli.main import VERBS, command
 
 _HEAD = """# The command line
@@ -30,11 +31,16 @@ traceback; `FASTLSTM_DEBUG=1` shows it instead. `NO_COLOR=1` switches colours of
 
 def reference() -> str:
     """Returns the reference of all verbs as Markdown."""
-    return _HEAD + "".join(_section(command(verb)) for verb in VERBS)
+    sections = []
+    for verb in VERBS:
+        sections.append(_section(command(verb), verb))
+        if verb in TABLE_MODULES:
+            sections.append(_section(command(TABLE_MODULES[verb]), f"{verb} (tables)"))
+    return _HEAD + "".join(sections)
 
 
-def _section(command: Command) -> str:
-    lines = ["", f"## fastlstm {command.verb}", "", command.summary, "", "```"]
+def _section(command: Command, title: str) -> str:
+    lines = ["", f"## fastlstm {title}", "", command.summary, "", "```"]
     lines += [command.usage, "```", ""]
     lines += [f"- `{argument.name}`: {argument.help}" for argument in command.positionals]
     for heading, options in command.groups():

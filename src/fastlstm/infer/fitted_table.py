@@ -65,7 +65,7 @@ def like_fitted(
             "values are missing, and none were at fit: fill them, or fit on a table in which some"
             " are missing"
         )
-    numbers = {name: _renumbered(name, dataset, fit) for name in dataset.categories}
+    numbers = {name: numbers_at_fit(name, dataset, fit) for name in dataset.categories}
     columns = dataset.table.columns
     changed = {
         columns.index(name): found
@@ -75,7 +75,7 @@ def like_fitted(
     return Inputs(dataset.table, scaler, statics_of(dataset, scale, numbers), changed)
 
 
-def _renumbered(name: str, dataset: SeriesDataset, fit: Fit) -> NDArray[np.float32]:
+def numbers_at_fit(name: str, dataset: SeriesDataset, fit: Fit) -> NDArray[np.float32]:
     """Returns, by a name's number in this table, its number at fit."""
     known = {value: number for number, value in enumerate(fit.categories[name])}
     for value in dataset.categories[name]:

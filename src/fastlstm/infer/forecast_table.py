@@ -2,21 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fastlstm.errors import DataError
+from fastlstm.infer.forecaster_files import StoredForecaster
+from fastlstm.infer.forecasts import spread
+from fastlstm.infer.known_ahead import known_ahead
 from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.inputs import Inputs
+from fastlstm.series.windows import read_windows
+
+_SERIES_AT_ONCE = 256
+
+
+@torch.no_grad()
+def predict_table(
+    stored: StoredForecaster,
+    dataset: SeriesDataset,
+    inputs: Inputs,
+    quantiles: Sequence[float] = (),
+    ahead: SeriesDataset | None = None,
+) -> pa.Table:
+    """Forecasts the steps after the end of every series.
+
+    Args:
+        stored: the forecaster.
+        dataset: the past of the series.
+        inputs: its windows as the network takes them.
+        quantiles: levels, a column each; without any the forecast itself.
+        ahead: what is known of the steps, where the forecaster reads such columns.
+
+    Raises:
+        DataError: a series that is too short, or a step that nothing is known ahead of.
+        ConfigError: a level that validation says nothing about.
+    """
+    table, sizes = dataset.table, stored.network.config
+    last = np.flatnonzero(np.diff(table.segments.series, append=-1))
+    rows = table.segments.num_rows[last]
+    _refuse_short(dataset, last, rows, sizes.input_size)
+    series = table.segments.series[last]
+    times = _times_ahead(dataset, last, sizes.horizon)
+    known = None if ahead is None else known_ahead(ahead, dataset, stored.fit, series, times)
+    begins = table.segments.first_rows[last] + rows - sizes.input_size
+    found, wide = [], []
+    for first in range(0, len(last), _SERIES_AT_ONCE):
+        part = slice(first, first + _SERIES_AT_ONCE)
+        past = read_windows(table, begins[part], sizes.input_size)
+        empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
+        values, statics = inputs.prepare(torch.cat([past, empty], 1), last[part])
+        if known is not None:
+            place = sizes.num_targets + sizes.num_past
+            scaled = (known[part] - stored.scaler.mean[place:]) / stored.scaler.std[place:]
+            values[:, sizes.input_size :, place:] = torch.from_numpy(scaled)
+        found.append(stored.network.output.center(stored.network(values, statics)))
+        wide.append(spread(values, sizes)[:, None])
+    columns = _columns(stored, torch.cat(found), torch.cat(wide), dataset.roles.target, quantiles)
+    return forecast_table(dataset, series, times, columns)
+
+
+def _refuse_short(
+    dataset: SeriesDataset, last: NDArray[np.int64], rows: NDArray[np.int64], input_size: int
+) -> None:
+    short = np.flatnonzero(rows < input_size)
+    if len(short):
+        name = dataset.series[int(dataset.table.segments.series[last[short[0]]])]
+        raise DataError(
+            f"{len(short)} series end in fewer rows than input_size={input_size}, first '{name}'"
+            f" with {int(rows[short[0]])}; give their past, or fit with a smaller input_size"
+        )
+
+
+def _times_ahead(
+    dataset: SeriesDataset, last: NDArray[np.int64], horizon: int
+) -> NDArray[np.int64]:
+    """Returns the times of the steps after the end of the segments `last`, ``(N, horizon)``."""
+    segments, frequency = dataset.table.segments, dataset.frequency
+    times = []
+    for segment in last.tolist():
+        count = int(segments.num_rows[segment])
+        end = frequency.after(int(segments.start_times[segment]), count)[-1]
+        times.append(frequency.after(int(end), horizon + 1)[1:])
+    return np.array(times, dtype=np.int64).reshape(-1, horizon)
+
+
+def _columns(
+    stored: StoredForecaster,
+    center: Tensor,
+    wide: Tensor,
+    targets: Sequence[str],
+    quantiles: Sequence[float],
+) -> dict[str, NDArray[np.float32]]:
+    """Returns forecasts or their quantiles in the table's units, by the names of their columns."""
+    num = len(targets)
+    mean, std = stored.scaler.mean[:num], stored.scaler.std[:num]
+    if not quantiles:
+        plain = center.numpy() * std + mean
+        return {name: plain[..., c] for c, name in enumerate(targets)}
+    found: dict[str, NDArray[np.float32]] = {}
+    for level, residuals in zip(quantiles, stored.calibration.at(quantiles), strict=True):
+        plain = (center + residuals * wide).numpy() * std + mean
+        found |= {f"{name}-q{level:g}": plain[..., c] for c, name in enumerate(targets)}
+    return found
 
 
 def forecast_table(
     dataset: SeriesDataset,
     series: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    times: NDArray[np.int64],
     columns: Mapping[str, NDArray[np.float32]],
 ) -> pa.Table:
     """Returns one row per series and step.
@@ -24,19 +124,16 @@ def forecast_table(
     Args:
         dataset: that was forecast.
         series: number of the series of each forecast, shape ``(N,)``.
-        starts: time before the first forecast step of each, shape ``(N,)``.
+        times: of their steps, shape ``(N, h)``.
         columns: names and values, shape ``(N, h)`` each.
     """
-    horizon = next(iter(columns.values())).shape[1]
     found: dict[str, Any] = {}
     roles = dataset.roles
     if roles.series is not None:
         names = pa.array(list(dataset.series))
-        found[roles.series] = names.take(pa.array(np.repeat(series, horizon)))
-    steps = [dataset.frequency.after(int(start), horizon + 1)[1:] for start in starts]
-    times = np.concatenate(steps) if steps else np.zeros(0, dtype=np.int64)
+        found[roles.series] = names.take(pa.array(np.repeat(series, times.shape[1])))
     name = roles.time if roles.time is not None else "step"
-    found[name] = pa.array(times)
+    found[name] = pa.array(times.reshape(-1))
     if dataset.has_clock:
         is_shown = dataset.is_wall or dataset.time_zone is None
         found[name] = found[name].cast(pa.timestamp("us", None if is_shown else dataset.time_zone))

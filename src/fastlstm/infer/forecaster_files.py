@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import FormatError
+from fastlstm.config import built
+from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError
+from fastlstm.forecast_config import ForecastConfig
+from fastlstm.infer.fitted_table import Fit
 from fastlstm.infer.forecasts import Calibration
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.nn.io import decode_tensors, encode_tensors
-from fastlstm.run_directory import RunDirectory
+from fastlstm.run_directory import FORECASTER, RunDirectory
 from fastlstm.series.splits import Scaler
 from fastlstm.series.timeline import Frequency
 
+CONFIG_FILE = "config.json"
 _FORMAT = 1
-_KIND = "forecaster"
 _RESIDUALS = "calibration.residuals"
 
 
@@ -29,37 +33,35 @@ class StoredForecaster:
     """What is stored of a forecaster.
 
     Attributes:
-        parameters: of its constructor.
+        config: the configuration, every choice made.
+        given: the same as the user gave it.
         network: trained.
         scaler: of the columns.
         calibration: of its intervals.
-        columns: of the table, in order.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        frequency: of the rows.
-        time_zone: of the times, or None.
-        categories: names of every categorical column's numbers.
+        fit: what another table must be like.
+        key: of the table it was trained on.
     """
 
-    parameters: dict[str, Any]
+    config: ForecastConfig
+    given: ForecastConfig
     network: ForecastNetwork
     scaler: Scaler
     calibration: Calibration
-    columns: tuple[str, ...]
     static_scale: NDArray[np.float32]
-    frequency: Frequency
-    time_zone: str | None
-    categories: dict[str, list[Any]]
+    fit: Fit
+    key: str
 
 
-def write_forecaster(path: str | Path, stored: StoredForecaster) -> None:
-    """Publishes config.json, schema.json, scaler.json and model.safetensors as one set."""
-    run = RunDirectory(path)
-    run.create()
+def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:
+    """Returns config.json, schema.json, scaler.json and model.safetensors."""
     config = {
         "format": _FORMAT,
-        "kind": _KIND,
-        "parameters": stored.parameters,
+        "kind": FORECASTER,
+        "train": dataclasses.asdict(stored.config),
+        "given": dataclasses.asdict(stored.given),
         "network": dataclasses.asdict(stored.network.config),
+        "data": {"key": stored.key},
     }
     scales = {
         "mean": stored.scaler.mean.tolist(),
@@ -67,55 +69,84 @@ def write_forecaster(path: str | Path, stored: StoredForecaster) -> None:
         "static": stored.static_scale.tolist(),
     }
     schema = {
-        "columns": stored.columns,
-        "frequency": stored.frequency.to_json(),
-        "time_zone": stored.time_zone,
-        "categories": stored.categories,
+        "columns": stored.fit.columns,
+        "frequency": stored.fit.frequency.to_json(),
+        "time_zone": stored.fit.time_zone,
+        "categories": stored.fit.categories,
     }
     tensors = {f"network.{n}": t for n, t in stored.network.state_dict().items()}
     tensors[_RESIDUALS] = stored.calibration.residuals
-    run.publish(
-        {
-            "config.json": json.dumps(config, indent=1).encode(),
-            "schema.json": json.dumps(schema, indent=1).encode(),
-            "scaler.json": json.dumps(scales, indent=1).encode(),
-            "model.safetensors": encode_tensors(tensors),
-        }
-    )
+    return {
+        CONFIG_FILE: json.dumps(config, indent=1).encode(),
+        "schema.json": json.dumps(schema, indent=1).encode(),
+        "scaler.json": json.dumps(scales, indent=1).encode(),
+        "model.safetensors": encode_tensors(tensors),
+    }
+
+
+def stored_configs(data: bytes) -> tuple[ForecastConfig, ForecastConfig]:
+    """Returns the resolved configuration of config.json, and the one that was given.
+
+    Raises:
+        FormatError: it is of something else, or of a newer format.
+    """
+    config = json.loads(data)
+    if config.get("kind") != FORECASTER or config.get("format") != _FORMAT:
+        raise FormatError(
+            f"config.json is not of a forecaster of format {_FORMAT}: a text model is opened by"
+            " LM.load, a newer format by a newer fastlstm"
+        )
+    begun, first = (built(ForecastConfig, config[name], CONFIG_FILE) for name in ("train", "given"))
+    return begun, first
 
 
 def read_forecaster(path: str | Path) -> StoredForecaster:
-    """Reads what `write_forecaster` wrote, each file checked against its recorded SHA-256.
+    """Reads the forecaster published in a run directory, each file checked by its SHA-256.
 
     Raises:
         CorruptFileError: a file is damaged; it is named.
         FormatError: it holds something else, or is of a newer format.
+        RunDirectoryError: nothing is published there.
     """
-    files = RunDirectory(path).read_published()[1]
-    config = json.loads(files["config.json"])
-    if config.get("kind") != _KIND or config.get("format") != _FORMAT:
-        raise FormatError(
-            f"{path} holds no forecaster of format {_FORMAT}; a text model is opened by LM.load,"
-            " a newer format by a newer fastlstm"
+    run = RunDirectory(path)
+    if not run.has_published():
+        if run.checkpoints():
+            raise RunDirectoryError(
+                f"{path} has no forecaster yet: training ended before its first evaluation; go on"
+                " with --resume"
+            )
+        raise RunDirectoryError(
+            f"{path}: holds no forecaster; train one with: fastlstm train DATA --horizon N --out"
+            f" {path}"
         )
-    network = dict(config["network"])
+    files = run.read_published()[1]
+    given = stored_configs(files.get(CONFIG_FILE, b"{}"))
+    try:
+        return _assembled(files, given, Path(path))
+    except (KeyError, TypeError) as error:
+        raise CorruptFileError(f"{path}: {error} is missing in its files") from None
+
+
+def _assembled(
+    files: dict[str, bytes], configs: tuple[ForecastConfig, ForecastConfig], path: Path
+) -> StoredForecaster:
+    config: dict[str, Any] = json.loads(files[CONFIG_FILE])
+    sizes = dict(config["network"])
     for name in ("categories", "static_categories"):
-        network[name] = tuple(tuple(pair) for pair in network[name])
-    model = ForecastNetwork(ForecasterConfig(**network))
-    tensors = decode_tensors(files["model.safetensors"], Path(path) / "model.safetensors")
+        sizes[name] = tuple(tuple(pair) for pair in sizes[name])
+    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
+        network = ForecastNetwork(ForecasterConfig(**sizes))
+    tensors = decode_tensors(files["model.safetensors"], path / "model.safetensors")
     calibration = Calibration(tensors.pop(_RESIDUALS))
-    model.load_state_dict({n.removeprefix("network."): t for n, t in tensors.items()})
+    network.load_state_dict({n.removeprefix("network."): t for n, t in tensors.items()})
     scales = json.loads(files["scaler.json"])
     mean, std = (np.array(scales[name], dtype=np.float32) for name in ("mean", "std"))
     schema = json.loads(files["schema.json"])
+    fit = Fit(
+        tuple(schema["columns"]), Frequency(**schema["frequency"]), schema["time_zone"],
+        schema["categories"], network.config.has_missing,
+    )  # fmt: skip
+    static = np.array(scales["static"], dtype=np.float32).reshape(-1, 2)
     return StoredForecaster(
-        config["parameters"],
-        model.eval(),
-        Scaler(mean, std),
-        calibration,
-        tuple(schema["columns"]),
-        np.array(scales["static"], dtype=np.float32).reshape(-1, 2),
-        Frequency(**schema["frequency"]),
-        schema["time_zone"],
-        schema["categories"],
+        *configs, network.eval(), Scaler(mean, std), calibration, static, fit, config["data"]["key"]
     )

@@ -37,6 +37,11 @@ class Calibration:
 
     residuals: Tensor
 
+    @staticmethod
+    def none(config: ForecasterConfig) -> Calibration:
+        """Returns intervals without width, before there is a trained network."""
+        return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
+
     def at(self, levels: Sequence[float]) -> Tensor:
         """Returns residual quantiles, shape ``(len(levels), h, C)``.
 

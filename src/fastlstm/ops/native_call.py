@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastlstm import hardware
@@ -181,7 +182,11 @@ def forward(
     T, B, I, H = s.sizes  # noqa: E741
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
-    weights = _pack_forward(s, kernel, threads) if keep else packed_forward(s, kernel, threads)
+    if keep:
+        _PACKED.pop(s.w_hh, None)  # what is trained will change, perhaps without counting versions
+        weights = _pack_forward(s, kernel, threads)
+    else:
+        weights = packed_forward(s, kernel, threads)
     rows = elements(s.rows, is_bf16)
     y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
     hT, cT = empty((B, H)), empty((B, H))
@@ -310,15 +315,33 @@ class Source(NamedTuple):
     memory: torch.UntypedStorage
     address: int
     version: int
+    fused_steps: int
 
     @classmethod
     def of(cls, t: Tensor) -> Source:
         """Describes a weight as it is now; a RuntimeError for one made in inference mode."""
-        return cls(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version)
+        return cls(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version, _fused_steps)
 
     def is_still(self, t: Tensor) -> bool:
         """Whether `t` is the weight described, and unchanged."""
-        return self.tensor() is t and self.address == t.data_ptr() and self.version == t._version
+        return (
+            self.tensor() is t
+            and self.address == t.data_ptr()
+            and self.version == t._version
+            and self.fused_steps == _fused_steps
+        )
+
+
+_fused_steps = 0
+"""Steps of optimizers with ``fused=True``: on the CPU they change weights and count no version."""
+
+
+def _count_fused(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    global _fused_steps
+    _fused_steps += any(group.get("fused") for group in optimizer.param_groups)
+
+
+register_optimizer_step_post_hook(_count_fused)
 
 
 _PACKED: Any = WeakIdKeyDictionary()
@@ -328,8 +351,8 @@ _PACKED: Any = WeakIdKeyDictionary()
 def packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     """As `_pack_forward`, but done once as long as the weights stay what they are.
 
-    A version counts every in-place change that torch knows of; a write through `.data` or numpy
-    is none of them.
+    A version counts every in-place change that torch knows of; fused optimizers are told by a hook
+    of theirs. A write through `.data` or numpy is none of them, until the weights are trained on.
     """
     given = [t for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh) if t is not None]
     found: _Packed | None = _PACKED.get(s.w_hh)

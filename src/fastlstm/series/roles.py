@@ -30,6 +30,7 @@ class RoleRequest:
         static: one value per series.
         categorical: columns of any kind whose values are names, not numbers.
         ignore: left out.
+        has_target: False for a table of what is known ahead, which has none.
     """
 
     target: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class RoleRequest:
     static: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    has_target: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values, part of a cache's key."""
@@ -107,7 +109,7 @@ def find_roles(
     taken |= set(asked.categorical)
     target = asked.target
     notes = []
-    if not target:
+    if not target and asked.has_target:
         named = [name for name in TARGET_NAMES if name in names and name not in taken]
         others = [name for name in names if name in numbers and name not in taken]
         target = tuple(named[:1]) if named else tuple(others if series is None else ())
@@ -144,6 +146,8 @@ def _check_names(names: Sequence[str], asked: RoleRequest, origin: str) -> None:
     if double:
         raise DataError(f"{origin} has two columns called '{double[0]}'; rename one")
     for role, value in asked.to_json().items():
+        if isinstance(value, bool):
+            continue
         for name in (value,) if isinstance(value, str) else value or ():
             if name not in names:
                 raise DataError(

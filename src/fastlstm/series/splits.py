@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.config import parse_split
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import DataError
+from fastlstm.forecast_config import split_of
 from fastlstm.series.table import Segments, Table
 from fastlstm.series.timeline import Frequency
 from fastlstm.series.windows import WindowIndex, index_windows
@@ -73,16 +73,13 @@ def split_table(
     segments = table.segments
     starts = frequency.ticks(segments.start_times)
     first = int(starts.min())
-    if isinstance(split, str):
-        shares = parse_split(split)
-        cuts = [_tick_of_share(segments, starts, share) for share in np.cumsum(shares)[:2]]
-        last = int((starts + segments.num_rows).max())
+    parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
+    last = int((starts + segments.num_rows).max())
+    if isinstance(parts[0], float):
+        cuts = [_tick_of_share(segments, starts, share) for share in np.cumsum(parts)[:2]]
     else:
-        counts = [int(count) for count in split]
-        if len(counts) not in (2, 3) or any(count < 1 for count in counts):
-            raise ConfigError(f"split is {split!r}, expected two or three counts of steps")
-        cuts = [first + counts[0], first + counts[0] + counts[1]]
-        last = first + sum(counts) if len(counts) == 3 else int((starts + segments.num_rows).max())
+        cuts = [first + int(count) for count in np.cumsum(parts)]
+        last = cuts.pop() if len(cuts) == 3 else last
     return Split(*(_rows_before(segments, starts, cut) for cut in (*cuts, last)))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +17,19 @@ from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.windows import WindowIndex, WindowLoader
 from fastlstm.training.averaging import WeightAverage
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.guard import bad_gradient
-from fastlstm.training.metrics import Observer
+from fastlstm.training.metrics import Event, Observer
+from fastlstm.training.optimizer import OptimizerSet
+from fastlstm.training.precision import autocast
 from fastlstm.training.schedule import Ending, learning_rate_factor
+from fastlstm.training.state import Progress, Tensors, TrainingState
 
-_EVALUATIONS = 16
-"""Of the validation windows in a run, evenly over it."""
 _MAX_VALID_WINDOWS = 20_000
 _LOG_S = 1.0
+_SAVE_S = 60.0
 _BAD_STEPS = 10
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -34,24 +40,32 @@ class FitPlan:
         ending: when it is over.
         batch_size: windows per step.
         learning_rate: peak.
+        optimizer: see `OptimizerSet`.
         weight_decay: decoupled (AdamW).
         warmup: share of the run that raises the learning rate.
         cooldown: share of the run, at its end, that lowers it to zero.
         grad_clip: largest global norm.
         ema: decay of the averaged weights that are judged and kept; 0 keeps the last ones.
         patience: evaluations without gain after which it ends; 0 never does.
+        evaluations: of the validation windows in a run, evenly over it.
+        precision: of the matrix products.
+        checkpoint_every: steps between checkpoints; None is one a minute.
         seed: of order and dropout.
     """
 
     ending: Ending
     batch_size: int = 32
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
+    optimizer: str = "adamw"
     weight_decay: float = 0.0
     warmup: float = 0.02
     cooldown: float = 0.7
     grad_clip: float = 1.0
     ema: float = 0.0
     patience: int = 0
+    evaluations: int = 16
+    precision: str = "fp32"
+    checkpoint_every: int | None = None
     seed: int = 0
 
 
@@ -66,6 +80,8 @@ class Fitted:
         seconds: wall clock in all.
         input_wait_share: share of the steps' time spent waiting for windows.
         reason: why it ended.
+        windows: trained on.
+        train_s: seconds of it spent in steps.
     """
 
     steps: int
@@ -74,6 +90,8 @@ class Fitted:
     seconds: float
     input_wait_share: float
     reason: str
+    windows: int
+    train_s: float
 
 
 class ForecastTrainer:
@@ -87,6 +105,11 @@ class ForecastTrainer:
         plan: how.
         emit: receives every event, a plain dict.
         stop: polled.
+        save: stores `capture()`; called at the start, about once a minute, when stopped and at the
+            end. None keeps nothing.
+
+    Attributes:
+        model: as given.
     """
 
     def __init__(
@@ -98,98 +121,167 @@ class ForecastTrainer:
         plan: FitPlan,
         emit: Observer,
         stop: Callable[[], bool] | None = None,
+        save: Callable[[ForecastTrainer], None] | None = None,
     ) -> None:
         self.model, self.inputs, self.plan, self.emit = model, inputs, plan, emit
-        self._train, self._valid, self._stop = train, valid.rows(_MAX_VALID_WINDOWS), stop
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay,
-        )  # fmt: skip
-        self._average = WeightAverage(model, plan.ema) if plan.ema > 0 else None
+        self._valid, self._stop, self._save_with = valid.rows(_MAX_VALID_WINDOWS), stop, save
+        self._state = TrainingState(
+            model,
+            OptimizerSet(model, plan, plan.learning_rate),
+            WeightAverage(model, plan.ema) if plan.ema > 0 else None,
+        )
+        self._loader = WindowLoader(
+            inputs.table, 1, plan.batch_size, index=train, seed=plan.seed, should_stop=stop
+        )
         self._best: dict[str, Tensor] = {}
-        self._best_loss, self._best_step, self._without_gain = math.inf, 0, 0
-        self._step, self._bad, self._step_s = 0, 0, 0.0
         self._losses: list[float] = []
-        self._started = time.perf_counter()
-        self._logged = self._started
+        self._bad, self._saved_step, self._reserve_s = 0, -1, 0.0
+        self._began = self._logged = self._saved = time.perf_counter()
+        self._logged_state, self._earlier_s = (0, 0.0, 0.0), 0.0
 
-    def train(self) -> Fitted:
+    @property
+    def progress(self) -> Progress:
+        """Returns the counters of the run."""
+        return self._state.progress
+
+    def train(self, found: Checkpoint | None = None) -> Fitted:
         """Runs to the end.
+
+        Args:
+            found: where to go on.
 
         Raises:
             Stopped: `stop` said so; the model holds the best weights so far.
             NonFiniteError: losses stayed NaN or infinite.
         """
-        plan, table = self.plan, self.inputs.table
-        torch.manual_seed(plan.seed)
-        evaluated, reason = 0, plan.ending.text
-        loader = WindowLoader(
-            table, 1, plan.batch_size, index=self._train, seed=plan.seed, should_stop=self._stop
-        )
+        torch.manual_seed(self.plan.seed)
+        if found is not None:
+            self._restore(found)
+        progress = self.progress
+        self._began = time.perf_counter() - progress.elapsed_s
         try:
-            with loader:
-                while (done := self._done()) < 1.0:
-                    if self._stop is not None and self._stop():
-                        raise Stopped("stopped while training")
-                    if done * _EVALUATIONS >= evaluated + 1:
-                        evaluated = int(done * _EVALUATIONS)
-                        self._evaluate()
-                        if plan.patience and self._without_gain >= plan.patience:
-                            reason = f"no gain in {plan.patience} evaluations"
-                            break
-                    self._take_step(loader, done)
-                else:
+            with self._loader:
+                if found is None:
+                    self._save()
+                reason = self._loop()
+                if progress.evaluated_step != progress.step:
                     self._evaluate()
+                if not self._best:
+                    raise NonFiniteError(
+                        "the validation loss was never finite; lower the learning rate, or look at"
+                        " the values of the table"
+                    )
+                self._save()
+        except Stopped:
+            self._save()
+            raise
         finally:
             if self._best:
                 self.model.load_state_dict(self._best)
             self.model.eval()
-        share = loader.wait_s / max(self._step_s, 1e-9)
-        seconds = time.perf_counter() - self._started
-        return Fitted(self._step, self._best_step, self._best_loss, seconds, share, reason)
+        share = self._loader.wait_s / max(progress.train_s - self._earlier_s, 1e-9)
+        return Fitted(
+            progress.step, progress.best_step, progress.best_loss, self.elapsed_s(), share, reason,
+            progress.tokens, progress.train_s,
+        )  # fmt: skip
+
+    def elapsed_s(self) -> float:
+        """Returns the seconds of this run, over all its resumed parts."""
+        return time.perf_counter() - self._began
+
+    def capture(self) -> tuple[Tensors, dict[str, Any]]:
+        """Returns (tensors by file stem, plain values) for a checkpoint."""
+        self.progress.elapsed_s = self.elapsed_s()
+        tensors, meta = self._state.capture(self._loader.state_dict())
+        if self._best:
+            tensors["best"] = self._best
+        return tensors, meta
+
+    @contextmanager
+    def best_weights(self) -> Iterator[ForecastNetwork]:
+        """Puts the best weights into the model for the length of the block."""
+        now = self._copy()
+        self.model.load_state_dict(self._best)
+        try:
+            yield self.model.eval()
+        finally:
+            self.model.load_state_dict(now)
+
+    def _restore(self, found: Checkpoint) -> None:
+        self._loader.load_state_dict(self._state.restore(found.tensors, found.meta))
+        self._best = {n: t.clone() for n, t in found.tensors.get("best", {}).items()}
+        self._saved_step = found.step
+        self._earlier_s = self.progress.train_s
+        self._logged_state = (self.progress.step, self._earlier_s, 0.0)
+
+    def _loop(self) -> str:
+        """Steps and evaluates to the end; returns why it ended."""
+        plan, progress = self.plan, self.progress
+        while (done := self._done()) < 1.0:
+            if self._stop is not None and self._stop():
+                raise Stopped("stopped while training")
+            if done * plan.evaluations >= progress.evaluations + 1:
+                self._evaluate()
+                if plan.patience and progress.without_gain >= plan.patience:
+                    return f"no gain in {plan.patience} evaluations"
+            if self._save_is_due():
+                self._save()
+            self._take_step(done)
+        return plan.ending.text
 
     def _done(self) -> float:
-        return self.plan.ending.progress(self._step, time.perf_counter() - self._started)
+        return self.plan.ending.progress(self.progress.step, self.elapsed_s(), self._reserve_s)
 
-    def _take_step(self, loader: WindowLoader, done: float) -> None:
-        started, plan = time.perf_counter(), self.plan
+    def _save_is_due(self) -> bool:
+        every = self.plan.checkpoint_every
+        if every is not None:
+            return self.progress.step % every == 0
+        return time.perf_counter() - self._saved > _SAVE_S
+
+    def _save(self) -> None:
+        if self._save_with is not None and self._saved_step != self.progress.step:
+            self._save_with(self)
+            self._saved_step, self._saved = self.progress.step, time.perf_counter()
+
+    def _take_step(self, done: float) -> None:
+        started, plan, progress = time.perf_counter(), self.plan, self.progress
         self.model.train()
-        batch = loader.next()
+        batch = self._loader.next()
         loss = self._loss(*self.inputs.prepare(batch.values, batch.segments))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.grad_clip)
         value = float(loss.detach())
         if math.isfinite(value) and math.isfinite(float(norm)):
-            factor = learning_rate_factor(done, plan.warmup, plan.cooldown)
-            for group in self._optimizer.param_groups:
-                group["lr"] = plan.learning_rate * factor
-            self._optimizer.step()
-            if self._average is not None:
-                self._average.update()
-            self._step, self._bad = self._step + 1, 0
+            self._state.optimizers.step(learning_rate_factor(done, plan.warmup, plan.cooldown))
+            if self._state.average is not None:
+                self._state.average.update()
+            progress.step, self._bad = progress.step + 1, 0
+            progress.tokens += len(batch.values)
             self._losses.append(value)
         else:
             self._skip()
-        self._optimizer.zero_grad()
-        self._step_s += time.perf_counter() - started
+        self._state.optimizers.zero_grad()
+        progress.train_s += time.perf_counter() - started
         if time.perf_counter() - self._logged > _LOG_S:
-            self._log(loader, done)
+            self._log(done, float(norm))
 
     def _skip(self) -> None:
         self._bad += 1
         culprit = bad_gradient(self.model) or "loss"
         if self._bad >= _BAD_STEPS:
             raise NonFiniteError(
-                f"step {self._step}: {culprit} was NaN or infinite {_BAD_STEPS} times in a row;"
-                " lower the learning rate, or look at the values of the table"
+                f"step {self.progress.step}: {culprit} was NaN or infinite {_BAD_STEPS} times in a"
+                " row; lower the learning rate, or look at the values of the table"
             )
-        about = {"step": self._step, "what": "non-finite", "tensor": culprit}
+        about = {"step": self.progress.step, "what": "non-finite", "tensor": culprit}
         self.emit({"event": "skip", **about, "action": "step skipped"})
 
     def _loss(self, values: Tensor, statics: Tensor | None) -> Tensor:
         """Returns the mean loss over the values that are there."""
         config = self.model.config
         target = values[:, config.input_size :, : config.num_targets]
-        parameters = self.model(values, statics)
+        with autocast(self.plan.precision, _CPU):
+            parameters = self.model(values, statics).float()
         if not config.has_missing:
             return self.model.output.loss(parameters, target).mean()
         is_there = ~target.isnan()
@@ -197,27 +289,26 @@ class ForecastTrainer:
         return torch.where(is_there, losses, 0.0).sum() / is_there.sum().clamp(min=1)
 
     def _evaluate(self) -> None:
-        started = time.perf_counter()
-        if self._average is not None:
-            with self._average.applied():
-                loss = self._validation_loss()
-                kept = self._copy()
-        else:
+        started, progress, average = time.perf_counter(), self.progress, self._state.average
+        with average.applied() if average is not None else nullcontext():
             loss, kept = self._validation_loss(), self._copy()
-        is_best = loss < self._best_loss
-        self._without_gain = 0 if is_best else self._without_gain + 1
+        is_best = loss < progress.best_loss
+        progress.without_gain = 0 if is_best else progress.without_gain + 1
+        progress.evaluations = int(self._done() * self.plan.evaluations)
+        progress.evaluated_step = progress.step
         if is_best:
-            self._best, self._best_loss, self._best_step = kept, loss, self._step
-        now = time.perf_counter()
+            self._best, progress.best_loss, progress.best_step = kept, loss, progress.step
+        seconds = time.perf_counter() - started
+        self._reserve_s = 2 * seconds  # of a budget, for the last evaluation and the calibration
         self.emit(
             {
                 "event": "eval",
-                "step": self._step,
+                "step": progress.step,
                 "split": "valid",
                 "loss": loss,
                 "is_best": is_best,
-                "seconds": now - started,
-                "elapsed_s": now - self._started,
+                "seconds": seconds,
+                "elapsed_s": self.elapsed_s(),
             }
         )
 
@@ -230,23 +321,34 @@ class ForecastTrainer:
         total, count = 0.0, 0
         config = self.model.config
         for values, statics in self.inputs.read(self._valid, config.input_size + config.horizon):
+            if self._stop is not None and self._stop():
+                raise Stopped("stopped while evaluating")
             total += float(self._loss(values, statics)) * len(values)
             count += len(values)
         return total / count
 
-    def _log(self, loader: WindowLoader, done: float) -> None:
-        now = time.perf_counter()
-        self._logged = now
-        self.emit(
-            {
-                "event": "step",
-                "step": self._step,
-                "epoch": self._step / loader.steps_per_epoch,
-                "progress": done,
-                "loss": sum(self._losses) / max(1, len(self._losses)),
-                "windows_per_s": self._step * self.plan.batch_size / max(self._step_s, 1e-9),
-                "input_wait_share": loader.wait_s / max(self._step_s, 1e-9),
-                "elapsed_s": now - self._started,
-            }
-        )
+    def _log(self, done: float, norm: float) -> None:
+        progress, wait_s = self.progress, self._loader.wait_s
+        self._logged = time.perf_counter()
+        step, train_s, waited_s = self._logged_state
+        self._logged_state = (progress.step, progress.train_s, wait_s)
+        spent = max(progress.train_s - train_s, 1e-9)
+        steps_left = (self.plan.ending.total_steps or 0) - progress.step
+        budget_s, per_step = self.plan.ending.budget_s, spent / max(progress.step - step, 1)
+        left = steps_left * per_step if budget_s is None else budget_s - self.elapsed_s()
+        event: Event = {
+            "event": "step",
+            "step": progress.step,
+            "epoch": progress.step / self._loader.steps_per_epoch,
+            "progress": done,
+            "loss": sum(self._losses) / max(1, len(self._losses)),
+            "grad_norm": norm,
+            "lr": self.plan.learning_rate
+            * learning_rate_factor(done, self.plan.warmup, self.plan.cooldown),
+            "windows_per_s": (progress.step - step) * self.plan.batch_size / spent,
+            "input_wait_share": (wait_s - waited_s) / spent,
+            "elapsed_s": self.elapsed_s(),
+            "eta_s": max(left, 0.0),
+        }
         self._losses.clear()
+        self.emit(event)

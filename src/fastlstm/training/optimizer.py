@@ -1,13 +1,13 @@
-"""Optimizers for a language model, and their state as named tensors."""
+"""Optimizers, and their state as named tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from fastlstm.config import TrainConfig
 from fastlstm.errors import FormatError
 from fastlstm.training.muon import Muon
 
@@ -18,10 +18,19 @@ DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 4e-3, "adamw": 4e-3, "nadam": 4e-
 """Peak learning rates, measured at H = 512 and 4096 tokens a step (docs/log.md)."""
 
 
+class OptimizerChoice(Protocol):
+    """What says which optimizer: `TrainConfig`, a forecaster's plan."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
 class OptimizerSet:
     """One or two torch optimizers behind one `step`, addressed by parameter names."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, learning_rate: float) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerChoice, learning_rate: float) -> None:
         self.learning_rate = learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
@@ -78,7 +87,7 @@ class OptimizerSet:
 
 
 def _build(
-    named: list[tuple[str, nn.Parameter]], config: TrainConfig, learning_rate: float
+    named: list[tuple[str, nn.Parameter]], config: OptimizerChoice, learning_rate: float
 ) -> list[torch.optim.Optimizer]:
     decay = config.weight_decay
     params = [p for _, p in named]

@@ -20,12 +20,12 @@ class Progress:
 
     Attributes:
         step: optimizer steps done.
-        tokens: training tokens seen.
+        tokens: training tokens seen; of a forecaster, windows.
         elapsed_s: wall clock of the training loop over all resumed parts.
         train_s: the part of it spent in steps.
         best_step: step of the best evaluation, -1 before the first.
-        best_loss: its nats per token.
-        best_bits_per_char: the same in bits per character.
+        best_loss: its loss, of a language model nats per token.
+        best_bits_per_char: the same in bits per character; of a forecaster nothing.
         evaluated_step: step of the newest evaluation, -1 before the first.
         evaluations: number of evaluations.
         without_gain: evaluations since the best one.
@@ -45,10 +45,8 @@ class Progress:
     lr_scale: float = 1.0
 
     def to_meta(self) -> dict[str, Any]:
-        values = asdict(self)
-        if self.best_step < 0:
-            del values["best_loss"], values["best_bits_per_char"]
-        return values
+        """Returns the counters that have a value; JSON knows no infinity."""
+        return {name: value for name, value in asdict(self).items() if value != float("inf")}
 
 
 @dataclass
@@ -56,17 +54,17 @@ class TrainingState:
     """The mutable parts of a run.
 
     Attributes:
-        model: the language model.
+        model: the model.
         optimizers: its optimizers.
         average: its averaged weights, or None.
-        carried: the LSTM state `(L, B, H)` twice, carried from batch to batch.
+        carried: the LSTM state `(L, B, H)` twice, carried from batch to batch; none of windows.
         scaler: fp16 loss scaler, or None.
     """
 
     model: torch.nn.Module
     optimizers: OptimizerSet
     average: WeightAverage | None
-    carried: tuple[torch.Tensor, torch.Tensor]
+    carried: tuple[torch.Tensor, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     progress: Progress = field(default_factory=Progress)
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
@@ -74,13 +72,13 @@ class TrainingState:
     def capture(self, loader: dict[str, int]) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
         rng = {"rng_cpu": torch.get_rng_state()}
-        device = self.carried[0].device
+        device = next(self.model.parameters()).device
         if device.type == "cuda":
             rng["rng_cuda"] = torch.cuda.get_rng_state(device)
         tensors: Tensors = {
             "model": dict(self.model.named_parameters()),
             "optimizer": self.optimizers.tensors(),
-            "state": {"h": self.carried[0], "c": self.carried[1], **rng},
+            "state": {**dict(zip("hc", self.carried, strict=False)), **rng},
         }
         meta: dict[str, Any] = {
             "progress": self.progress.to_meta(),
@@ -107,14 +105,13 @@ class TrainingState:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors["model"][name])
-            for own, saved in zip(
-                self.carried, (tensors["state"]["h"], tensors["state"]["c"]), strict=True
-            ):
-                own.copy_(saved)
+            for name, own in zip("hc", self.carried, strict=False):
+                own.copy_(tensors["state"][name])
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
         if "rng_cuda" in tensors["state"]:
-            torch.cuda.set_rng_state(tensors["state"]["rng_cuda"].clone(), self.carried[0].device)
+            device = next(self.model.parameters()).device
+            torch.cuda.set_rng_state(tensors["state"]["rng_cuda"].clone(), device)
         if self.average is not None:
             self.average.load(tensors["average"], meta["average_updates"])
         if self.scaler is not None:

@@ -82,7 +82,8 @@ class Stepper:
     def _accumulated_pass(self, batch: Batch) -> float:
         x = batch.x.to(self._device, non_blocking=True)
         y = batch.y.to(self._device, non_blocking=True)
-        hidden, cell = reset_state(self._state.carried, batch.reset)
+        hidden, cell = self._state.carried
+        hidden, cell = reset_state((hidden, cell), batch.reset)
         losses, states = [], []
         for lanes in torch.arange(x.shape[1]).tensor_split(self._num_parts):
             part = slice(int(lanes[0]), int(lanes[-1]) + 1)

@@ -1,0 +1,93 @@
+"""`fastlstm forecast RUN DATA --out FILE`: the steps after the end of every series, as a table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.parser import parse
+from fastlstm.errors import EXIT_OK, ConfigError, StorageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SUFFIXES = (".parquet", ".csv", ".arrow")
+
+COMMAND = Command(
+    verb="forecast",
+    summary="Forecast the steps after the end of every series of a table.",
+    positionals=(
+        Positional("RUN", "a run directory of a forecaster"),
+        Positional("DATA", "the past of the series: files as train takes them", is_many=True),
+    ),
+    options=(
+        Option(
+            "out", str | None, None, "a .parquet, .csv or .arrow file; default CSV on standard out"
+        ),
+        Option("quantiles", str | None, None, "levels with commas, such as 0.1,0.5,0.9"),
+        Option("future", str | None, None, "a table of what is known of the steps to be forecast"),
+    ),
+    examples=(
+        "fastlstm forecast runs/etth1 ETTh1.csv --out pred.parquet",
+        "fastlstm forecast runs/sales sales.parquet --future plan.csv --quantiles 0.1,0.5,0.9",
+    ),
+)
+
+
+def run(argv: list[str]) -> int:
+    """Forecasts and writes; returns the exit code."""
+    parsed = parse(COMMAND, argv)
+    path, *data = parsed.positionals
+    out = parsed.values.get("out")
+    if out is not None and not out.endswith(_SUFFIXES):
+        raise ConfigError(f"--out is {out!r}, expected a file that ends in {', '.join(_SUFFIXES)}")
+    levels = _levels(parsed.values.get("quantiles"))
+
+    from fastlstm.forecasting import Forecaster
+
+    model = Forecaster.load(path)
+    frame: Any = data[0] if len(data) == 1 else data
+    future = parsed.values.get("future")
+    if levels:
+        table = model.predict_quantiles(frame, levels, future)
+    else:
+        table = model.predict(frame, future)
+    _write(table, out)
+    return EXIT_OK
+
+
+def _levels(text: str | None) -> tuple[float, ...]:
+    try:
+        levels = tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        levels = (2.0,)
+    if text is not None and (not levels or not all(0 < level < 1 for level in levels)):
+        raise ConfigError(
+            f"--quantiles is {text!r}, expected numbers between 0 and 1, such as 0.1,0.5,0.9"
+        )
+    return levels
+
+
+def _write(table: pa.Table, out: str | None) -> None:
+    import pyarrow as pa
+    from pyarrow import csv, ipc, parquet
+
+    if out is None:
+        csv.write_csv(table, pa.PythonFile(sys.stdout.buffer, mode="w"))
+        return
+    try:
+        with Path(out).open("wb") as file:
+            if out.endswith(".parquet"):
+                parquet.write_table(table, file)
+            elif out.endswith(".csv"):
+                csv.write_csv(table, file)
+            else:
+                with ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+    except OSError as error:
+        raise StorageError(
+            f"{out} cannot be written ({error.strerror or error}); choose another --out"
+        ) from None
+    print(f"{out}: {table.num_rows:,} rows of {', '.join(table.column_names)}")

@@ -1,0 +1,39 @@
+"""The flags of verbs that work on tables: fields of ForecastConfig, columns with commas."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fastlstm.cli.command import Option, options_from_dataclass
+from fastlstm.forecast_config import ForecastConfig
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "forecast": ("horizon", "input_size", "segment", "split"),
+    "columns": (
+        *("target", "time", "series", "past", "future", "static", "categorical", "ignore"),
+    ),
+    "table": ("gaps", "disorder", "duplicates", "missing_value", "time_format", "cache_dir"),
+    "model": (
+        *("hidden_size", "num_layers", "channels", "normalize", "dropout", "output", "loss"),
+    ),
+    "training": (
+        *("budget", "steps", "epochs", "patience", "evaluations", "batch_size"),
+        *("learning_rate", "ema", "seed"),
+    ),
+    "machine": ("precision", "threads", "strict_kernels"),
+    "output": ("checkpoint_every", "keep_checkpoints", "tensorboard"),
+}
+"""Headings of the help text and the fields under them."""
+
+
+def _as_text(option: Option) -> Option:
+    """Column names are one text on the command line and in YAML."""
+    if "tuple" not in str(option.type):
+        return option
+    return dataclasses.replace(option, type=str | None, default=None)
+
+
+CONFIG_OPTIONS = tuple(
+    _as_text(option) for option in options_from_dataclass(ForecastConfig, GROUPS)
+)
+TABLE_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.group in ("columns", "table"))

@@ -1,0 +1,181 @@
+"""The typed configuration of a forecaster: `Forecaster`, flags, YAML and config.json share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fastlstm.config import check_fields, parse_split
+from fastlstm.errors import ConfigError
+
+Channels = Literal["shared", "joint"]
+Normalize = Literal["last", "standard", "none"]
+OutputKind = Literal["point", "quantiles", "student_t"]
+Loss = Literal["mae", "mse", "huber"]
+Gaps = Literal["split", "fill"]
+Disorder = Literal["error", "sort"]
+Duplicates = Literal["error", "first", "last"]
+ForecastPrecision = Literal["fp32", "bf16"]
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ForecastConfig:
+    """Everything that training a forecaster can be told. `None` means: decided by the data.
+
+    Attributes:
+        horizon: steps ahead.
+        target: columns to forecast; default y, or every number of a table without series.
+        time: the column of times; default ds, date … or the only one that holds times.
+        series: the column that tells series apart; default unique_id where there is one.
+        past: columns known up to now only; default every other number.
+        future: columns known ahead.
+        static: columns with one value per series.
+        categorical: which of past, future, static hold names.
+        ignore: columns left out.
+        gaps: no window crosses missing rows, or fill puts empty ones in.
+        disorder: what to do with rows that go back in time.
+        duplicates: which of two rows of one time counts.
+        missing_value: a number that stands for no value.
+        time_format: how times are written where they are text (strptime).
+        cache_dir: where prepared tables are kept (default ~/.cache/fastlstm).
+        split: training, validation and test by time, in percent, or in steps: 8640,2880,2880.
+        input_size: steps of the past that are read; default is up to 720, as the data allows.
+        segment: steps read, and answered, at once; default fits input and horizon.
+        hidden_size: hidden units, H.
+        num_layers: number of LSTM layers.
+        channels: shared gives each target its own pass through one network, joint reads all.
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing.
+        dropout: probability before the last layer.
+        output: a point, seven quantiles or Student's t.
+        loss: of a point: mae, mse or huber.
+        budget: stop after this much wall clock, e.g. 90s, 5m; default 2m without another end.
+        epochs: stop after this many passes over the training windows.
+        steps: stop after this many optimizer steps.
+        batch_size: windows per step.
+        learning_rate: peak learning rate.
+        ema: decay of the averaged weights that are judged and kept; 0 switches them off.
+        patience: stop early after this many evaluations without improvement; 0 never does.
+        evaluations: how often the validation windows are looked at, evenly over the run.
+        seed: of initialisation, order and dropout.
+        precision: number format of the matrix products.
+        threads: CPU threads; default is every core this process may use.
+        strict_kernels: make a slow path an error.
+        checkpoint_every: steps between checkpoints; default is about one a minute.
+        keep_checkpoints: how many checkpoints to keep.
+        tensorboard: write TensorBoard event files.
+    """
+
+    horizon: int = 24
+    target: Names = ()
+    time: str | None = None
+    series: str | None = None
+    past: Names | None = None
+    future: Names = ()
+    static: Names = ()
+    categorical: Names = ()
+    ignore: Names = ()
+    gaps: Gaps = "split"
+    disorder: Disorder = "error"
+    duplicates: Duplicates = "error"
+    missing_value: float | None = None
+    time_format: str | None = None
+    cache_dir: str | None = None
+    split: str = "70/10/20"
+
+    input_size: int | None = None
+    segment: int | None = None
+    hidden_size: int = 256
+    num_layers: int = 1
+    channels: Channels = "shared"
+    normalize: Normalize = "last"
+    dropout: float = 0.5
+    output: OutputKind = "point"
+    loss: Loss = "mae"
+
+    budget: str | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    ema: float = 0.99
+    patience: int = 0
+    evaluations: int = 16
+    seed: int = 0
+
+    precision: ForecastPrecision = "fp32"
+    threads: int | None = None
+    strict_kernels: bool = False
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self, _BOUNDS, _CHOICES)
+        for field in dataclasses.fields(self):
+            if str(field.type).startswith("Names"):
+                object.__setattr__(self, field.name, _names(getattr(self, field.name)))
+        split_of(self.split)
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "horizon": (1, 10**6),
+    "input_size": (1, 10**6),
+    "segment": (1, 10**6),
+    "hidden_size": (1, 65_536),
+    "num_layers": (1, 64),
+    "dropout": (0.0, 0.95),
+    "steps": (1, 10**12),
+    "epochs": (1e-6, 10**6),
+    "batch_size": (1, 10**6),
+    "learning_rate": (0.0, 100.0),
+    "ema": (0.0, 0.999999),
+    "patience": (0, 10**9),
+    "evaluations": (1, 10**6),
+    "seed": (0, 2**63 - 1),
+    "threads": (1, 4096),
+    "checkpoint_every": (1, 10**12),
+    "keep_checkpoints": (1, 10_000),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "gaps": get_args(Gaps),
+    "disorder": get_args(Disorder),
+    "duplicates": get_args(Duplicates),
+    "channels": get_args(Channels),
+    "normalize": get_args(Normalize),
+    "output": get_args(OutputKind),
+    "loss": get_args(Loss),
+    "precision": get_args(ForecastPrecision),
+}
+
+
+def _names(given: Any) -> Names | None:
+    """Returns column names; of a text those between commas."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    if not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"columns are {given!r}, expected names of columns")
+    return tuple(given)
+
+
+def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
+    """Returns shares that sum to 1 of ``"70/10/20"``, or counts of steps of ``"8640,2880,2880"``.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if "/" in text:
+        return parse_split(text)
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if len(counts) not in (2, 3) or any(count < 1 for count in counts):
+        raise ConfigError(
+            f"--split is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
+            " or two or three counts of steps, such as 8640,2880,2880"
+        )
+    return counts

@@ -1,0 +1,328 @@
+"""`train_forecaster()`: from a table to a trained forecaster, with or without a run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastlstm import hardware
+from fastlstm.errors import DataError, FormatError, Stopped, StorageError, UsageError
+from fastlstm.forecast_config import ForecastConfig
+from fastlstm.infer.fitted_table import Fit, static_scale, statics_of
+from fastlstm.infer.forecaster_files import (
+    CONFIG_FILE,
+    StoredForecaster,
+    forecaster_files,
+    stored_configs,
+)
+from fastlstm.infer.forecasts import Calibration, calibrate
+from fastlstm.infer.judgement import judge
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.ops.dispatch import explain
+from fastlstm.run_directory import RunDirectory
+from fastlstm.run_session import RunSession, resumed_config
+from fastlstm.series.configured import prepare
+from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.inputs import Inputs
+from fastlstm.series.splits import Split, fit_scaler, split_table
+from fastlstm.training.checkpoint import Checkpoint, metrics_mark, save_checkpoint
+from fastlstm.training.events import peak_memory_bytes
+from fastlstm.training.forecast_plan import choose_architecture, choose_ending, flop_per_window
+from fastlstm.training.forecast_trainer import FitPlan, Fitted, ForecastTrainer
+from fastlstm.training.guard import first_non_finite
+from fastlstm.training.metrics import Observer
+from fastlstm.training.precision import autocast
+
+_MAY_CHANGE = frozenset(
+    {"steps", "epochs", "budget", "patience", "checkpoint_every", "keep_checkpoints"}
+    | {"tensorboard", "threads", "strict_kernels", "cache_dir"}
+)
+"""Fields that a resumed run may be given anew; the others belong to what was begun."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained forecaster with the table it was trained on.
+
+    Attributes:
+        stored: what is written to disk.
+        dataset: the prepared table.
+        split: its parts.
+        inputs: its windows as the network takes them.
+        fitted: what training did.
+    """
+
+    stored: StoredForecaster
+    dataset: SeriesDataset
+    split: Split
+    inputs: Inputs
+    fitted: Fitted
+
+
+def train_forecaster(
+    frame: Any,
+    config: ForecastConfig,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    given: Collection[str] = (),
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Trains a forecaster on a table.
+
+    Args:
+        frame: a path, a frame or an array; see `fastlstm.series.records.open_records`.
+        config: how.
+        out: the run directory; None keeps nothing on disk.
+        resume: go on if `out` holds a checkpoint, else start.
+        given: the fields of `config` that were chosen and are no defaults; a resumed run checks
+            them against what it was begun with.
+        observers: called with every event, a plain dict.
+        stop: polled; when set, the state is saved and Stopped is raised.
+
+    Raises:
+        UsageError: something given cannot be done as asked.
+        Stopped: `stop` said so.
+        NonFiniteError: NaN or Inf that training could not get past.
+    """
+    if out is None:
+        return _Session(frame, config, None, list(observers), stop).train(False, given)
+    run = RunDirectory(out)
+    run.create()
+    with ExitStack() as stack:
+        stack.enter_context(run.lock())
+        try:
+            return _Session(frame, config, run, list(observers), stop).train(resume, given)
+        except UsageError:
+            run.remove_if_empty()
+            raise
+
+
+class _Session(RunSession):
+    """One start of a run: prepares the table, builds the network, trains, judges, reports."""
+
+    def __init__(
+        self,
+        frame: Any,
+        config: ForecastConfig,
+        run: RunDirectory | None,
+        observers: list[Observer],
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        super().__init__(run or RunDirectory("."), observers)
+        self._frame, self._config, self._stop, self._has_run = frame, config, stop, run is not None
+        self._files: dict[str, bytes] = {}
+        self._published_step = -1
+
+    def train(self, resume: bool, given: Collection[str]) -> Trained:
+        found = self.find(resume) if self._has_run else None
+        first = config = self._config
+        if found is not None:
+            begun, first = stored_configs(found.files[CONFIG_FILE])
+            config = resumed_config(config, given, begun, first, _MAY_CHANGE)
+        hardware.keep_freed_memory()
+        if self._has_run or config.threads is not None:
+            torch.set_num_threads(config.threads or hardware.default_threads())
+        dataset = self._prepare(config, found)
+        split = split_table(dataset.table, dataset.frequency, config.split)
+        architecture = choose_architecture(config, dataset, split)
+        config = dataclasses.replace(
+            config, input_size=architecture.input_size, segment=architecture.segment
+        )
+        statics = static_scale(dataset)
+        categories = [n for n in dataset.roles.categorical if n in dataset.table.columns]
+        places = [dataset.table.columns.index(n) for n in categories]
+        scaler = fit_scaler(dataset.table, split.train_ends, places)
+        inputs = Inputs(dataset.table, scaler, statics_of(dataset, statics))
+        sizes = (architecture.input_size, architecture.horizon)
+        train, valid = (split.windows(dataset.table, part, *sizes) for part in ("train", "valid"))
+        torch.manual_seed(config.seed)
+        network = ForecastNetwork(architecture)
+        network.lstm.strict = config.strict_kernels
+        ending = choose_ending(config, -(-len(train) // config.batch_size))
+        plan = FitPlan(
+            ending, config.batch_size, config.learning_rate, ema=config.ema,
+            patience=config.patience, evaluations=config.evaluations, precision=config.precision,
+            checkpoint_every=config.checkpoint_every, seed=config.seed,
+        )  # fmt: skip
+        stored = StoredForecaster(
+            config, first, network, scaler, Calibration.none(architecture), statics,
+            Fit.of(dataset, architecture.has_missing), dataset.key,
+        )  # fmt: skip
+        trainer = ForecastTrainer(
+            network, inputs, train, valid, plan, self.emit, self._stop,
+            (lambda t: self._save(t, stored, valid)) if self._has_run else None,
+        )  # fmt: skip
+        with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
+            self._announce(stored, dataset, plan, (len(train), len(valid)), found)
+            for note in dataset.notes:
+                self.say("info", note)
+            try:
+                fitted = trainer.train(found)
+            except Stopped:
+                self._stopped(trainer)
+            stored = dataclasses.replace(stored, calibration=calibrate(network, inputs, valid))
+            trained = Trained(stored, dataset, split, inputs, fitted)
+            if self._has_run:
+                self.run.publish(forecaster_files(stored))
+                self._judge(trained)
+        return trained
+
+    def _prepare(self, config: ForecastConfig, found: Checkpoint | None) -> SeriesDataset:
+        dataset = prepare(
+            self._frame,
+            config,
+            lambda done, total: self.emit(
+                {"event": "prepare", "done_bytes": done, "total_bytes": total}
+            ),
+        )
+        for name in dataset.roles.target:
+            if name in dataset.constant:
+                raise DataError(
+                    f"the target '{name}' is the same in every row; there is nothing to learn, name"
+                    " another with target=…"
+                )
+        if found is not None and json.loads(found.files[CONFIG_FILE])["data"]["key"] != dataset.key:
+            raise FormatError(
+                f"the table differs from the one '{self.run.path}' was started with; resume"
+                " with the same table, or start a new run with another --out"
+            )
+        return dataset
+
+    # files --------------------------------------------------------------------------------------
+
+    def _save(self, trainer: ForecastTrainer, stored: StoredForecaster, valid: Any) -> None:
+        """Writes a checkpoint, and publishes the best weights so far if they are new."""
+        try:
+            self._checkpoint(trainer, stored)
+            if trainer.progress.best_step > self._published_step:
+                with trainer.best_weights() as network:
+                    fresh = calibrate(network, trainer.inputs, valid)
+                    files = forecaster_files(dataclasses.replace(stored, calibration=fresh))
+                self.run.publish(files)
+                self._published_step = trainer.progress.best_step
+        except StorageError as error:
+            self.say("warning", f"checkpoint not written, the run goes on: {error}")
+
+    def _checkpoint(self, trainer: ForecastTrainer, stored: StoredForecaster) -> None:
+        tensors, meta = trainer.capture()
+        meta["metrics"] = metrics_mark(self.run.metrics_path)
+        files = {n: data for n, data in forecaster_files(stored).items() if n.endswith(".json")}
+        named = ((f"{s} {n}", t) for s, group in tensors.items() for n, t in group.items())
+        path = save_checkpoint(
+            self.run,
+            trainer.progress.step,
+            tensors,
+            meta,
+            files,
+            finite=first_non_finite(named) is None,
+            keep=stored.config.keep_checkpoints,
+        )
+        size = sum(file.stat().st_size for file in path.iterdir())
+        about = {"step": trainer.progress.step, "path": path.name, "bytes": size}
+        self.emit({"event": "checkpoint", **about})
+
+    def _stopped(self, trainer: ForecastTrainer) -> None:
+        if not self._has_run:
+            raise Stopped("stopped while training")
+        name = getattr(self._stop, "name", "request")
+        self.emit({"event": "end", "reason": f"stopped by {name}", **self._totals(trainer)})
+        raise Stopped(
+            f"stopped by {name}; checkpoint-{trainer.progress.step} is saved,"
+            " the same command with --resume goes on"
+        )
+
+    # events -------------------------------------------------------------------------------------
+
+    def _judge(self, trained: Trained) -> None:
+        """Says how good the forecasts of the test part are, beside naive ones, and ends the run."""
+        with torch.no_grad():
+            for event in judge(trained.stored, trained.dataset, trained.split, trained.inputs):
+                self.emit(event)
+        self.emit({"event": "end", "reason": trained.fitted.reason, **self._totals(trained)})
+
+    def _totals(self, done: Trained | ForecastTrainer) -> dict[str, Any]:
+        if isinstance(done, Trained):
+            fitted = done.fitted
+            steps, best_step, best_loss = fitted.steps, fitted.best_step, fitted.best_loss
+            windows, train_s, elapsed_s = fitted.windows, fitted.train_s, fitted.seconds
+        else:
+            progress = done.progress
+            steps, best_step, best_loss = progress.step, progress.best_step, progress.best_loss
+            windows, train_s, elapsed_s = progress.tokens, progress.train_s, done.elapsed_s()
+        return {
+            "step": steps,
+            "windows": windows,
+            "elapsed_s": elapsed_s,
+            "train_s": train_s,
+            "best_step": best_step,
+            "best_loss": best_loss,
+            "measure": self._config.loss if self._config.output == "point" else "loss",
+            "peak_memory_bytes": peak_memory_bytes(torch.device("cpu")),
+            "run": str(self.run.path),
+            "task": "forecast",
+        }
+
+    def _announce(
+        self,
+        stored: StoredForecaster,
+        dataset: SeriesDataset,
+        plan: FitPlan,
+        windows: tuple[int, int],
+        found: Checkpoint | None,
+    ) -> None:
+        config, network = stored.config, stored.network
+        sizes = network.config
+        steps, batch = sizes.input_size // sizes.segment, config.batch_size * network.num_channels
+        with autocast(config.precision, torch.device("cpu")):
+            kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
+        threads = torch.get_num_threads()
+        ceiling = None
+        if self._has_run:
+            ceiling = hardware.ceilings(config.precision, threads).gemm_gflops
+        self.emit(
+            {
+                "event": "start",
+                "task": "forecast",
+                "run": str(self.run.path) if self._has_run else None,
+                "source": _source_text(self._frame),
+                "rows": dataset.table.num_rows,
+                "series": len(dataset.series),
+                "target": list(dataset.roles.target),
+                "frequency": str(dataset.frequency),
+                "train_windows": windows[0],
+                "valid_windows": windows[1],
+                "device": "cpu",
+                "precision": config.precision,
+                "model": dataclasses.asdict(sizes),
+                "num_parameters": sum(p.numel() for p in network.parameters()),
+                "flop_per_window": flop_per_window(sizes),
+                "ceiling_gflops": ceiling,
+                "threads": threads,
+                "batch_size": config.batch_size,
+                "optimizer": plan.optimizer,
+                "learning_rate": config.learning_rate,
+                "dropout": config.dropout,
+                "seed": config.seed,
+                "kernels": kernels,
+                "end": plan.ending.text,
+                "resumed_from": None if found is None else found.step,
+            }
+        )
+
+
+def _source_text(frame: Any) -> str:
+    """Returns what to call a table: its paths, or the kind of frame."""
+    if isinstance(frame, str | Path):
+        return str(frame)
+    if isinstance(frame, list | tuple) and all(isinstance(part, str | Path) for part in frame):
+        return ", ".join(str(part) for part in frame)
+    return f"{type(frame).__module__.split('.')[0]} {type(frame).__name__}"

@@ -1,0 +1,73 @@
+"""What is known of the steps to be forecast: rows of another table, found by series and time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.infer.fitted_table import Fit, numbers_at_fit
+from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.timeline import show_time
+from fastlstm.series.windows import read_windows
+
+
+def known_ahead(
+    ahead: SeriesDataset, past: SeriesDataset, fit: Fit, series: NDArray[np.int64],
+    times: NDArray[np.int64],
+) -> NDArray[np.float32]:  # fmt: skip
+    """Returns what is known of the steps of every forecast, shape ``(N, h, F)``.
+
+    Args:
+        ahead: the table of what is known; its columns are the future ones in order.
+        past: the table whose series are forecast.
+        fit: numbers of the names in categorical columns.
+        series: number in `past` of the series of each forecast, shape ``(N,)``.
+        times: of its steps, shape ``(N, h)``, int64.
+
+    Raises:
+        DataError: a step that nothing is known of; series and time are named.
+    """
+    rows_of = _rows_by_series(ahead)
+    places = np.empty_like(times)
+    for n, number in enumerate(series.tolist()):
+        name = past.series[number]
+        rows, known = rows_of.get(name, (times[n, :0], times[n, :0]))
+        found = np.searchsorted(known, times[n])
+        is_there = found < len(known)
+        is_there[is_there] = known[found[is_there]] == times[n, is_there]
+        if not is_there.all():
+            missing = int(times[n, np.argmin(is_there)])
+            when = show_time(missing) if past.has_clock else f"step {missing}"
+            who = f"series '{name}'" if len(past.series) > 1 else "the table"
+            raise DataError(
+                f"nothing is known ahead of {who} at {when}; the table given as future must hold"
+                f" {times.shape[1]} rows behind the end of every series"
+            )
+        places[n] = rows[found]
+    values = read_windows(ahead.table, places.reshape(-1), 1).numpy().reshape(*times.shape, -1)
+    for place, column in enumerate(ahead.table.columns):
+        if column in ahead.categories:
+            numbers = numbers_at_fit(column, ahead, fit)
+            codes = values[..., place]
+            known_codes = numbers[np.nan_to_num(codes).astype(np.int64)]
+            values[..., place] = np.where(np.isnan(codes), codes, known_codes)
+    return values
+
+
+def _rows_by_series(
+    ahead: SeriesDataset,
+) -> dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Returns rows and times of every series, by its name, in order of time."""
+    segments = ahead.table.segments
+    found: dict[object, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+    for number, first, start, count in zip(
+        segments.series.tolist(), segments.first_rows.tolist(), segments.start_times.tolist(),
+        segments.num_rows.tolist(), strict=True,
+    ):  # fmt: skip
+        stretch = np.arange(first, first + count), ahead.frequency.after(start, count)
+        found.setdefault(ahead.series[number], []).append(stretch)
+    return {
+        name: (np.concatenate([r for r, _ in parts]), np.concatenate([t for _, t in parts]))
+        for name, parts in found.items()
+    }

@@ -1,0 +1,104 @@
+"""Before a forecaster is trained: every open choice is made."""
+
+from __future__ import annotations
+
+from fastlstm.config import parse_duration
+from fastlstm.errors import DataError
+from fastlstm.forecast_config import ForecastConfig
+from fastlstm.nn.forecaster import ForecasterConfig
+from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.splits import Split
+from fastlstm.training.schedule import Ending
+
+_SEGMENTS = (48, 24, 12, 8, 6, 4, 3, 2, 1)
+_LONGEST_INPUT = 720
+_DEFAULT_BUDGET_S = 120.0
+
+
+def choose_architecture(
+    config: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> ForecasterConfig:
+    """Returns the network for a table; input and segment are chosen where they are left open.
+
+    Raises:
+        DataError: the training rows are too few for the horizon.
+        ConfigError: sizes that do not go together.
+    """
+    roles, table = dataset.roles, dataset.table
+    longest = int((split.train_ends - table.segments.first_rows).max())
+    if longest < config.horizon + 1:
+        raise DataError(
+            f"the longest stretch of training rows has {longest}, a horizon of {config.horizon}"
+            f" needs {config.horizon + 1} at least; give longer series or a smaller horizon"
+        )
+    input_size, segment = _sizes(config, longest)
+    in_rows = [name for name in roles.categorical if name in table.columns]
+    return ForecasterConfig(
+        input_size=input_size,
+        horizon=config.horizon,
+        num_targets=len(roles.target),
+        num_past=len(roles.past),
+        num_future=len(roles.future),
+        categories=tuple(
+            (table.columns.index(name), len(dataset.categories[name])) for name in in_rows
+        ),
+        num_static=len(roles.static),
+        static_categories=tuple(
+            (place, len(dataset.categories[name]))
+            for place, name in enumerate(roles.static)
+            if name in roles.categorical
+        ),
+        segment=segment,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        channels=config.channels,
+        normalize=config.normalize,
+        dropout=config.dropout,
+        has_missing=dataset.has_missing,
+        output=config.output,
+        loss=config.loss,
+    )
+
+
+def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
+    """Returns steps of the past and of a segment for training stretches of at most `longest`."""
+    wanted, segment = config.input_size, config.segment
+    if wanted is None:
+        wanted = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
+    if segment is None:
+        fitting = [s for s in _SEGMENTS if s <= config.horizon and s * 4 <= wanted]
+        exact = [s for s in fitting if config.input_size is None or wanted % s == 0]
+        segment = exact[0] if exact else 1
+    if config.input_size is None:
+        wanted = max(1, wanted // segment) * segment
+    return wanted, segment
+
+
+def choose_ending(config: ForecastConfig, steps_per_epoch: int) -> Ending:
+    """Returns when training is over; without a wish after two minutes."""
+    if config.steps is not None:
+        return Ending("steps", config.steps, None, f"{config.steps} steps")
+    if config.epochs is not None:
+        total = max(1, round(config.epochs * steps_per_epoch))
+        return Ending("epochs", total, None, f"{config.epochs:g} epochs = {total} steps")
+    if config.budget is not None:
+        return Ending("budget", None, parse_duration(config.budget), f"budget {config.budget}")
+    return Ending("budget", None, _DEFAULT_BUDGET_S, "budget 2m (default)")
+
+
+def flop_per_window(config: ForecasterConfig) -> int:
+    """Returns the operations of a training step per window: three times the forward pass.
+
+    The products of embedding, LSTM, decoder cell and head; what is the same for all windows of a
+    batch counts nothing.
+    """
+    s, d, H = config.segment, config.embed_size, config.hidden_size
+    C = config.num_targets
+    channels = C if config.channels == "shared" else 1
+    own = C // channels * (2 if config.has_missing else 1)
+    width = own + config.num_past + config.num_future
+    segments, answers = config.input_size // s, -(-config.horizon // s)
+    read = 2 * s * width * d + 8 * H * (d + H) + (config.num_layers - 1) * 16 * H * H
+    differs = config.num_future > 0 or config.num_static > 0
+    answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
+    return 3 * channels * (segments * read + 8 * H * H + answers * answer)
