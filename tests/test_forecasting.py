@@ -150,21 +150,24 @@ def test_the_same_seed_gives_the_same_forecaster() -> None:
 
 def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
     fitted.save(tmp_path / "run")
-    again = Forecaster.load(tmp_path / "run", waves())
-    assert again.predict().equals(fitted.predict())
-    assert again.backtest() == fitted.backtest()
+    again = Forecaster.load(tmp_path / "run")
+    assert again.get_params() == fitted.get_params()
+    assert again.predict(waves()).equals(fitted.predict())
+    assert again.backtest(frame=waves()) == fitted.backtest()
+    with pytest.raises(ConfigError, match="a loaded Forecaster has no table of its own"):
+        again.predict()
     names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
     assert names == {
         *("config.json", "schema.json", "scaler.json", "model.safetensors", "manifest.json"),
     }
     with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
-        Forecaster.load(tmp_path / "run", long_table(240))
+        again.predict(long_table(240))
     weights = tmp_path / "run" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
     with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
-        Forecaster.load(tmp_path / "run", waves())
+        Forecaster.load(tmp_path / "run")
 
 
 def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> None:
@@ -172,8 +175,8 @@ def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> No
 
     run = RunDirectory(tmp_path)
     run.publish({name: b"{}" for name in ("config.json", "model.safetensors", "tokenizer.json")})
-    with pytest.raises(FormatError, match="holds no forecaster"):
-        Forecaster.load(tmp_path, waves())
+    with pytest.raises(FormatError, match=r"config\.json is not of a forecaster"):
+        Forecaster.load(tmp_path)
 
 
 def test_parameters_in_the_manner_of_scikit_learn() -> None:
@@ -193,11 +196,11 @@ def with_zone(zone: str | None) -> pa.Table:
 
 
 BAD = [
-    ({"horizon": 0}, lambda: waves(), "horizon is 0, expected 1 or more"),
+    ({"horizon": 0}, lambda: waves(), "--horizon is 0, expected a number from 1"),
     ({"input_size": 25}, lambda: waves(), "no multiple of segment 6; give input_size=24"),
     ({}, lambda: waves(40), "a window takes 30 rows and the longest stretch"),
     ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
-    ({"steps": 5, "epochs": 1}, lambda: waves(), "epochs and steps contradict each other"),
+    ({"steps": 5, "epochs": 1}, lambda: waves(), "--steps and --epochs contradict each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
 ]
@@ -264,8 +267,10 @@ def test_another_table_is_scaled_and_numbered_as_at_fit(tmp_path: Path) -> None:
         found = model.predict(part)["y"].to_numpy()  # its names come in another order
         np.testing.assert_allclose(found, whole[series].to_numpy(), rtol=1e-5)
     model.save(tmp_path)
-    again = Forecaster.load(tmp_path, table.slice(12))
-    np.testing.assert_allclose(again.predict()["y"].to_numpy(), whole.to_numpy(), rtol=1e-5)
+    again = Forecaster.load(tmp_path)
+    np.testing.assert_allclose(
+        again.predict(table.slice(12))["y"].to_numpy(), whole.to_numpy(), rtol=1e-5
+    )
 
 
 def test_a_name_that_fit_has_not_seen_is_refused() -> None:

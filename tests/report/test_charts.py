@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fastlstm.report.charts import draw_charts, tick_text
+from fastlstm.report.charts import draw_charts
+from fastlstm.report.drawing import tick_text
 from fastlstm.report.history import History, read_history
 
 

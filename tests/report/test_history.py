@@ -27,7 +27,7 @@ def valid(at: int, bits: float | None) -> dict[str, Any]:
 def test_a_missing_file_is_an_empty_history(tmp_path: Path) -> None:
     history = read_history(tmp_path / "none")
     assert history == History()
-    assert (history.best, history.elapsed_s, history.tokens_per_s) == (None, None, None)
+    assert (history.best, history.elapsed_s, history.rate) == (None, None, None)
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_means_are_weighted_by_tokens(tmp_path: Path) -> None:
 
 def test_speed_is_tokens_over_training_time(tmp_path: Path) -> None:
     events = [step(10, tokens_per_s=50.0), {"event": "end", "tokens": 1000, "train_s": 4.0}]
-    assert written(tmp_path, *events).tokens_per_s == 250.0
-    assert written(tmp_path, events[0]).tokens_per_s == 50.0
+    assert written(tmp_path, *events).rate == 250.0
+    assert written(tmp_path, events[0]).rate == 50.0
 
 
 def test_tokens_at_a_step_between_lines(tmp_path: Path) -> None:

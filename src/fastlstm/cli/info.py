@@ -112,7 +112,7 @@ def _history_facts(history: History) -> dict[str, Any]:
         "best_step": best.get("step"),
         "step": end.get("step", last.get("step")),
         "tokens": end.get("tokens", last.get("tokens")),
-        "tokens_per_s": history.tokens_per_s,
+        "tokens_per_s": history.rate,
         "ceiling_share": history.mean("ceiling_share"),
         "elapsed_s": history.elapsed_s,
         "end": end.get("reason"),

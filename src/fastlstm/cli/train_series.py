@@ -50,7 +50,7 @@ COMMAND = Command(
     required=("out",),
     examples=(
         "fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
-        "fastlstm train sales.parquet --target units --future price --horizon 28 --out runs/sales",
+        "fastlstm train sales.parquet --target units --horizon 28 --out runs/sales",
     ),
 )
 

@@ -28,10 +28,13 @@ class History:
 
     Attributes:
         starts: one per start of the run, oldest first.
-        steps: progress of training, with `tokens` and `elapsed_s`.
+        steps: progress of training, with `elapsed_s` and, of a text, `tokens`.
         evals: evaluations.
         samples: texts the model wrote on the way.
         notes: messages, and steps that were skipped.
+        test: what a forecaster scored on its test part, or None.
+        calibration: how often its intervals hold, or None.
+        forecasts: some of its forecasts with what came.
         end: the last end event, or None while the run goes on.
     """
 
@@ -40,6 +43,9 @@ class History:
     evals: list[Event] = field(default_factory=list)
     samples: list[Event] = field(default_factory=list)
     notes: list[Event] = field(default_factory=list)
+    test: Event | None = None
+    calibration: Event | None = None
+    forecasts: list[Event] = field(default_factory=list)
     end: Event | None = None
 
     @property
@@ -48,22 +54,32 @@ class History:
         return self.starts[-1] if self.starts else {}
 
     @property
+    def is_forecast(self) -> bool:
+        """Whether a forecaster was trained, not a language model."""
+        return self.start.get("task") == "forecast"
+
+    @property
+    def measure(self) -> str:
+        """What an evaluation is judged by: the key of its event."""
+        return "loss" if self.is_forecast else "bits_per_char"
+
+    @property
     def validations(self) -> list[Event]:
         """Evaluations of the validation split that have a number to show."""
         return [
             event
             for event in self.evals
-            if event.get("split", "valid") == "valid" and number(event, "bits_per_char") is not None
+            if event.get("split", "valid") == "valid" and number(event, self.measure) is not None
         ]
 
     @property
     def best(self) -> Event | None:
-        """The validation with the fewest bits per character."""
-        return min(self.validations, key=lambda event: event["bits_per_char"], default=None)
+        """The validation with the fewest bits per character, or the least loss."""
+        return min(self.validations, key=lambda event: event[self.measure], default=None)
 
     def tokens_at(self, step: float) -> float | None:
         """Returns the tokens trained on at a step, from the nearest progress line at or before."""
-        known = [(event["step"], event["tokens"]) for event in self.steps]
+        known = [(event["step"], event["tokens"]) for event in self.steps if "tokens" in event]
         if not known:
             return None
         index = bisect_right([at for at, _ in known], step) - 1
@@ -71,10 +87,10 @@ class History:
         return float(tokens) * step / at if at else 0.0
 
     def mean(self, key: str) -> float | None:
-        """Returns the mean of a step value weighted by tokens, or None without values."""
+        """Returns the mean of a step value weighted by the steps it is of, or None without."""
         total = weight_sum = before = 0.0
         for event in self.steps:
-            weight, before = max(0.0, event["tokens"] - before), event["tokens"]
+            weight, before = max(0.0, event["step"] - before), event["step"]
             value = number(event, key)
             if value is not None:
                 total += weight * value
@@ -82,13 +98,18 @@ class History:
         return total / weight_sum if weight_sum else None
 
     @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens over training time; from the end event where there is one."""
+    def unit(self) -> str:
+        """What is counted: tokens, or windows of a forecaster."""
+        return "windows" if self.is_forecast else "tokens"
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens or windows over training time; from the end event where there is one."""
         if self.end is not None:
-            tokens, seconds = number(self.end, "tokens"), number(self.end, "train_s")
-            if tokens and seconds:
-                return tokens / seconds
-        return self.mean("tokens_per_s")
+            count, seconds = number(self.end, self.unit), number(self.end, "train_s")
+            if count and seconds:
+                return count / seconds
+        return self.mean(f"{self.unit}_per_s")
 
     @property
     def elapsed_s(self) -> float | None:
@@ -108,15 +129,17 @@ def number(event: Event, key: str) -> float | None:
 
 def read_history(path: Path) -> History:
     """Reads metrics.jsonl; a missing or damaged file gives what can be read of it."""
-    history: dict[str, Any] = {"starts": [], "steps": [], "evals": [], "samples": [], "notes": []}
+    kinds = ("starts", "steps", "evals", "samples", "notes", "forecasts")
+    history: dict[str, Any] = {kind: [] for kind in kinds}
     end: Event | None = None
+    judged: dict[str, Any] = {}
     for event in _events(path):
         kind = event.get("event")
         if kind == "start":
             _forget_after(history, number(event, "resumed_from") or 0.0)
             history["starts"].append(event)
             end = None
-        elif kind == "step" and _has(event, "step", "tokens"):
+        elif kind == "step" and _has(event, "step"):
             history["steps"].append(event)
         elif kind == "eval" and _has(event, "step"):
             history["evals"].append(event)
@@ -124,9 +147,15 @@ def read_history(path: Path) -> History:
             history["samples"].append(event)
         elif kind in ("message", "skip"):
             history["notes"].append(event)
+        elif kind == "test":
+            judged[kind], history["forecasts"] = event, []
+        elif kind == "calibration":
+            judged[kind] = event
+        elif kind == "forecast":
+            history["forecasts"].append(event)
         elif kind == "end":
             end = event
-    return History(**history, end=end)
+    return History(**history, **judged, end=end)
 
 
 def _events(path: Path) -> list[Event]:

@@ -56,6 +56,7 @@ def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
         ("run", text_of(event, "run")),
         ("data", _data_text(event)),
         ("tokens", _split_text(event)),
+        ("windows", _windows_text(event)),
         ("model", _model_text(event)),
         ("", _cost_text(event)),
         ("", _variant_text(event)),
@@ -73,6 +74,12 @@ def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
 
 
 def _data_text(event: Event) -> str:
+    if event.get("task") == "forecast":
+        series = number(event, "series") or 1
+        many = f" of {series:,.0f} series" if series > 1 else ""
+        every = f"every {text_of(event, 'frequency').removeprefix('1 ')}"
+        rows = counted(event, "rows", "rows") + many
+        return joined([text_of(event, "source"), rows, every])
     size = number(event, "vocab_size")
     vocab = text_of(event, "vocab")
     words = f"{vocab} vocabulary of {size:,.0f}" if size is not None else vocab
@@ -84,10 +91,19 @@ def _split_text(event: Event) -> str:
     return joined([counted(event, key, word) for key, word in splits if event.get(key)])
 
 
+def _windows_text(event: Event) -> str:
+    parts = ("train_windows", "training"), ("valid_windows", "validation")
+    found = [counted(event, key, word) for key, word in parts if event.get(key)]
+    target = text_of(event, "target")
+    return joined([*found, f"of {target}" if target else ""])
+
+
 def _model_text(event: Event) -> str:
     model = event.get("model")
     if not isinstance(model, dict):
         return ""
+    if "horizon" in model:
+        return _forecaster_text(model)
     layers = model.get("num_layers", 1)
     plural = "s" if layers != 1 else ""
     return joined(
@@ -98,13 +114,26 @@ def _model_text(event: Event) -> str:
     )
 
 
+def _forecaster_text(model: dict[str, Any]) -> str:
+    layers = model.get("num_layers", 1)
+    return joined(
+        [
+            f"{model.get('input_size')} steps read, {model['horizon']} answered, in segments of"
+            f" {model.get('segment')}",
+            f"{layers} LSTM layer{'s' if layers != 1 else ''} of {model.get('hidden_size')} units",
+            f"targets {model.get('channels')}",
+        ]
+    )
+
+
 def _variant_text(event: Event) -> str:
     model = event.get("model")
     if not isinstance(model, dict):
         return ""
     parts = []
+    kind = f"{model['dropout_kind']} " if "dropout_kind" in model else ""
     for key, word in (
-        ("dropout", f"{model.get('dropout_kind', 'plain')} dropout"),
+        ("dropout", f"{kind}dropout"),
         ("recurrent_dropout", "recurrent dropout"),
     ):
         if is_number(model.get(key)) and model[key] > 0:
@@ -114,11 +143,12 @@ def _variant_text(event: Event) -> str:
 
 
 def _cost_text(event: Event) -> str:
-    flop = number(event, "flop_per_token")
+    unit = "window" if event.get("task") == "forecast" else "token"
+    flop = number(event, f"flop_per_{unit}")
     return joined(
         [
             counted(event, "num_parameters", "parameters"),
-            f"{si(flop)}FLOP per token" if flop is not None else "",
+            f"{si(flop)}FLOP per {unit}" if flop is not None else "",
         ]
     )
 
@@ -136,6 +166,8 @@ def _training_text(event: Event, glyphs: Glyphs) -> str:
     if batch is not None and length is not None:
         factor = f" {glyphs.times} {accumulate:.0f}" if accumulate > 1 else ""
         size = f"{batch:.0f} lanes {glyphs.times} {length:.0f} tokens{factor} per step"
+    elif batch is not None:
+        size = f"{batch:.0f} windows per step"
     seed = event.get("seed")
     return joined(
         [
@@ -171,7 +203,7 @@ def eval_parts(event: Event) -> list[str]:
         f"step {number(event, 'step') or 0:,.0f}",
         split,
         f"{bits:.4f} bits/char" if bits is not None else "",
-        f"{loss:.4f} nats" if loss is not None else "",
+        f"{loss:.4f} {'loss' if bits is None else 'nats'}" if loss is not None else "",
         f"perplexity {perplexity:.4g}" if perplexity is not None else "",
     ]
 
@@ -204,6 +236,23 @@ def checkpoint_text(event: Event) -> str:
     return joined([step, f"saved {name}" if name else "", details])
 
 
+def test_rows(event: Event) -> list[tuple[str, str]]:
+    """Returns (label, text) rows of a forecaster's errors beside those of naive forecasts."""
+    scores, held = event.get("scores"), event.get("coverage")
+    rows = []
+    for who, found in scores.items() if isinstance(scores, dict) else ():
+        figures = (f"{name} {value:.4g}" for name, value in found.items() if is_number(value))
+        rows.append((clean(str(who)).replace("_", " "), "  ".join(figures)))
+    if isinstance(held, dict) and held:
+        parts = [f"{float(level):.0%} hold {share:.1%}" for level, share in held.items()]
+        rows.append(("intervals", ", ".join(parts)))
+    windows, of_windows = number(event, "windows"), number(event, "of_windows")
+    if rows and windows is not None:
+        share = f" of {of_windows:,.0f}" if of_windows and of_windows > windows else ""
+        rows.insert(0, ("test", f"{windows:,.0f}{share} windows, in units of the table"))
+    return rows
+
+
 def is_unfinished(event: Event) -> bool:
     """True when an end event says that the run was stopped from outside."""
     reason = text_of(event, "reason").lower()
@@ -213,7 +262,11 @@ def is_unfinished(event: Event) -> bool:
 def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
     """Returns (label, text) rows for the end of a run."""
     elapsed, train_s = number(event, "elapsed_s"), number(event, "train_s")
-    tokens, best = number(event, "tokens"), number(event, "best_bits_per_char")
+    is_forecast = event.get("task") == "forecast"
+    unit = "windows" if is_forecast else "tokens"
+    measure = "loss" if is_forecast else "bits/char"
+    tokens = number(event, unit)
+    best = number(event, "best_loss" if is_forecast else "best_bits_per_char")
     rate = tokens / train_s if tokens and train_s else None
     memory = number(event, "peak_memory_bytes")
     best_step = number(event, "best_step")
@@ -221,12 +274,12 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
     return [
         (label, text)
         for label, text in (
-            ("best", f"{best:.4f} validation bits/char{where}" if best is not None else ""),
+            ("best", f"{best:.4f} validation {measure}{where}" if best is not None else ""),
             (
                 "speed",
                 joined(
                     [
-                        f"{short_count(rate)} tokens/s" if rate is not None else "",
+                        f"{short_count(rate)} {unit}/s" if rate is not None else "",
                         f"{percent(mean_ceiling)} of the ceiling"
                         if mean_ceiling is not None
                         else "",
@@ -238,7 +291,7 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
                 joined(
                     [
                         counted(event, "step", "steps"),
-                        counted(event, "tokens", "tokens"),
+                        counted(event, unit, unit),
                         f"{clock(elapsed)} in all" if elapsed is not None else "",
                         f"{short_bytes(memory)} of memory at most" if memory is not None else "",
                     ]
@@ -253,6 +306,10 @@ def next_commands(event: Event) -> list[str]:
     """Returns what to type after a run."""
     run = text_of(event, "run") or "RUN"
     name = shlex.quote(run)
+    if event.get("task") == "forecast":
+        first = ["the same command with --resume"] if is_unfinished(event) else []
+        then = [f"fastlstm evaluate {name} DATA", f"fastlstm info {name}"]
+        return [*first, f"fastlstm forecast {name} DATA --out pred.csv", *then]
     if is_unfinished(event):
         return ["the same command with --resume", f"fastlstm generate {name} --length 500"]
     return [

@@ -10,14 +10,16 @@ import json
 import unicodedata
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastlstm.errors import MissingExtraError
-from fastlstm.report.charts import Chart, draw_charts
+from fastlstm.report.charts import draw_charts
+from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
 from fastlstm.report.style import CSS
 from fastlstm.storage import write_file
 
+_MEASURES = ["mse", "mae", "rmse", "smape", "mase", "crps"]
 OPEN_SAMPLES = 2
 """Newest samples shown at once; older ones are behind a fold."""
 
@@ -46,6 +48,7 @@ def page(run_dir: Path, history: History) -> str:
     sections = [
         _head(name, history),
         _numbers(history),
+        _test(history),
         _charts(history),
         _samples(history),
         _evaluations(history),
@@ -109,13 +112,12 @@ def _state(history: History) -> str:
 def _numbers(history: History) -> str:
     cells = []
     if (best := history.best) is not None:
-        cells.append(
-            _number("Best validation", f"{best['bits_per_char']:.4f}", "bits/char", _at(best))
-        )
-    if (rate := history.tokens_per_s) is not None:
-        total = number(history.end or history.steps[-1], "tokens") if history.steps else None
-        note = f"{total:,.0f} tokens" if total is not None else ""
-        cells.append(_number("Speed", f"{rate:,.0f}", "tokens/s", note))
+        unit = "loss" if history.is_forecast else "bits/char"
+        cells.append(_number("Best validation", f"{best[history.measure]:.4f}", unit, _at(best)))
+    if (rate := history.rate) is not None:
+        total = number(history.end or history.steps[-1], history.unit) if history.steps else None
+        note = f"{total:,.0f} {history.unit}" if total is not None else ""
+        cells.append(_number("Speed", f"{rate:,.0f}", f"{history.unit}/s", note))
     if (elapsed := history.elapsed_s) is not None:
         value, unit = _duration(elapsed)
         cells.append(_number("Time", value, unit, "evaluations and saves included"))
@@ -124,6 +126,34 @@ def _numbers(history: History) -> str:
         note = f"of {peak:,.0f} GFLOP/s measured" if peak is not None else ""
         cells.append(_number("Share of the ceiling", f"{100 * share:.0f}%", "", note))
     return f'<div class="numbers">{"".join(cells)}</div>' if cells else ""
+
+
+def _test(history: History) -> str:
+    """The forecaster's errors beside those of naive forecasts."""
+    scores = (history.test or {}).get("scores")
+    if not isinstance(scores, dict) or not scores:
+        return ""
+    names = sorted({key for found in scores.values() for key in found}, key=_MEASURES.index)
+    head = "".join(f"<th>{_text(name)}</th>" for name in ("", *names))
+    rows = "".join(
+        f"<tr{' class=best' if who == 'forecaster' else ''}><td>{_text(who.replace('_', ' '))}</td>"
+        + "".join(f"<td>{_figure_text(found, name, '.4g')}</td>" for name in names)
+        + "</tr>"
+        for who, found in scores.items()
+    )
+    assert history.test is not None
+    windows, of_windows = (number(history.test, k) or 0 for k in ("windows", "of_windows"))
+    share = f" of {of_windows:,.0f}" if of_windows > windows else ""
+    note = f"{windows:,.0f}{share} windows of the test part, in units of the table."
+    held = history.test.get("coverage")
+    if isinstance(held, dict) and held:
+        parts = (f"{float(level):.0%} intervals hold {share:.1%}" for level, share in held.items())
+        note += f" {', '.join(parts)} of the values."
+    return (
+        f'<h2>On the test part</h2>\n<p class="quiet">{_text(note)}</p>\n'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _number(label: str, value: str, unit: str, note: str) -> str:
@@ -180,25 +210,38 @@ def _sample(event: Event) -> str:
 def _evaluations(history: History) -> str:
     if not history.evals:
         return ""
-    columns = ("step", "split", "bits/char", "bits/byte", "perplexity", "nats/token", "time", "")
+    shown = [column for column in _COLUMNS if any(column.key in e for e in history.evals)]
+    columns = ("step", "split", *(column.title for column in shown), "time", "")
     head = "".join(f"<th>{column}</th>" for column in columns)
     best = history.best
-    rows = "".join(_evaluation(event, event is best) for event in history.evals)
+    rows = "".join(_evaluation(event, event is best, shown) for event in history.evals)
     return (
         f'<h2>Evaluations</h2>\n<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
 
-def _evaluation(event: Event, is_best: bool) -> str:
+class _Column(NamedTuple):
+    key: str
+    title: str
+    form: str = ".4f"
+
+
+_COLUMNS = (
+    _Column("bits_per_char", "bits/char"),
+    _Column("bits_per_byte", "bits/byte"),
+    _Column("perplexity", "perplexity", ".4g"),
+    _Column("loss", "loss"),
+)
+
+
+def _evaluation(event: Event, is_best: bool, shown: list[_Column]) -> str:
     elapsed = number(event, "elapsed_s")
     split = str(event.get("split", "valid"))
     cells = [
         f"{event['step']:,.0f}",
         {"valid": "validation"}.get(split, split),
-        *(_figure_text(event, key) for key in ("bits_per_char", "bits_per_byte")),
-        _figure_text(event, "perplexity", ".4g"),
-        _figure_text(event, "loss"),
+        *(_figure_text(event, column.key, column.form) for column in shown),
         " ".join(_duration(elapsed)) if elapsed is not None else "",
     ]
     row = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
@@ -246,7 +289,10 @@ def _settings(config: dict[str, Any], history: History) -> str:
     resolved = {name: start.get(name) for name, value in config.items() if value is None}
     facts = {
         name: start[name]
-        for name in ("vocab_size", "train_tokens", "valid_tokens", "test_tokens", "end")
+        for name in (
+            *("vocab_size", "train_tokens", "valid_tokens", "test_tokens"),
+            *("rows", "series", "frequency", "train_windows", "valid_windows", "end"),
+        )
         if start.get(name) is not None
     }
     merged = {**config, **resolved, **facts}

@@ -48,9 +48,9 @@ class Output:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.is_closed = False
-        self._ceiling_tokens = 0.0
+        self._ceiling_steps = 0.0
         self._ceiling_sum = 0.0
-        self._last_tokens = 0.0
+        self._last_step = 0.0
 
     def __call__(self, event: Event) -> None:
         """Shows one event; unknown kinds are ignored."""
@@ -81,19 +81,19 @@ class Output:
             self.is_closed = True
 
     def count(self, event: Event) -> None:
-        """Adds a step event to the mean share of the ceiling, weighted by tokens."""
-        tokens, share = words.number(event, "tokens"), words.number(event, "ceiling_share")
-        if tokens is None:
+        """Adds a step event to the mean share of the ceiling, weighted by steps."""
+        step, share = words.number(event, "step"), words.number(event, "ceiling_share")
+        if step is None:
             return
-        weight, self._last_tokens = max(0.0, tokens - self._last_tokens), tokens
+        weight, self._last_step = max(0.0, step - self._last_step), step
         if share is not None:
-            self._ceiling_tokens += weight
+            self._ceiling_steps += weight
             self._ceiling_sum += weight * share
 
     @property
     def mean_ceiling(self) -> float | None:
         """Mean share of the ceiling so far, or None when no step reported one."""
-        return self._ceiling_sum / self._ceiling_tokens if self._ceiling_tokens else None
+        return self._ceiling_sum / self._ceiling_steps if self._ceiling_steps else None
 
 
 def observer_for(stream: TextIO, *, use_json: bool) -> Output:
@@ -158,6 +158,9 @@ class PlainOutput(Output):
     def _on_sample(self, event: Event) -> list[str]:
         step = words.number(event, "step") or 0
         return [f"sample at step {step:,.0f}:", *(f"  | {s}" for s in words.sample_lines(event))]
+
+    def _on_test(self, event: Event) -> list[str]:
+        return [f"{label}: {text}" for label, text in words.test_rows(event)]
 
     def _on_checkpoint(self, event: Event) -> list[str]:
         return ["checkpoint: " + words.checkpoint_text(event)]
@@ -265,6 +268,9 @@ class LiveOutput(Output):
         bar = self.style(self.glyphs.bar, "dim")
         self._permanent([f"    {bar} {line}" for line in shown])
 
+    def _on_test(self, event: Event) -> None:
+        self._permanent(["", *self._rows(words.test_rows(event))])
+
     def _on_skip(self, event: Event) -> None:
         self._permanent(self._note("!", words.skip_text(event), "yellow"))
 
@@ -318,6 +324,7 @@ def step_parts(event: Event) -> list[Part]:
         ("loss", "{:.3f}".format, "loss {}", "loss {}", 3, 5),
         ("bits_per_char", "{:.3f}".format, "{} bits/char", "{} bpc", 1, 5),
         ("tokens_per_s", short_count, "{} tokens/s", "{} tok/s", 2, 5),
+        ("windows_per_s", short_count, "{} windows/s", "{} win/s", 2, 5),
         ("ceiling_share", percent, "{} of ceiling", "{} ceil", 4, 3),
         ("input_wait_share", percent, "input wait {}", "wait {}", 5, 4),
         ("eta_s", clock, "ETA {}", "ETA {}", 2, 0),
