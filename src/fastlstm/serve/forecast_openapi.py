@@ -74,11 +74,12 @@ def _named(operation: Schema, names: dict[str, str]) -> Schema:
 
 
 def _infer() -> Schema:
+    binary = {"application/octet-stream": {"schema": _TEXT}}  # JSON, and tensors behind it
     return {
         "summary": "forecasts the steps after each window",
         "requestBody": {"required": True, "content": json_of(ref("Request"))},
         "responses": responses(
-            json_of(ref("Answer")),
+            {**json_of(ref("Answer")), **binary},
             *(400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504),
         ),
     }
