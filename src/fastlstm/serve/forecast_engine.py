@@ -195,7 +195,7 @@ class ForecastEngine:
     def stop(self) -> None:
         """Ends every request with an error."""
         self.scheduler.stop()
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        self._reader.shutdown(wait=False)
 
     def _deliver(self, batch: Batch) -> None:
         try:

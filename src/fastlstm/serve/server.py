@@ -126,7 +126,7 @@ class Runner:
         self.service.served = ForecastEngine(model, self._settings, self.service.metrics, threads)
         return (
             f"Open Inference Protocol; reads {model.input_size} rows of {len(model.past.names)}"
-            f" columns, forecasts {model.horizon} of {len(model.targets)}; fp32, {threads} threads"
+            f" columns, forecasts {model.horizon} of {len(model.targets)}; fp32, threads: {threads}"
         )
 
     def _warn(self, host: str) -> None:
