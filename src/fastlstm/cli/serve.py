@@ -22,8 +22,7 @@ _KEYS = "keys"
 _MIN_SESSION_KEY = 16
 COMMAND = Command(
     verb="serve",
-    summary="Serve a text model as an OpenAI-compatible API, a forecaster by the Open Inference"
-    " Protocol.",
+    summary="Serve a text by OpenAI's API, a forecaster by the Open Inference Protocol.",
     positionals=(
         Positional("RUN", "a run directory, one of its checkpoints, or a saved Forecaster"),
     ),
