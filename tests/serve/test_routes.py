@@ -140,6 +140,7 @@ def test_one_log_line_per_request_whatever_is_in_it(
     server.post(prompt="a cat", max_tokens=3)
     server.client.get("/a%0d%0a%1b[31m%e2%80%a8" + "x" * 1000)
     server.client.get("/health/live", headers={"x-request-id": b"\xe2\x80\xa8"})
+    server.end()  # the line of a request is written when its answer is out
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["status"] for line in lines] == [200, 404, 200]
     assert lines[0]["prompt_tokens"] == 5
