@@ -57,11 +57,11 @@ class Running:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: Any,
         settings: Settings,
         keys: tuple[str, ...] = (),
         session_key: bytes | None = b"k" * 32,
-        load: Callable[[], Writer] | None = None,
+        load: Callable[[], Any] | None = None,
     ) -> None:
         self.writer, self.settings = writer, settings
         self.said: list[str] = []

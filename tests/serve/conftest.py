@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fastlstm.data.tokenizer import ByteTokenizer
 from fastlstm.infer.loading import Writer
 from running_server import SETTINGS, Running, make_writer
+
+if TYPE_CHECKING:
+    from fastlstm import Forecaster
+    from fastlstm.infer.forecast_windows import WindowForecaster
+    from forecast_server import HeldModel
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +35,7 @@ def serve(writer: Writer) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def start(
-        *, model: Writer | None = None, keys: tuple[str, ...] = (), session_key: Any = b"k" * 32,
+        *, model: Any = None, keys: tuple[str, ...] = (), session_key: Any = b"k" * 32,
         **changes: Any,
     ) -> Running:  # fmt: skip
         server = Running(model or writer, replace(SETTINGS, **changes), keys, session_key)
@@ -48,4 +54,69 @@ def server(writer: Writer) -> Iterator[Running]:
     yield running
     assert running.scheduler.num_held == 0
     assert running.scheduler.num_active == 0
+    running.end()
+
+
+# What forecasts needs torch, which tests of texts do without: it is imported where it is used.
+
+
+@pytest.fixture(scope="session")
+def plain() -> Forecaster:
+    from forecast_server import fit_plain
+
+    return fit_plain()
+
+
+@pytest.fixture(scope="session")
+def plain_path(plain: Forecaster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from forecast_server import save
+
+    return save(plain, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="session")
+def plain_model(plain_path: Path) -> WindowForecaster:
+    from fastlstm.infer.forecast_windows import load_window_forecaster
+
+    return load_window_forecaster(plain_path)
+
+
+@pytest.fixture
+def held(plain_model: WindowForecaster) -> Iterator[HeldModel]:
+    """The plain model, whose passes can be held up."""
+    from forecast_server import HeldModel
+
+    found = HeldModel(plain_model)
+    yield found
+    found.holds.clear()
+
+
+@pytest.fixture(scope="session")
+def forecasts(plain_model: WindowForecaster) -> Iterator[Running]:
+    """A server of the plain model that tests share; they leave it as it was."""
+    running = Running(plain_model, SETTINGS)
+    yield running
+    assert running.scheduler.num_held == 0
+    running.end()
+
+
+@pytest.fixture(scope="session")
+def whole() -> Forecaster:
+    """A forecaster of columns of every role."""
+    from forecast_server import fit_everything
+
+    return fit_everything()
+
+
+@pytest.fixture(scope="session")
+def whole_forecasts(
+    whole: Forecaster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    from fastlstm.infer.forecast_windows import load_window_forecaster
+    from forecast_server import save
+
+    path = save(whole, tmp_path_factory.mktemp("whole"))
+    running = Running(load_window_forecaster(path), SETTINGS)
+    yield running
+    assert running.scheduler.num_held == 0
     running.end()

@@ -36,11 +36,12 @@ def with_key(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
 def test_without_the_key_nothing_but_health_and_the_page_answers(guarded: Running) -> None:
     paths = every_path(guarded)
     assert {"/v1/completions", "/metrics", "/v1/models/tiny", "/"} <= set(paths)
+    assert {"/v2", "/v2/models/tiny", "/v2/models/tiny/infer"} <= set(paths)
     others = ["/nope", "//v1/models", "/v1/models/", "/health/live/", "/health/live/../../metrics"]
     for path in [*paths, *others, "/metrics?x=/health/live", "/%2e/metrics"]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             answer = guarded.client.request(method, path)
-            is_open = path in ("/health/live", "/health/ready")
+            is_open = path.removeprefix("/v2") in ("/health/live", "/health/ready")
             is_page = path == "/" and method in ("GET", "HEAD")
             if is_open or is_page:
                 assert answer.status_code in (200, 405), (method, path)
@@ -48,7 +49,8 @@ def test_without_the_key_nothing_but_health_and_the_page_answers(guarded: Runnin
                 assert answer.status_code == 401, (method, path)
                 assert answer.headers["www-authenticate"] == "Bearer"
     for path in paths:
-        assert guarded.client.get(path, headers=with_key(KEY)).status_code in (200, 405)
+        status = guarded.client.get(path, headers=with_key(KEY)).status_code
+        assert status in (200, 405) or (status == 404 and path.startswith("/v2/models/"))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,7 @@ def test_one_log_line_per_request_whatever_is_in_it(
     server.post(prompt="a cat", max_tokens=3)
     server.client.get("/a%0d%0a%1b[31m%e2%80%a8" + "x" * 1000)
     server.client.get("/health/live", headers={"x-request-id": b"\xe2\x80\xa8"})
+    server.end()  # the line of a request is written when its answer is out
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["status"] for line in lines] == [200, 404, 200]
     assert lines[0]["prompt_tokens"] == 5

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +16,7 @@ import pytest
 from fastlstm.cli import serve as command
 from fastlstm.errors import ConfigError
 from fastlstm.serve.settings import Settings
+from served_process import Process
 
 
 @pytest.fixture(scope="module")
@@ -39,38 +36,6 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.create()
     run.publish(save_language_model(model, CharTokenizer("\n abc"[1:]), train={}))
     return run.path
-
-
-class Process:
-    """`fastlstm serve` as a user starts it."""
-
-    def __init__(self, path: Path, *flags: str, code: str = "", **variables: str) -> None:
-        start = [sys.executable, "-m", "fastlstm"]
-        if code:
-            start = [sys.executable, "-c", code]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("FASTLSTM_API")}
-        self.process = subprocess.Popen(
-            [*start, "serve", str(path), "--port", "0", *flags],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**environment, **variables},
-        )
-        self.lines: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if match := re.search(r"at (http://\S+?)/ ", line):
-                self.url = match[1].replace("0.0.0.0", "127.0.0.1")
-                break
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        if number:
-            self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
-        self.lines += err.splitlines()
-        self.output = out
-        return self.process.returncode
 
 
 @pytest.fixture

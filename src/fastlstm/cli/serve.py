@@ -1,4 +1,4 @@
-"""`fastlstm serve RUN`: answers requests for text as OpenAI's API does."""
+"""`fastlstm serve RUN`: text as OpenAI's API gives it, forecasts by the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _KEYS = "keys"
 _MIN_SESSION_KEY = 16
 COMMAND = Command(
     verb="serve",
-    summary="Serve a trained model as an OpenAI-compatible API, with a page to try it.",
-    positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
+    summary="Serve a text by OpenAI's API, a forecaster by the Open Inference Protocol.",
+    positionals=(
+        Positional("RUN", "a run directory, one of its checkpoints, or a saved Forecaster"),
+    ),
     options=(
         *options_from_dataclass(Settings, GROUPS),
         Option(

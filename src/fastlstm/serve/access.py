@@ -41,6 +41,7 @@ class Record:
         outcome: "ok", or "disconnected", "stalled", "failed".
         prompt_tokens: of all prompts.
         completion_tokens: of all texts.
+        windows: that were forecast.
         first_piece_s: seconds until there was something to send.
     """
 
@@ -50,6 +51,7 @@ class Record:
     outcome: str = "ok"
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    windows: int = 0
     first_piece_s: float | None = None
 
 
@@ -91,19 +93,21 @@ class Access:
                 write_line(record, client[0], scope["method"][:16], scope["path"][:200])
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+        path = scope["path"]
         try:
             _check_headers(scope)
             await self._app(scope, receive, send)
         except Disconnected:
             record.outcome = "disconnected" if record.outcome == "ok" else record.outcome
         except ApiError as error:
-            await _answer_error(send, error)
+            await _answer_error(send, error, path)
         except Exception:
             _LOG.exception("request %s failed", record.id)
             record.outcome = "failed"
             if record.status:
                 raise  # half an answer is out: the connection must end
-            await _answer_error(send, ApiError(500, "the server failed to answer; see its log"))
+            failure = ApiError(500, "the server failed to answer; see its log")
+            await _answer_error(send, failure, path)
 
 
 def count(metrics: Metrics, record: Record) -> None:
@@ -132,13 +136,14 @@ def write_line(record: Record, client: str, method: str, path: str) -> None:
         "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
+        "windows": record.windows,
     }
     # ASCII JSON: line ends and escape codes in a path come out as \\n and \\u001b.
     sys.stderr.write(json.dumps(line) + "\n")
 
 
-async def _answer_error(send: Send, error: ApiError) -> None:
-    body = error.body
+async def _answer_error(send: Send, error: ApiError, path: str) -> None:
+    body = error.body_at(path)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

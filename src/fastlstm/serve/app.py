@@ -12,6 +12,9 @@ from starlette.routing import Route, Router
 from fastlstm.serve.access import Access
 from fastlstm.serve.completions import Completions
 from fastlstm.serve.errors import ApiError
+from fastlstm.serve.forecast_engine import ForecastEngine
+from fastlstm.serve.forecast_openapi import forecast_document
+from fastlstm.serve.inference import inference_routes
 from fastlstm.serve.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import document
@@ -46,6 +49,7 @@ def make_app(service: Service) -> ASGIApp:
         Route("/v1/models/{name:path}", pages.model),
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/chat/completions", pages.chat, methods=["POST"]),
+        *inference_routes(service),
     ]
     own_name = service.settings.host if service.is_local else ""
     gate = KeyGate(_Routes(routes), service.keys, own_name)
@@ -67,12 +71,12 @@ class _Routes:
             if error.status_code == 405:
                 message = f"{path} does not take {method}"
             else:
-                message = f"there is nothing at {path}; there are /v1/completions and /v1/models"
+                message = f"there is nothing at {path}; /openapi.json lists what there is"
             raise ApiError(error.status_code, message, headers=dict(error.headers or {})) from None
 
 
 class _Pages:
-    """Everything but the completions."""
+    """Everything but completions and inference."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -80,6 +84,8 @@ class _Pages:
         self._page = file.read_bytes()
 
     async def page(self, request: Request) -> Response:
+        if self._service.is_forecaster:
+            self._service.engine  # noqa: B018  says that the page is for texts
         return Response(self._page, media_type="text/html", headers=_PAGE_HEADERS)
 
     async def live(self, request: Request) -> Response:
@@ -88,7 +94,7 @@ class _Pages:
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        self._service.engine  # noqa: B018  raises while there is none
+        self._service.served  # noqa: B018  raises while there is none
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
@@ -96,8 +102,10 @@ class _Pages:
 
     async def openapi(self, request: Request) -> Response:
         service = self._service
-        found = document(service.engine, service.settings, has_keys=bool(service.keys))
-        return JSONResponse(found)
+        engine, has_keys = service.served, bool(service.keys)
+        if isinstance(engine, ForecastEngine):
+            return JSONResponse(forecast_document(engine, has_keys=has_keys))
+        return JSONResponse(document(engine, service.settings, has_keys=has_keys))
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -115,6 +123,7 @@ class _Pages:
         return JSONResponse(described)
 
     async def chat(self, request: Request) -> Response:
+        self._service.engine  # noqa: B018  a forecaster says so instead
         raise ApiError(
             404,
             "this model writes on from a text, it was not trained to chat; send the text as"

@@ -9,7 +9,12 @@ from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.errors import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from starlette.types import Receive, Scope
+
+HEADER_LENGTH = b"inference-header-content-length"
+"""Bytes of JSON before the binary data. No form can send it, so a type need not be asked for."""
 
 
 async def read_json_bytes(
@@ -22,6 +27,40 @@ async def read_json_bytes(
         Disconnected: the client has left.
     """
     headers = dict(scope["headers"])
+    _check_type(headers)
+    return await _read(headers, receive, max_bytes, timeout_s)
+
+
+async def read_tensor_bytes(
+    scope: Scope, receive: Receive, max_bytes: int, timeout_s: float
+) -> tuple[bytes, int | None]:
+    """Returns the body of an inference request, and how much of it is JSON where not all is.
+
+    Raises:
+        What `read_json_bytes` does; ApiError 400: Inference-Header-Content-Length is no length.
+    """
+    headers = dict(scope["headers"])
+    given = headers.get(HEADER_LENGTH)
+    if given is None:
+        _check_type(headers)
+    elif not given.isdigit() or len(given) > 18:
+        raise ApiError(
+            400,
+            f"Inference-Header-Content-Length is '{given[:100].decode('latin-1')}', expected the"
+            " number of bytes of JSON that the body begins with",
+        )
+    body = await _read(headers, receive, max_bytes, timeout_s)
+    return body, None if given is None else int(given)
+
+
+async def until_left(receive: Receive, on_left: Callable[[], object]) -> None:
+    """Waits until the client of a request that was read has left, and says so."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_left()
+
+
+def _check_type(headers: Mapping[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     # A form's type is refused also because any web page may send one to this machine.
     if kind != b"application/json":
@@ -30,6 +69,11 @@ async def read_json_bytes(
             f"the content type is '{kind[:100].decode('latin-1')}', expected application/json;"
             " with curl add -H 'Content-Type: application/json'",
         )
+
+
+async def _read(
+    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, timeout_s: float
+) -> bytes:
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise ApiError(415, "the body is compressed; send it as it is, without Content-Encoding")
     length = headers.get(b"content-length", b"0")
@@ -59,5 +103,8 @@ async def _received(receive: Receive, max_bytes: int) -> bytes:
 
 def _too_long(max_bytes: int) -> ApiError:
     return ApiError(
-        413, f"the body has more than {max_bytes} bytes; send a shorter prompt", closes=True
+        413,
+        f"the body has more than {max_bytes} bytes; send less, or start the server with a larger"
+        " --max-body",
+        closes=True,
     )

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.serve.access import Record
-from fastlstm.serve.body import read_json_bytes
+from fastlstm.serve.body import read_json_bytes, until_left
 from fastlstm.serve.channel import Channel
 from fastlstm.serve.errors import ApiError, Unavailable, error_json
 from fastlstm.serve.reply import Choice, Events, Totals, Whole, whole_body
@@ -52,8 +52,8 @@ class Completions:
         channel = Channel()
         # The places are taken before any work is done for the request.
         ticket = engine.scheduler.reserve(asked.num_choices, channel)
-        sender = Sender(scope, send, channel, record, service.metrics)
-        watch = asyncio.create_task(_until_left(receive, channel))
+        sender = Sender(scope, send, channel.close, record, service.metrics)
+        watch = asyncio.create_task(until_left(receive, channel.close))
         service.stalls.senders.add(sender)
         try:
             jobs = await engine.jobs(asked)
@@ -64,12 +64,6 @@ class Completions:
             service.stalls.senders.discard(sender)
             engine.scheduler.release(ticket)
             watch.cancel()
-
-
-async def _until_left(receive: Receive, channel: Channel) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    channel.close()
 
 
 class _Answer:

@@ -103,6 +103,10 @@ class Engine:
         self._metrics.active.set(active)
         self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
 
+    def stop(self) -> None:
+        """Ends every text with an error."""
+        self.scheduler.stop()
+
     async def jobs(self, asked: Completion) -> list[Job]:
         """Returns a request's jobs; long prompts become tokens on another thread.
 

@@ -1,8 +1,10 @@
-"""What a client is told when it goes wrong: OpenAI's error object, never our internals."""
+"""What a client is told when it goes wrong: the error object of its protocol, no internals."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 _TYPES = {
     401: "authentication_error",
@@ -42,9 +44,15 @@ class ApiError(Exception):
         if closes:
             self.headers["connection"] = "close"
 
+    def body_at(self, path: str) -> bytes:
+        """Returns the error object as JSON, in the shape that belongs to a path."""
+        if path == "/v2" or path.startswith("/v2/"):
+            return json.dumps({"error": self.message}, separators=(",", ":")).encode("ascii")
+        return self.body
+
     @property
     def body(self) -> bytes:
-        """The error object as JSON."""
+        """OpenAI's error object as JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return error_json(self.message, kind, self.param, self.code)
 
@@ -55,6 +63,14 @@ class Overloaded(ApiError):
     def __init__(self) -> None:
         message = "the server is at its capacity; send the request again later"
         super().__init__(429, message, None, "overloaded", {"retry-after": "1"})
+
+
+class QueueFull(ApiError):
+    """Every place for windows is taken."""
+
+    def __init__(self) -> None:
+        message = "the server is at its capacity; send the request again later"
+        super().__init__(503, message, None, "overloaded", {"retry-after": "1"})
 
 
 class Unavailable(ApiError):
@@ -70,3 +86,25 @@ def error_json(
     """Returns OpenAI's error object, ASCII."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return json.dumps({"error": error}, separators=(",", ":")).encode("ascii")
+
+
+def shown(text: str) -> str:
+    """Returns a text as an error shows it: not longer than 200 characters."""
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def value_name(value: Any) -> str:
+    """Returns a value as an error shows it: short, whatever was sent."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**20 else "a huge number"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        return f"'{value}'" if len(value) <= 40 else f"a string of {len(value)} characters"
+    if isinstance(value, Sequence):
+        return f"a list of {len(value)}"
+    return "an object"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """For whoever watches the server; these answer without a key."""
 PAGE_PATH = "/"
 """The page may be fetched without a key; everything that it calls needs one."""

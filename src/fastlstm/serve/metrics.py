@@ -11,6 +11,7 @@ from prometheus_client import (
 )
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SIZES = tuple(1 << k for k in range(13))
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -27,12 +28,15 @@ class Metrics:
         self.tokens_read = self._counter("tokens_read", "Tokens of prompts read")
         self.tokens_known = self._counter("tokens_known", "Tokens of prompts not read again")
         self.failures = self._counter("failed_texts", "Texts that ended with an error")
-        self.active = self._gauge("streams_active", "Slots taken by texts being written")
-        self.waiting = self._gauge("queue_depth", "Places taken by texts that wait for a slot")
-        self.slots = self._gauge("slots", "Texts that can be written at the same time")
+        self.windows = self._counter("windows", "Windows forecast")
+        self.active = self._gauge("streams_active", "Texts being written, windows being forecast")
+        self.waiting = self._gauge("queue_depth", "Texts or windows that wait for a slot")
+        self.slots = self._gauge("slots", "Texts or windows that fit in a call of the engine")
+        self.sequences = self._gauge("sequences", "Sequences whose rows are kept")
         self.tick = self._histogram("tick_seconds", "Duration of a call of the engine")
         self.first_token = self._histogram("first_token_seconds", "From request to first piece")
         self.between = self._histogram("inter_chunk_seconds", "Between two pieces of a stream")
+        self.batch = self._histogram("batch_windows", "Windows forecast in one pass", _SIZES)
 
     def text(self) -> bytes:
         """Returns the exposition."""
@@ -44,5 +48,5 @@ class Metrics:
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(f"fastlstm_{name}", help, registry=self.registry)
 
-    def _histogram(self, name: str, help: str) -> Histogram:
-        return Histogram(f"fastlstm_{name}", help, buckets=_SECONDS, registry=self.registry)
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return Histogram(f"fastlstm_{name}", help, buckets=buckets, registry=self.registry)

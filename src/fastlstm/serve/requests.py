@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import CorruptFileError, PromptError, nearest_hint
 from fastlstm.infer.sampling import SMALLEST, Sampling, sampling_of
-from fastlstm.serve.errors import ApiError
+from fastlstm.serve.errors import ApiError, shown, value_name
 from fastlstm.storage import parse_json
 
 MAX_PROMPTS = 256
@@ -69,9 +69,9 @@ def parse_body(data: bytes) -> dict[str, Any]:
         value = parse_json(data, Path("the request body"))
     except CorruptFileError as error:
         why = "a number in it has too many digits" if "digits" in str(error) else str(error)
-        raise ApiError(400, _shown(why), None, "invalid_json") from None
+        raise ApiError(400, shown(why), None, "invalid_json") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"the request body is {_name(value)}, expected a JSON object")
+        raise ApiError(400, f"the request body is {value_name(value)}, expected a JSON object")
     return value
 
 
@@ -98,7 +98,7 @@ def parse_completion(
     for name in body:
         if name not in _FIELDS:
             hint = nearest_hint(name[:64], _FIELDS)
-            raise _bad(name[:64], f"unknown field '{_shown(name)}'{hint}; leave it out")
+            raise _bad(name[:64], f"unknown field '{shown(name)}'{hint}; leave it out")
     given = {name: value for name, value in body.items() if value is not None}
     _check_model(given.get("model"), model)
     read = _Reader(given)
@@ -140,7 +140,9 @@ class _Reader:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _bad(name, f"{name} is {_name(value)}, expected a whole number, {low} to {high}")
+            raise _bad(
+                name, f"{name} is {value_name(value)}, expected a whole number, {low} to {high}"
+            )
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -152,7 +154,7 @@ class _Reader:
     def flag(self, name: str) -> bool:
         value = self._given.get(name, False)
         if not isinstance(value, bool):
-            raise _bad(name, f"{name} is {_name(value)}, expected true or false")
+            raise _bad(name, f"{name} is {value_name(value)}, expected true or false")
         return value
 
     def text(self, name: str, longest: int) -> str | None:
@@ -160,7 +162,7 @@ class _Reader:
         if value is None:
             return None
         if not isinstance(value, str):
-            raise _bad(name, f"{name} is {_name(value)}, expected a string")
+            raise _bad(name, f"{name} is {value_name(value)}, expected a string")
         if len(value) > longest:
             raise _bad(name, f"{name} has {len(value)} characters, expected at most {longest}")
         return _clean(name, value)
@@ -170,7 +172,7 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not low <= value <= high:  # never so of NaN
         bounds = f"{low:g} to {high:g}" if low != SMALLEST else f"above 0 and at most {high:g}"
-        raise _bad(name, f"{name} is {_name(value)}, expected a number, {bounds}")
+        raise _bad(name, f"{name} is {value_name(value)}, expected a number, {bounds}")
     return float(value)
 
 
@@ -201,11 +203,11 @@ def _check_model(value: Any, model: str) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise _bad("model", f"model is {_name(value)}, expected '{model}'")
+        raise _bad("model", f"model is {value_name(value)}, expected '{model}'")
     if value != model:
         raise ApiError(
             404,
-            f"there is no model '{_shown(value)}' here; this server serves '{model}'",
+            f"there is no model '{shown(value)}' here; this server serves '{model}'",
             "model",
             "model_not_found",
         )
@@ -216,7 +218,7 @@ def _prompts(value: Any, vocab_size: int) -> list[Prompt]:
     if isinstance(value, str):
         return [_clean("prompt", value)]
     if not isinstance(value, list) or not value:
-        raise _bad("prompt", f"prompt is {_name(value)}, expected a string or a list of them")
+        raise _bad("prompt", f"prompt is {value_name(value)}, expected a string or a list of them")
     if not isinstance(value[0], str | list):
         return [_tokens(value, is_token, vocab_size)]
     if len(value) > MAX_PROMPTS:
@@ -243,7 +245,7 @@ def _tokens(value: list[Any], is_token: Callable[[Any], bool], vocab_size: int) 
         if not is_token(token):
             raise _bad(
                 "prompt",
-                f"prompt has {_name(token)} among its tokens, expected whole numbers,"
+                f"prompt has {value_name(token)} among its tokens, expected whole numbers,"
                 f" 0 to {vocab_size - 1}",
             )
     return value
@@ -252,12 +254,13 @@ def _tokens(value: list[Any], is_token: Callable[[Any], bool], vocab_size: int) 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise _bad("stop", f"stop is {_name(value)}, expected at most {MAX_STOPS} strings")
+        raise _bad("stop", f"stop is {value_name(value)}, expected at most {MAX_STOPS} strings")
     for stop in stops:
         if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise _bad(
                 "stop",
-                f"stop has {_name(stop)}, expected strings of 1 to {MAX_STOP_CHARS} characters",
+                f"stop has {value_name(stop)}, expected strings of 1 to {MAX_STOP_CHARS}"
+                " characters",
             )
         _clean("stop", stop)
     return tuple(stops)
@@ -267,7 +270,7 @@ def _biases(value: Any, vocab_size: int) -> dict[int, float] | None:
     if not isinstance(value, dict) or len(value) > MAX_BIASES:
         raise _bad(
             "logit_bias",
-            f"logit_bias is {_name(value)}, expected an object of at most {MAX_BIASES} tokens",
+            f"logit_bias is {value_name(value)}, expected an object of at most {MAX_BIASES} tokens",
         )
     biases = {}
     for key, bias in value.items():
@@ -275,7 +278,7 @@ def _biases(value: Any, vocab_size: int) -> dict[int, float] | None:
         if token >= vocab_size:
             raise _bad(
                 "logit_bias",
-                f'logit_bias names token \'{_shown(key)}\', expected "0" to "{vocab_size - 1}"',
+                f'logit_bias names token \'{shown(key)}\', expected "0" to "{vocab_size - 1}"',
             )
         biases[token] = _number("logit_bias", bias, -100, 100)
     return biases or None
@@ -283,7 +286,7 @@ def _biases(value: Any, vocab_size: int) -> dict[int, float] | None:
 
 def _usage(options: Any, streams: bool) -> str:
     if not isinstance(options, dict):
-        raise _bad("stream_options", f"stream_options is {_name(options)}, expected an object")
+        raise _bad("stream_options", f"stream_options is {value_name(options)}, expected an object")
     if options and not streams:
         raise _bad("stream_options", "stream_options goes with stream: true only; leave it out")
     for name, value in options.items():
@@ -291,10 +294,10 @@ def _usage(options: Any, streams: bool) -> str:
             hint = nearest_hint(name[:64], STREAM_OPTIONS)
             raise _bad(
                 "stream_options",
-                f"unknown field '{_shown(name)}' of stream_options{hint}; leave it out",
+                f"unknown field '{shown(name)}' of stream_options{hint}; leave it out",
             )
         if not isinstance(value, bool):
-            raise _bad("stream_options", f"{name} is {_name(value)}, expected true or false")
+            raise _bad("stream_options", f"{name} is {value_name(value)}, expected true or false")
     if options.get("continuous_usage_stats"):
         return "all"
     return "last" if options.get("include_usage") else ""
@@ -312,27 +315,6 @@ def _clean(name: str, text: str) -> str:
 
 def _bad(param: str, message: str) -> ApiError:
     return ApiError(400, message, param)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 200 else text[:200] + "…"
-
-
-def _name(value: Any) -> str:
-    """Returns a value as an error shows it: short, whatever was sent."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**20 else "a huge number"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str):
-        return f"'{value}'" if len(value) <= 40 else f"a string of {len(value)} characters"
-    if isinstance(value, Sequence):
-        return f"a list of {len(value)}"
-    return "an object"
 
 
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Scope, Send
 
     from fastlstm.serve.access import Record
-    from fastlstm.serve.channel import Channel
     from fastlstm.serve.metrics import Metrics
 
 
@@ -20,7 +21,7 @@ class Sender:
     Args:
         scope: of the request.
         send: ASGI's.
-        channel: is closed when the client is cut off.
+        on_cut: is called when the client is cut off.
         record: what is known about the request.
         metrics: counts.
 
@@ -29,17 +30,24 @@ class Sender:
     """
 
     def __init__(
-        self, scope: Scope, send: Send, channel: Channel, record: Record, metrics: Metrics
+        self,
+        scope: Scope,
+        send: Send,
+        on_cut: Callable[[], object],
+        record: Record,
+        metrics: Metrics,
     ) -> None:
         self._connection = scope["state"].get("connection")
-        self._send, self._channel = send, channel
+        self._send, self._on_cut = send, on_cut
         self._record, self._metrics = record, metrics
         self._last_s = 0.0
         self.waits_since_s: float | None = None
 
-    async def start(self, kind: bytes, length: int | None = None) -> None:
+    async def start(
+        self, kind: bytes, length: int | None = None, *more: tuple[bytes, bytes]
+    ) -> None:
         """Sends status 200 and the headers."""
-        headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         else:
@@ -63,7 +71,7 @@ class Sender:
     def cut(self) -> None:
         """Ends the connection; what the client has not taken is lost."""
         self._record.outcome = "stalled"
-        self._channel.close()
+        self._on_cut()
         if self._connection is not None:
             self._connection.abort()
 

@@ -17,9 +17,10 @@ import uvicorn
 
 from fastlstm import hardware
 from fastlstm.errors import ConfigError
-from fastlstm.infer.loading import load_decoder
+from fastlstm.infer.loading import Writer, is_forecaster, load_decoder
 from fastlstm.serve.app import make_app
 from fastlstm.serve.engine import Engine
+from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.keys import Keys, is_local
 from fastlstm.serve.protocol import protocol_class
 from fastlstm.serve.service import Service
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from fastlstm.infer.loading import Writer
+    from fastlstm.infer.forecast_windows import WindowForecaster
     from fastlstm.serve.settings import Settings
 
 _BACKLOG = 2048
@@ -62,7 +63,7 @@ class Runner:
 
     def __init__(
         self,
-        load: Callable[[], Writer],
+        load: Callable[[], Writer | WindowForecaster],
         settings: Settings,
         keys: Sequence[str] = (),
         session_key: bytes | None = None,
@@ -107,14 +108,26 @@ class Runner:
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._warn(host)
-        writer = await asyncio.to_thread(self._load)
+        model = await asyncio.to_thread(self._load)
+        described = self._serve_text(model) if isinstance(model, Writer) else self._forecast(model)
+        self._say(f"serving {model.name} at http://{shown}:{port}/ ({described})")
+
+    def _serve_text(self, writer: Writer) -> str:
         key = self._session_key or secrets.token_bytes(32)
         if self._session_key is None:
             self._say("session states are signed with a key of this process: they end with it")
         threads = self._settings.threads or _default_threads()
-        self.service.engine = Engine(writer, self._settings, self.service.metrics, key, threads)
-        described = writer.decoder.describe(self._settings.max_streams, threads)
-        self._say(f"serving {writer.name} at http://{shown}:{port}/ ({described})")
+        self.service.served = Engine(writer, self._settings, self.service.metrics, key, threads)
+        return writer.decoder.describe(self._settings.max_streams, threads)
+
+    def _forecast(self, model: WindowForecaster) -> str:
+        # With two cores one is the clients'.
+        threads = self._settings.threads or max(1, hardware.default_threads() // 2)
+        self.service.served = ForecastEngine(model, self._settings, self.service.metrics, threads)
+        return (
+            f"Open Inference Protocol; reads {model.input_size} rows of {len(model.past.names)}"
+            f" columns, forecasts {model.horizon} of {len(model.targets)}; fp32, threads: {threads}"
+        )
 
     def _warn(self, host: str) -> None:
         if not self.service.keys and not self.service.is_local:
@@ -156,7 +169,7 @@ def serve(
     session_key: bytes | None = None,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serves the model of a run until SIGTERM or Ctrl-C.
+    """Serves the model of a run, or a forecaster, until SIGTERM or Ctrl-C.
 
     Raises:
         FastLSTMError: the run cannot be loaded, or the address not be listened on.
@@ -167,12 +180,18 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
     async def run() -> None:
-        runner = Runner(
-            lambda: load_decoder(path, settings.weights), settings, keys, session_key, say
-        )
+        runner = Runner(lambda: _load(path, settings), settings, keys, session_key, say)
         await runner.run()
 
     asyncio.run(run())
+
+
+def _load(path: str, settings: Settings) -> Writer | WindowForecaster:
+    if is_forecaster(path):
+        from fastlstm.infer.forecast_windows import load_window_forecaster  # brings torch
+
+        return load_window_forecaster(path)
+    return load_decoder(path, settings.weights)
 
 
 def _default_threads() -> int | None:

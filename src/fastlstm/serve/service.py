@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastlstm.serve.errors import Unavailable
+from fastlstm.serve.engine import Engine
+from fastlstm.serve.errors import ApiError, Unavailable
+from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.sender import Stalls
 
 if TYPE_CHECKING:
-    from fastlstm.serve.engine import Engine
     from fastlstm.serve.keys import Keys
     from fastlstm.serve.settings import Settings
 
@@ -35,10 +36,10 @@ class Service:
         self.metrics = Metrics()
         self.stalls = Stalls(settings.stall)
         self.is_draining = self.is_local = False
-        self._engine: Engine | None = None
+        self._engine: Engine | ForecastEngine | None = None
 
     @property
-    def engine(self) -> Engine:
+    def served(self) -> Engine | ForecastEngine:
         """The loaded model.
 
         Raises:
@@ -50,20 +51,57 @@ class Service:
             raise Unavailable("the model is still being loaded; send the request again")
         return self._engine
 
-    @engine.setter
-    def engine(self, engine: Engine) -> None:
+    @served.setter
+    def served(self, engine: Engine | ForecastEngine) -> None:
         self._engine = engine
 
     @property
+    def engine(self) -> Engine:
+        """The loaded model, which writes text.
+
+        Raises:
+            ApiError: as `served`; 404, it is a forecaster.
+        """
+        engine = self.served
+        if isinstance(engine, Engine):
+            return engine
+        raise ApiError(
+            404,
+            f"'{engine.name}' is a forecaster and writes no text; its forecasts are at"
+            f" /v2/models/{engine.name}/infer",
+            None,
+            "not_a_text_model",
+        )
+
+    @property
+    def forecasts(self) -> ForecastEngine:
+        """The loaded model, which forecasts.
+
+        Raises:
+            ApiError: as `served`; 404, it writes text.
+        """
+        engine = self.served
+        if isinstance(engine, ForecastEngine):
+            return engine
+        raise ApiError(
+            404, f"'{engine.name}' writes text and forecasts nothing; it is at /v1/completions"
+        )
+
+    @property
+    def is_forecaster(self) -> bool:
+        """Whether the loaded model forecasts."""
+        return isinstance(self._engine, ForecastEngine)
+
+    @property
     def is_stuck(self) -> bool:
-        """Whether texts are under way and nothing moves."""
+        """Whether requests are under way and nothing moves."""
         return self._engine is not None and self._engine.is_stuck()
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is taken."""
+        """Whether every place for texts is taken."""
         engine = self._engine
-        return engine is not None and not self.is_draining and engine.scheduler.is_full
+        return isinstance(engine, Engine) and not self.is_draining and engine.scheduler.is_full
 
     def metrics_text(self) -> bytes:
         """Returns the exposition for Prometheus."""
@@ -79,10 +117,10 @@ class Service:
 
     @property
     def num_held(self) -> int:
-        """Texts under way."""
+        """Texts, or windows, under way."""
         return 0 if self._engine is None else self._engine.scheduler.num_held
 
     def stop(self) -> None:
-        """Ends all texts."""
+        """Ends everything under way."""
         if self._engine is not None:
-            self._engine.scheduler.stop()
+            self._engine.stop()

@@ -15,6 +15,8 @@ _BOUNDS = {
     "max_streams": (1, 65536),
     "max_queue": (0, 1 << 20),
     "prefix_cache": (0, 65536),
+    "max_sequences": (0, 1 << 24),
+    "sequence_idle": (0.05, _UNLIMITED),
     "max_tokens": (1, _UNLIMITED),
     "max_prompt_tokens": (1, _UNLIMITED),
     "max_body": (1024, 1 << 30),
@@ -35,10 +37,14 @@ class Settings:
         port: port to listen on; 0 takes a free one.
         weights: format of the weights in memory.
         threads: threads of the engine; 0 is one on two cores, on more what proves fastest.
-        max_streams: texts written at the same time; each of a request's n counts.
-        max_queue: texts admitted beyond these, which wait; what comes then is answered 429.
+        max_streams: texts written at the same time, each of a request's n counts; windows forecast
+            in one pass.
+        max_queue: texts, or windows, admitted beyond these, which wait; what comes then is answered
+            429, with windows 503.
         prefix_cache: prompts whose states are kept: one that begins with one of them is read from
             there on; 0 keeps none.
+        max_sequences: sequences whose newest rows are kept.
+        sequence_idle: seconds after which a sequence that nobody asks for is forgotten.
         max_tokens: most tokens that one text may ask for.
         max_prompt_tokens: longest prompt.
         max_body: largest request body, in bytes.
@@ -60,6 +66,8 @@ class Settings:
     max_streams: int = 256
     max_queue: int = 256
     prefix_cache: int = 64
+    max_sequences: int = 1024
+    sequence_idle: float = 3600.0
     max_tokens: int = 100_000
     max_prompt_tokens: int = 200_000
     max_body: int = 1 << 20
@@ -84,6 +92,7 @@ class Settings:
 GROUPS: dict[str, tuple[str, ...]] = {
     "address": ("host", "port"),
     "engine": ("weights", "threads", "max_streams", "max_queue", "prefix_cache"),
+    "sequences": ("max_sequences", "sequence_idle"),
     "limits": (
         "max_tokens",
         "max_prompt_tokens",

@@ -1,0 +1,157 @@
+"""A stored forecaster as a function of windows, without a table: numbers in, forecasts out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster
+from fastlstm.infer.forecasts import spread
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns that are given together.
+
+    Attributes:
+        names: in the order of the network.
+        codes: by each categorical one among them, the number of every value it knows.
+    """
+
+    names: tuple[str, ...]
+    codes: Mapping[str, Mapping[str, int]]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those that hold numbers."""
+        return tuple(name for name in self.names if name not in self.codes)
+
+    @property
+    def categorical(self) -> tuple[str, ...]:
+        """Those that hold names."""
+        return tuple(name for name in self.names if name in self.codes)
+
+
+class WindowForecaster:
+    """Forecasts windows in the table's units.
+
+    Args:
+        stored: as read.
+        name: of its directory.
+
+    Attributes:
+        name: as given.
+        input_size: L, rows of a window.
+        horizon: h, steps ahead.
+        targets: C names.
+        past: the columns of a window's rows: targets, known up to now, known ahead.
+        future: those known ahead.
+        static: those with one value per series.
+        may_miss: values of past and future may be NaN; static ones always may.
+        frequency: from one row to the next, such as "1 hour".
+    """
+
+    def __init__(self, stored: StoredForecaster, name: str) -> None:
+        self.name, self._stored = name, stored
+        config = stored.network.config
+        self.input_size, self.horizon = config.input_size, config.horizon
+        self.may_miss, self.frequency = config.has_missing, str(stored.frequency)
+        columns = stored.columns
+        self.targets = columns[: config.num_targets]
+        self.past = self._columns(columns)
+        self.future = self._columns(columns[len(columns) - config.num_future :])
+        static = stored.parameters["static"]
+        self.static = self._columns((static,) if isinstance(static, str) else tuple(static))
+
+    def _columns(self, names: tuple[str, ...]) -> Columns:
+        known = self._stored.categories
+        codes = {
+            name: {str(value): number for number, value in enumerate(known[name])}
+            for name in names
+            if name in known
+        }
+        return Columns(names, codes)
+
+    @torch.no_grad()
+    def run(
+        self, past: Floats, future: Floats | None = None, statics: Floats | None = None
+    ) -> Forecasts:
+        """Forecasts the h steps after each window.
+
+        Args:
+            past: shape ``(B, L, columns)``, in the table's units; names as their numbers.
+            future: shape ``(B, h, columns known ahead)``, or None where there are none.
+            statics: shape ``(B, S)``, or None where there are none.
+        """
+        stored, config = self._stored, self._stored.network.config
+        mean, std = (torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std))
+        length = self.input_size + self.horizon
+        values = torch.full((len(past), length, past.shape[2]), float("nan"))
+        values[:, : self.input_size] = torch.from_numpy(past)
+        if future is not None:
+            first = past.shape[2] - config.num_future
+            values[:, self.input_size :, first:] = torch.from_numpy(future)
+        scaled, static = (values - mean) / std, None
+        if statics is not None:
+            center, deviation = torch.from_numpy(stored.static_scale).T
+            static = (torch.from_numpy(statics) - center) / deviation
+        found = stored.network.output.center(stored.network(scaled, static))
+        return Forecasts(stored, found.numpy(), spread(scaled, config).numpy())
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Forecasts of B windows.
+
+    Attributes:
+        stored: the forecaster.
+        center: shape ``(B, h, C)``, scaled.
+        spread: how much each window moves, shape ``(B, C)``, scaled.
+    """
+
+    stored: StoredForecaster
+    center: Floats
+    spread: Floats
+
+    def part(self, first: int, count: int) -> Forecasts:
+        """Returns those of some windows."""
+        rows = slice(first, first + count)
+        return Forecasts(self.stored, self.center[rows], self.spread[rows])
+
+    def values(self) -> Floats:
+        """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
+        return self._unscaled(self.center)
+
+    def quantiles(self, levels: Sequence[float]) -> Floats:
+        """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
+
+        Raises:
+            ConfigError: a level that the calibration says nothing about.
+        """
+        residuals = self.stored.calibration.at(levels).numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = [self.center + one * self.spread[:, None] for one in residuals]
+        return np.stack([self._unscaled(one) for one in scaled], -1)
+
+    def _unscaled(self, scaled: Floats) -> Floats:
+        num, scaler = scaled.shape[-1], self.stored.scaler
+        with np.errstate(over="ignore", invalid="ignore"):
+            plain: Floats = scaled * scaler.std[:num] + scaler.mean[:num]
+        return plain
+
+
+def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:
+    """Loads what `Forecaster.save` wrote.
+
+    Raises:
+        What `read_forecaster` does.
+    """
+    return WindowForecaster(read_forecaster(Path(path)), Path(path).resolve().name)

@@ -1,0 +1,222 @@
+"""A loaded forecaster that is served: requests in their order, batches, sequences, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from fastlstm.serve.batches import Batch, Batches, Windows
+from fastlstm.serve.errors import ApiError
+from fastlstm.serve.forecast_request import Asked, input_specs, output_specs, parse_request
+from fastlstm.serve.sequences import Sequences
+from fastlstm.serve.tensors import encode_answer
+
+if TYPE_CHECKING:
+    from fastlstm.infer.forecast_windows import Forecasts, WindowForecaster
+    from fastlstm.serve.metrics import Metrics
+    from fastlstm.serve.settings import Settings
+
+VERSION = "1"
+_SHORT_BODY = 1 << 16
+"""Bytes that are read at once; more are read on another thread meanwhile."""
+_FEW_NUMBERS = 1 << 12
+
+Result = TypeVar("Result")
+
+
+class Ticket:
+    """One request's windows and its answer.
+
+    Args:
+        windows: to be forecast.
+
+    Attributes:
+        windows: as given.
+        answer: comes when they are.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+        self.answer: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self.windows.is_cancelled = True
+        self.answer.cancel()
+
+
+class ForecastEngine:
+    """A forecaster behind batches; to be made on the event loop that answers the clients.
+
+    Args:
+        model: the forecaster.
+        settings: the server's.
+        metrics: counts.
+        threads: of each pass of the network.
+
+    Attributes:
+        name: what clients call the model.
+        model: as given.
+        scheduler: computes the batches.
+        inputs: what the model takes, by name.
+        outputs: what it gives.
+    """
+
+    def __init__(
+        self, model: WindowForecaster, settings: Settings, metrics: Metrics, threads: int
+    ) -> None:
+        self.model, self.name = model, model.name
+        self.inputs, self.outputs = input_specs(model), output_specs(model)
+        self._settings, self._metrics = settings, metrics
+        self._loop = asyncio.get_running_loop()
+        self._progress_s = time.monotonic()
+        self._tickets: dict[Windows, Ticket] = {}
+        self._sequences = Sequences(
+            model.input_size, settings.max_sequences, settings.sequence_idle
+        )
+        self._reader = ThreadPoolExecutor(1, "fastlstm-reader")
+        self._num_reading = 0
+        metrics.slots.set(settings.max_streams)
+        self.scheduler = Batches(
+            model,
+            max_batch=settings.max_streams,
+            max_queue=settings.max_queue,
+            threads=threads,
+            deliver=self._deliver,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """The protocol's model metadata."""
+        return {
+            "name": self.name,
+            "versions": [VERSION],
+            "platform": "fastlstm_forecaster",
+            "inputs": [spec.as_json() for spec in self.inputs.values()],
+            "outputs": [spec.as_json() for spec in self.outputs.values()],
+            "parameters": {
+                "input_size": self.model.input_size,
+                "horizon": self.model.horizon,
+                "frequency": self.model.frequency,
+            },
+        }
+
+    def is_stuck(self) -> bool:
+        """Whether windows wait and no batch was finished for too long."""
+        idle_s = time.monotonic() - self._progress_s
+        return idle_s > self._settings.watchdog and self.scheduler.has_work
+
+    def show(self) -> None:
+        """Brings the gauges up to date."""
+        active = self.scheduler.num_active
+        self._metrics.active.set(active)
+        self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
+        self._metrics.sequences.set(len(self._sequences))
+
+    async def read(self, body: bytes, header_length: int | None) -> Asked:
+        """Returns a request, checked; requests are read one after the other, in their order.
+
+        Raises:
+            ApiError: 400, it is wrong.
+        """
+        if len(body) <= _SHORT_BODY and not self._num_reading:
+            return parse_request(body, header_length, self.model, self.inputs)
+        self._num_reading += 1
+        try:
+            return await self._loop.run_in_executor(
+                self._reader, parse_request, body, header_length, self.model, self.inputs
+            )
+        finally:
+            self._num_reading -= 1
+
+    def submit(self, asked: Asked) -> Ticket:
+        """Has a request's windows forecast; `release` must follow.
+
+        The rows of a sequence are added here and now: a window is what the sequence held when its
+        request had been read.
+
+        Raises:
+            ApiError: no room (503), too many windows (400), or the sequence's.
+        """
+        count = len(asked.past)
+        self.scheduler.reserve(count)
+        try:
+            past, statics = asked.past, asked.statics
+            if asked.step is not None:
+                static = None if statics is None else statics[0]
+                rows, static = self._sequences.add(asked.step, past[0], static)
+                past, statics = rows[None], None if static is None else static[None]
+            ticket = Ticket(Windows(past, asked.future, statics))
+            if not self.scheduler.has_work:  # the time without work is no time without progress
+                self._progress_s = time.monotonic()
+            self.scheduler.submit(ticket.windows)
+        except BaseException:
+            self.scheduler.release(count)
+            raise
+        self._tickets[ticket.windows] = ticket
+        return ticket
+
+    def release(self, ticket: Ticket) -> None:
+        """Gives back what a request holds; windows that wait are not computed any more."""
+        ticket.cancel()
+        self._tickets.pop(ticket.windows, None)
+        self.scheduler.release(len(ticket.windows))
+
+    async def encode(self, asked: Asked, found: Forecasts) -> tuple[bytes, int | None]:
+        """Returns the body of an answer, and the length of its JSON where binary data follows.
+
+        Raises:
+            ApiError: 400, the forecast is not finite.
+        """
+        if found.center.size * (1 + len(asked.levels)) <= _FEW_NUMBERS:
+            return self._encode(asked, found)
+        return await asyncio.to_thread(self._encode, asked, found)
+
+    def _encode(self, asked: Asked, found: Forecasts) -> tuple[bytes, int | None]:
+        make: dict[str, Callable[[], Any]] = {
+            "forecast": found.values,
+            "quantiles": lambda: found.quantiles(asked.levels),
+        }
+        outputs = {name: make[name]() for name in asked.outputs}
+        if not all(np.isfinite(values).all() for values in outputs.values()):
+            raise ApiError(
+                400, "the forecast is not finite: the inputs are far beyond what the model knows"
+            )
+        head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
+        if asked.id is not None:
+            head["id"] = asked.id
+        binary = frozenset(name for name, is_binary in asked.outputs.items() if is_binary)
+        return encode_answer(head, outputs, binary)
+
+    def stop(self) -> None:
+        """Ends every request with an error."""
+        self.scheduler.stop()
+        self._reader.shutdown(wait=False)
+
+    def _deliver(self, batch: Batch) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._spread, batch)
+        except RuntimeError:
+            pass  # the loop has ended, and its clients with it
+
+    def _spread(self, batch: Batch) -> None:
+        self._progress_s = time.monotonic()
+        if batch.seconds:
+            self._metrics.tick.observe(batch.seconds)
+            self._metrics.batch.observe(sum(len(windows) for windows, _ in batch.answers))
+        for windows, found in batch.answers:
+            ticket = self._tickets.get(windows)
+            if isinstance(found, ApiError):
+                self._metrics.failures.inc()
+            else:
+                self._metrics.windows.inc(len(windows))
+            if ticket is None or ticket.answer.done():
+                continue
+            if isinstance(found, ApiError):
+                ticket.answer.set_exception(found)
+            else:
+                ticket.answer.set_result(found)

@@ -1,0 +1,130 @@
+"""What is kept of sequences: the newest rows of each, so that a client sends only what is new."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.serve.errors import ApiError, shown
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a request says about its sequence.
+
+    Attributes:
+        id: its name or number; 7 and "7" are two sequences.
+        starts: the rows are its first.
+        ends: it is to be forgotten afterwards.
+    """
+
+    id: str | int
+    starts: bool = False
+    ends: bool = False
+
+
+@dataclass
+class _Kept:
+    rows: Floats
+    statics: Floats | None
+    used_s: float
+
+
+class Sequences:
+    """The newest rows of every sequence. Not for several threads.
+
+    Args:
+        num_rows: kept of each, and needed for a forecast.
+        capacity: sequences at a time.
+        idle_s: a sequence that is not asked for so long is forgotten.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        capacity: int,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_rows, self._capacity, self._idle_s = num_rows, capacity, idle_s
+        self._clock = clock
+        self._kept: OrderedDict[str | int, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Sequences that are kept."""
+        self._forget_idle()
+        return len(self._kept)
+
+    def add(self, step: Step, rows: Floats, statics: Floats | None) -> tuple[Floats, Floats | None]:
+        """Adds rows, and returns the window that ends with them and what is static.
+
+        Args:
+            step: of which sequence.
+            rows: new ones, shape ``(n, columns)``.
+            statics: shape ``(S,)``; None for those of before.
+
+        Raises:
+            ApiError: no such sequence (404) or no room for another (503), nothing is kept; too few
+                rows so far (409), these are kept.
+        """
+        self._forget_idle()
+        if step.starts:
+            if step.id not in self._kept and len(self._kept) >= self._capacity:
+                raise ApiError(
+                    503,
+                    f"the server keeps {self._capacity} sequences, which is all it may; end one"
+                    " (sequence_end), or send this one again later",
+                    headers={"retry-after": "5"},
+                )
+            kept = _Kept(rows[:0], statics, 0.0)
+        else:
+            kept = self._found(step)
+        if statics is not None:
+            kept.statics = statics
+        # A new array: windows that were handed out stay as they are.
+        kept.rows = np.concatenate([kept.rows, rows])[-self._num_rows :].copy()
+        kept.used_s = self._clock()
+        self._kept[step.id] = kept
+        self._kept.move_to_end(step.id)
+        if step.ends:
+            del self._kept[step.id]
+        if len(kept.rows) < self._num_rows:
+            missing = self._num_rows - len(kept.rows)
+            raise ApiError(
+                409,
+                f"sequence {_shown(step.id)} has {len(kept.rows)} rows so far, a forecast needs"
+                f" {self._num_rows}; "
+                + ("it has ended" if step.ends else f"they are kept, send {missing} more"),
+            )
+        return kept.rows, kept.statics
+
+    def _found(self, step: Step) -> _Kept:
+        kept = self._kept.get(step.id)
+        if kept is None:
+            raise ApiError(
+                404,
+                f"there is no sequence {_shown(step.id)}: it never began, has ended, or was idle"
+                f" for {self._idle_s:g} s; begin it with sequence_start and its last"
+                f" {self._num_rows} rows",
+            )
+        return kept
+
+    def _forget_idle(self) -> None:
+        before_s = self._clock() - self._idle_s
+        while self._kept:
+            first = next(iter(self._kept))
+            if self._kept[first].used_s >= before_s:
+                return
+            del self._kept[first]
+
+
+def _shown(name: str | int) -> str:
+    return f"'{shown(name)}'" if isinstance(name, str) else str(name)

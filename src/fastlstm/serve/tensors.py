@@ -1,0 +1,300 @@
+"""Tensors of the Open Inference Protocol: JSON, flat or nested, or binary behind the JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import nearest_hint
+from fastlstm.serve.errors import ApiError, shown, value_name
+
+MAX_SIZE = (1 << 31) - 1
+_TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
+_NUMBERS = {int, float, type(None)}
+_NAMES = {str, type(None)}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a model takes or gives under a name.
+
+    Attributes:
+        name: of the tensor.
+        datatype: FP32, or BYTES for names.
+        shape: -1 where any size will do.
+        columns: what the last axis holds, or nothing where that is asked for.
+        may_miss: null and NaN stand for a missing value.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    columns: tuple[str, ...] = ()
+    may_miss: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The protocol's tensor metadata; the columns are a parameter of it."""
+        found = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+        return {**found, "parameters": {"columns": list(self.columns)}} if self.columns else found
+
+
+def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
+    """Returns the JSON object of a request's body and the binary data behind it.
+
+    Args:
+        body: as it came.
+        header_length: bytes of JSON; None for all.
+
+    Raises:
+        ApiError: 400, no JSON object.
+    """
+    length = len(body) if header_length is None else header_length
+    if length > len(body):
+        raise _bad(
+            f"Inference-Header-Content-Length is {length}, the body has only {len(body)} bytes"
+        )
+    try:
+        text = body[:length].decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_unique_keys)
+    except RecursionError:
+        raise _bad("the JSON is nested too deep") from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        why = "a number has too many digits" if "digits" in str(error) else str(error)
+        raise _bad(f"the request is not valid JSON: {shown(why)}") from None
+    if not isinstance(value, dict):
+        raise _bad(f"the request is {value_name(value)}, expected a JSON object")
+    return value, memoryview(body)[length:]
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key '{double[:50]}' appears twice")
+    return found
+
+
+def read_inputs(
+    listed: Any, binary: memoryview, specs: Mapping[str, Spec]
+) -> dict[str, NDArray[Any]]:
+    """Returns the tensors of a request by name: float32, or objects (text or None) for BYTES.
+
+    Args:
+        listed: `inputs` of the request.
+        binary: what lies behind its JSON.
+        specs: what the model takes, by name.
+
+    Raises:
+        ApiError: 400, says which tensor is wrong, what came and what was expected.
+    """
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise _bad(f"inputs is {value_name(listed)}, expected a list of tensors")
+    found: dict[str, NDArray[Any]] = {}
+    for tensor in listed:
+        spec = _spec_of(tensor, specs)
+        if spec.name in found:
+            raise _bad(f"input '{spec.name}' comes twice; send it once")
+        shape = _shape(tensor.get("shape"), spec)
+        size = binary_size(tensor, spec.name)
+        if size is None:
+            flat = _flat(tensor.get("data"), shape, spec)
+            found[spec.name] = _array(flat, spec).reshape(shape)
+            continue
+        if "data" in tensor:
+            raise _bad(f"input '{spec.name}' has data and binary_data_size; send one of them")
+        if size > len(binary):
+            raise _bad(
+                f"input '{spec.name}' has binary_data_size {size}, only {len(binary)} bytes are"
+                " left of the body"
+            )
+        found[spec.name] = _from_binary(binary[:size], shape, spec)
+        binary = binary[size:]
+    if len(binary):
+        raise _bad(f"{len(binary)} bytes lie behind the last tensor; send what its shape says")
+    for spec in specs.values():
+        if spec.name in found:
+            _check_values(found[spec.name], spec)
+    return found
+
+
+def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, Spec]) -> Spec:
+    name = tensor.get("name")
+    if not isinstance(name, str) or name not in specs:
+        hint = nearest_hint(name[:64], specs) if isinstance(name, str) else ""
+        raise _bad(
+            f"there is no input {value_name(name)}{hint}; this model takes {', '.join(specs)}"
+        )
+    for key in tensor:
+        if key not in _TENSOR_FIELDS:
+            hint = nearest_hint(key[:64], _TENSOR_FIELDS)
+            raise _bad(f"input '{name}' has the unknown field '{shown(key)}'{hint}; leave it out")
+    if tensor.get("datatype") != specs[name].datatype:
+        raise _bad(
+            f"input '{name}' has datatype {value_name(tensor.get('datatype'))}, expected"
+            f" '{specs[name].datatype}'"
+        )
+    return specs[name]
+
+
+def _shape(value: Any, spec: Spec) -> tuple[int, ...]:
+    # 3.0 is a whole number in JSON.
+    listed = value if isinstance(value, list) else [None]
+    sizes: list[Any] = [int(v) if type(v) is float and v.is_integer() else v for v in listed]
+    if any(type(size) is not int or not 0 <= size <= MAX_SIZE for size in sizes):
+        raise _bad(
+            f"input '{spec.name}' has shape {_short(value)}, expected a list of whole numbers"
+        )
+    fits = len(sizes) == len(spec.shape) and all(
+        wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
+    )
+    if not fits:
+        raise _bad(
+            f"input '{spec.name}' has shape {_short(sizes)}, expected {list(spec.shape)}, the last"
+            f" axis being {_short_list(spec.columns)}"
+        )
+    return tuple(sizes)
+
+
+def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
+    """Returns the elements, row by row, of flat or nested lists."""
+    if not isinstance(data, list):
+        raise _bad(f"input '{spec.name}' has {value_name(data)} as data, expected a list")
+    flat = data
+    if data and isinstance(data[0], list):
+        flat = [data]
+        for axis, size in enumerate(shape):
+            for part in flat:
+                if not isinstance(part, list) or len(part) != size:
+                    raise _bad(
+                        f"the nested data of input '{spec.name}' has {value_name(part)} at axis"
+                        f" {axis}, its shape {list(shape)} says a list of {size}"
+                    )
+            flat = list(chain.from_iterable(flat))
+    if len(flat) != math.prod(shape):
+        raise _bad(
+            f"input '{spec.name}' has {len(flat)} elements, its shape {list(shape)} says"
+            f" {math.prod(shape)}"
+        )
+    return flat
+
+
+def _array(flat: list[Any], spec: Spec) -> NDArray[Any]:
+    good = _NUMBERS if spec.datatype == "FP32" else _NAMES
+    if not good.issuperset(map(type, flat)):
+        wrong = next(number for number, value in enumerate(flat) if type(value) not in good)
+        raise _bad(
+            f"input '{spec.name}' has {value_name(flat[wrong])} as element {wrong}, expected"
+            f" {'numbers' if spec.datatype == 'FP32' else 'strings'}"
+        )
+    if spec.datatype != "FP32":
+        return np.array(flat, dtype=object)
+    try:
+        wide = np.array(flat, dtype=np.float64)  # null becomes NaN
+    except OverflowError:
+        raise _bad(f"input '{spec.name}' has a number beyond the range of float32") from None
+    with np.errstate(over="ignore"):
+        return wide.astype(np.float32)
+
+
+def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArray[Any]:
+    count = math.prod(shape)
+    if spec.datatype == "FP32":
+        if len(data) != 4 * count:
+            raise _bad(
+                f"input '{spec.name}' has {len(data)} bytes, its shape {list(shape)} of FP32 says"
+                f" {4 * count}"
+            )
+        return np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
+    names: list[str] = []
+    while len(data) >= 4:
+        end = 4 + int.from_bytes(data[:4], "little")
+        if end > len(data):
+            break
+        try:
+            names.append(bytes(data[4:end]).decode("utf-8"))
+        except UnicodeDecodeError:
+            raise _bad(f"element {len(names)} of input '{spec.name}' is not UTF-8") from None
+        data = data[end:]
+    if len(data) or len(names) != count:
+        raise _bad(
+            f"input '{spec.name}' holds {len(names)} whole elements and {len(data)} more bytes, its"
+            f" shape {list(shape)} says {count}"
+        )
+    return np.array(names, dtype=object).reshape(shape)
+
+
+def _check_values(values: NDArray[Any], spec: Spec) -> None:
+    if spec.datatype == "FP32":
+        missing, infinite = np.isnan(values), np.isinf(values)
+        if infinite.any():
+            place = np.argwhere(infinite)[0].tolist()
+            raise _bad(
+                f"input '{spec.name}' is infinite, or beyond the range of float32, at {place}"
+            )
+    else:
+        missing = values == np.array(None)
+    if missing.any() and not spec.may_miss:
+        raise _bad(
+            f"input '{spec.name}' has a missing value (null or NaN) at"
+            f" {np.argwhere(missing)[0].tolist()}, none was missing when the model was trained;"
+            " fill it"
+        )
+
+
+def binary_size(tensor: Mapping[str, Any], name: str) -> int | None:
+    """Returns the `binary_data_size` of an input, None where it comes as JSON."""
+    size = parameters_of(tensor, f"input '{name}'").get("binary_data_size")
+    if size is not None and (type(size) is not int or size < 0):
+        raise _bad(f"binary_data_size of '{name}' is {value_name(size)}, expected a whole number")
+    return size
+
+
+def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Returns the `parameters` of a request or tensor."""
+    found = value.get("parameters")
+    if found is not None and not isinstance(found, dict):
+        raise _bad(f"parameters of {what} is {value_name(found)}, expected an object")
+    return found or {}
+
+
+def encode_answer(
+    head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.float32]], binary: frozenset[str]
+) -> tuple[bytes, int | None]:
+    """Returns the body of an answer, and the length of its JSON where binary data follows.
+
+    Args:
+        head: the object without its outputs.
+        outputs: by name, in their order.
+        binary: which of them are binary.
+    """
+    listed, tail = [], []
+    for name, values in outputs.items():
+        tensor = {"name": name, "shape": list(values.shape), "datatype": "FP32"}
+        if name in binary:
+            tail.append(values.astype("<f4").tobytes())
+            listed.append({**tensor, "parameters": {"binary_data_size": len(tail[-1])}})
+        else:
+            listed.append({**tensor, "data": values.ravel().tolist()})
+    whole = {**head, "outputs": listed}
+    text = json.dumps(whole, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return b"".join([text, *tail]), len(text) if tail else None
+
+
+def _short(value: Any) -> str:
+    return shown(str(value)) if isinstance(value, list) and len(value) < 9 else value_name(value)
+
+
+def _short_list(names: tuple[str, ...]) -> str:
+    return shown(", ".join(names))
+
+
+def _bad(message: str) -> ApiError:
+    return ApiError(400, message)

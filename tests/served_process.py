@@ -1,0 +1,42 @@
+"""`fastlstm serve` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Process:
+    """`fastlstm serve` as a user starts it."""
+
+    def __init__(self, path: Path, *flags: str, code: str = "", **variables: str) -> None:
+        start = [sys.executable, "-m", "fastlstm"]
+        if code:
+            start = [sys.executable, "-c", code]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("FASTLSTM_API")}
+        self.process = subprocess.Popen(
+            [*start, "serve", str(path), "--port", "0", *flags],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment, **variables},
+        )
+        self.lines: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if match := re.search(r"at (http://\S+?)/ ", line):
+                self.url = match[1].replace("0.0.0.0", "127.0.0.1")
+                break
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        if number:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        self.lines += err.splitlines()
+        self.output = out
+        return self.process.returncode
