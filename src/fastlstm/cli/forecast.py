@@ -31,7 +31,7 @@ COMMAND = Command(
     ),
     examples=(
         "fastlstm forecast runs/etth1 ETTh1.csv --out pred.parquet",
-        "fastlstm forecast runs/sales sales.parquet --future plan.csv --quantiles 0.1,0.9",
+        "fastlstm forecast runs/sales sales.csv --future plan.csv --quantiles 0.1,0.9",
     ),
 )
 
