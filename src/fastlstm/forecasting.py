@@ -17,7 +17,7 @@ from fastlstm.infer.backtest import backtest, coverage, season_of
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale, statics_of
 from fastlstm.infer.forecast_table import as_came, forecast_table
 from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster, write_forecaster
-from fastlstm.infer.forecasts import Calibration, calibrate, spread
+from fastlstm.infer.forecasts import Calibration, answer, calibrate
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.series.arrange import Policy
 from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
@@ -305,8 +305,8 @@ class Forecaster:
     ) -> Any:
         """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
 
-        They are the forecast plus the residuals of the validation windows, per step and target, in
-        units of how much a window moves.
+        The quantiles that the network has learned, each shifted by what it was off by on validation
+        windows, per step and target; of a point, it plus the residuals of the validation windows.
         """
         return self._predict(frame, quantiles)
 
@@ -333,41 +333,32 @@ class Forecaster:
         if frame is not None:
             fitted = Fit.of(self.dataset_, self.network_.config.has_missing)
             inputs = like_fitted(dataset, fitted, self._inputs.scaler, self._static_scale)
-        found, wide = [], []
-        with torch.no_grad():
-            for first in range(0, len(last), 256):
-                part = slice(first, first + 256)
-                past = read_windows(table, ends[part] - config.input_size, config.input_size)
-                ahead = past.new_full((len(past), config.horizon, past.shape[2]), float("nan"))
-                values, statics = inputs.prepare(torch.cat([past, ahead], 1), last[part])
-                found.append(self.network_.output.center(self.network_(values, statics)))
-                wide.append(spread(values, config)[:, None])
-        columns = self._columns(torch.cat(found), torch.cat(wide), dataset, quantiles)
+        found = []
+        for first in range(0, len(last), 256):
+            part = slice(first, first + 256)
+            past = read_windows(table, ends[part] - config.input_size, config.input_size)
+            ahead = past.new_full((len(past), config.horizon, past.shape[2]), float("nan"))
+            values, statics = inputs.prepare(torch.cat([past, ahead], 1), last[part])
+            found.append(answer(self.network_, values, statics, self.calibration_, quantiles))
+        columns = self._columns(torch.cat(found), dataset, quantiles)
         ticks = dataset.frequency
         starts = [
             int(ticks.after(int(table.segments.start_times[s]), int(n))[-1])
             for s, n in zip(last, rows, strict=True)
         ]
-        answer = forecast_table(
+        whole = forecast_table(
             dataset, table.segments.series[last], np.array(starts, dtype=np.int64), columns
         )
-        return as_came(answer, frame if frame is not None else self._came)
+        return as_came(whole, frame if frame is not None else self._came)
 
     def _columns(
-        self,
-        scaled: torch.Tensor,
-        wide: torch.Tensor,
-        dataset: SeriesDataset,
-        quantiles: Sequence[float],
+        self, scaled: torch.Tensor, dataset: SeriesDataset, quantiles: Sequence[float]
     ) -> dict[str, NDArray[np.float32]]:
-        if not quantiles:
-            plain = self._unscaled(scaled)
-            return {name: plain[..., c] for c, name in enumerate(dataset.roles.target)}
-        residuals = self.calibration_.at(quantiles)
+        names = [f"-q{level:g}" for level in quantiles] or [""]
         found: dict[str, NDArray[np.float32]] = {}
-        for number, level in enumerate(quantiles):
-            plain = self._unscaled(scaled + residuals[number] * wide)
-            found |= {f"{n}-q{level:g}": plain[..., c] for c, n in enumerate(dataset.roles.target)}
+        for number, name in enumerate(names):
+            plain = self._unscaled(scaled[..., number])
+            found |= {f"{n}{name}": plain[..., c] for c, n in enumerate(dataset.roles.target)}
         return found
 
     def _unscaled(self, scaled: torch.Tensor) -> NDArray[np.float32]:

@@ -215,5 +215,11 @@ def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
     between = output.quantiles(want, [0.1, 0.175, 0.9])
     torch.testing.assert_close(between[0], want[1])
     torch.testing.assert_close(between[1], (want[1] + want[2]) / 2)
-    with pytest.raises(ConfigError, match="lies outside"):
-        output.quantiles(want, [0.001])
+    outer = output.quantiles(want, [0.001, 0.025, 0.975, 0.999])
+    torch.testing.assert_close(outer, want[[0, 0, -1, -1]])
+
+
+def test_learned_quantiles_that_cross_are_put_in_order() -> None:
+    crossed = torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0])
+    found = Quantiles().quantiles(crossed, [k / 40 for k in range(1, 40)])
+    assert (found.diff() >= 0).all()

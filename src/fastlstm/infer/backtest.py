@@ -41,10 +41,10 @@ def backtest(
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     done = 0
-    for center, target, _ in forecast(network, inputs, rows):
-        past = read_windows(inputs.table, rows[done : done + len(center)], L)[..., :C].numpy()
-        done += len(center)
-        answer, actual = center.numpy(), target.numpy()
+    for found, target in forecast(network, inputs, rows):
+        past = read_windows(inputs.table, rows[done : done + len(found)], L)[..., :C].numpy()
+        done += len(found)
+        answer, actual = found[..., 0].numpy(), target.numpy()
         if is_scaled:
             past = (past - mean) / std
         else:
@@ -67,14 +67,13 @@ def coverage(
     intervals: Sequence[float],
 ) -> dict[float, float]:
     """Returns the share of values within their central intervals, by the intervals' level."""
-    ends = {v: calibration.at([(1 - v) / 2, (1 + v) / 2]) for v in intervals}
+    levels = [end for v in intervals for end in ((1 - v) / 2, (1 + v) / 2)]
     inside, count = dict.fromkeys(intervals, 0), 0
-    for center, target, wide in forecast(network, inputs, rows):
-        is_there = ~target.isnan()
-        count += int(is_there.sum())
-        for level, (low, high) in ends.items():
-            is_within = (center + low * wide <= target) & (target <= center + high * wide)
-            inside[level] += int((is_within & is_there).sum())
+    for ends, target in forecast(network, inputs, rows, calibration, levels):
+        count += int((~target.isnan()).sum())
+        for number, level in enumerate(intervals):
+            low, high = ends[..., 2 * number], ends[..., 2 * number + 1]
+            inside[level] += int(((low <= target) & (target <= high)).sum())
     return {level: found / max(count, 1) for level, found in inside.items()}
 
 

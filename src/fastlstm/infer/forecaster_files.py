@@ -19,7 +19,7 @@ from fastlstm.run_directory import RunDirectory
 from fastlstm.series.splits import Scaler
 from fastlstm.series.timeline import Frequency
 
-_FORMAT = 1
+_FORMAT = 2
 _KIND = "forecaster"
 _RESIDUALS = "calibration.residuals"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +42,7 @@ class Output(ABC):
 
     @abstractmethod
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Returns quantiles, shape ``(…, len(levels))``."""
+        """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` of a point: one for all."""
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         """Returns the parameters of ``value * scale + shift``; all are locations unless said."""
@@ -70,10 +71,7 @@ class Point(Output):
         return parameters[..., 0]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        raise ConfigError(
-            "this forecaster gives points; build it with output='quantiles' or 'student_t' for"
-            " quantiles, or calibrate it on validation data"
-        )
+        return parameters
 
 
 class Quantiles(Output):
@@ -93,20 +91,14 @@ class Quantiles(Output):
         return parameters[..., QUANTILES.index(0.5)]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Between the seven levels linear; beyond the outer ones there is nothing to go by."""
-        sorted_ones = parameters.sort(-1).values
+        """Between the seven levels linear; beyond the outer ones the outer one."""
+        ordered = parameters.sort(-1).values
         found = []
         for level in levels:
-            if not QUANTILES[0] <= level <= QUANTILES[-1]:
-                raise ConfigError(
-                    f"quantile {level} lies outside {QUANTILES[0]} to {QUANTILES[-1]}, which this"
-                    " forecaster has learned"
-                )
-            above = next(k for k, known in enumerate(QUANTILES) if known >= level)
-            below = max(above - 1, 0)
-            width = QUANTILES[above] - QUANTILES[below]
-            share = 0.0 if width == 0 else (level - QUANTILES[below]) / width
-            found.append(torch.lerp(sorted_ones[..., below], sorted_ones[..., above], share))
+            above = min(max(bisect_left(QUANTILES, level), 1), len(QUANTILES) - 1)
+            low, high = QUANTILES[above - 1], QUANTILES[above]
+            share = min(max((level - low) / (high - low), 0.0), 1.0)
+            found.append(torch.lerp(ordered[..., above - 1], ordered[..., above], share))
         return torch.stack(found, -1)
 
 
