@@ -20,6 +20,7 @@ from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster, w
 from fastlstm.infer.forecasts import Calibration, answer, calibrate
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.series.arrange import Policy
+from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.roles import RoleRequest
@@ -52,9 +53,10 @@ class Forecaster:
         hidden_size: H.
         num_layers: of the LSTM.
         channels: shared gives each target its own pass through one network, joint reads all.
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing.
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
+            counts are divided by one more than their mean instead.
         dropout: before the last layer.
-        output: point, quantiles or student_t.
+        output: point, quantiles, student_t or negative_binomial (of counts).
         loss: of a point: mae, mse or huber.
         budget: wall clock for training, such as "2m"; default 2m where no other end is given.
         epochs: passes over the training windows.
@@ -104,7 +106,7 @@ class Forecaster:
         channels: Literal["shared", "joint"] = "shared",
         normalize: Literal["last", "standard", "none"] = "last",
         dropout: float = 0.5,
-        output: Literal["point", "quantiles", "student_t"] = "point",
+        output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point",
         loss: Literal["mae", "mse", "huber"] = "mae",
         budget: str | None = None,
         epochs: float | None = None,
@@ -182,6 +184,9 @@ class Forecaster:
         split = split_table(dataset.table, dataset.frequency, self.split)
         config = self._architecture(dataset, split)
         places = [dataset.table.columns.index(n) for n in self._row_categories(dataset)]
+        if self.output == "negative_binomial":
+            require_counts(dataset)
+            places += range(config.num_targets)
         scaler = fit_scaler(dataset.table, split.train_ends, places)
         self._static_scale = static_scale(dataset)
         inputs = Inputs(dataset.table, scaler, statics_of(dataset, self._static_scale))

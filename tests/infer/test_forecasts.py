@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.infer.forecasts import LEVELS, Calibration, calibrate, forecast
 from fastlstm.series.inputs import Inputs
+from series_frames import long_table, replaced
 
 HORIZON, INPUT = 6, 24
 QUICK: dict[str, Any] = {
@@ -96,9 +98,13 @@ def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> No
     found = Calibration(residuals).quantiles(base, wide, [0.1, 0.925])
     shift = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
     torch.testing.assert_close(found[0], shift[..., None] + torch.tensor([0.1, 0.925]))
+
+
+def test_a_level_of_which_nothing_is_known_is_refused() -> None:
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(noisy(400))
     for level in (0.001, 0.999, float("nan")):
         with pytest.raises(ConfigError, match=f"quantile {level} lies outside 0.005 to 0.995"):
-            Calibration(residuals).quantiles(base, wide, [level])
+            model.predict_quantiles(quantiles=[0.5, level])
 
 
 def test_missing_values_do_not_count_in_calibration() -> None:
@@ -136,3 +142,73 @@ def test_files_keep_the_quantiles(tmp_path: Path, output: Any) -> None:
     model.save(tmp_path)
     want, again = model.predict_quantiles(), Forecaster.load(tmp_path, table)
     assert again.predict_quantiles().equals(want)
+
+
+# counts ------------------------------------------------------------------------------------------
+
+
+def counts(num_rows: int = 600, num_series: int = 3) -> pa.Table:
+    """Negative binomial counts of dispersion 0.2 around daily waves; means of about 3, 30, 300."""
+    rng = np.random.default_rng(0)
+    hours, scale = np.arange(num_rows), 3.0 * 10.0 ** np.arange(num_series)
+    mean = scale[:, None] * (1 + 0.8 * np.sin(hours * (2 * np.pi / 24)))
+    rate = rng.gamma(1 / 0.2, 0.2 * mean)
+    return long_table(num_rows, num_series, y=rng.poisson(rate).ravel().astype(float), temp=None)
+
+
+@pytest.fixture(scope="module")
+def counting() -> Forecaster:
+    given = {**QUICK, "input_size": 48, "steps": 250}
+    return Forecaster(**given, output="negative_binomial").fit(counts())
+
+
+def test_mean_and_dispersion_of_counts_are_learned_at_every_scale(counting: Forecaster) -> None:
+    rows = counting._origins("test", 1)
+    hours = (rows[:, None] + 48 + np.arange(HORIZON)) % 600
+    series = rows // 600
+    found = []
+    for values, statics in counting._inputs.read(rows, 48 + HORIZON):
+        with torch.no_grad():
+            found.append(counting.network_(values, statics))
+    mean, dispersion = torch.cat(found)[:, :, 0].unbind(-1)
+    for number in range(3):
+        of = series == number
+        wave = 3 * 10.0**number * (1 + 0.8 * np.sin(hours[of] * (2 * np.pi / 24)))
+        relative = np.abs(mean[of].numpy() - wave).mean() / wave.mean()
+        assert relative < 0.25, number
+        assert dispersion[of].median().item() == pytest.approx(0.2, abs=0.1), number
+
+
+def test_quantiles_of_counts_are_counts_and_cover(counting: Forecaster) -> None:
+    table = counting.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
+    for name in table.column_names[2:]:
+        values = table[name].to_numpy()
+        assert (values >= 0).all()
+        assert (values == np.round(values)).all()
+    assert counting.predict()["y"].to_numpy().min() > 0
+    found = counting.coverage((0.8, 0.95))
+    assert found[0.8] == pytest.approx(0.8, abs=0.08)  # whole numbers: a bit more
+    assert found[0.95] == pytest.approx(0.95, abs=0.04)
+
+
+def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: Path) -> None:
+    counting.save(tmp_path)
+    again = Forecaster.load(tmp_path, counts())
+    assert again.predict_quantiles().equals(counting.predict_quantiles())
+    assert again.predict().equals(counting.predict())
+
+
+@pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])
+def test_what_is_no_count_is_refused(value: float, said: str) -> None:
+    table = replaced(counts(60), "y", 72, value)
+    given = {**QUICK, "steps": 1}
+    with pytest.raises(DataError, match=rf"'y' is {said} in row 12 of series 's1', expected whole"):
+        Forecaster(**given, output="negative_binomial").fit(table)
+
+
+def test_counts_may_be_missing() -> None:
+    y = counts(120)["y"].to_numpy().copy()
+    y[::5] = np.nan
+    table = counts(120).set_column(2, "y", pa.array(y))
+    model = Forecaster(**{**QUICK, "steps": 3}, output="negative_binomial").fit(table)
+    assert np.isfinite(model.predict()["y"].to_numpy()).all()

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.distribution_quantiles import negative_binomial_quantiles, student_quantile
 from fastlstm.nn.forecast_outputs import (
     QUANTILES,
+    NegativeBinomial,
     Quantiles,
     StudentT,
     make_output,
-    student_quantile,
 )
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 
@@ -46,7 +47,7 @@ def everything() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
 @pytest.mark.parametrize("normalize", ["last", "standard", "none"])
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_layers: int) -> None:
@@ -54,6 +55,8 @@ def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_la
         **EVERYTHING, channels=channels, output=output, normalize=normalize, num_layers=num_layers
     )
     x, statics = everything()
+    if output == "negative_binomial":
+        x[..., :2] = (3 * x[..., :2]).abs().round()
     y = model(x, statics)
     assert y.shape == (3, 7, 2, model.output.num_parameters)
     model.output.loss(y, x[:, 12:, :2]).mean().backward()
@@ -223,3 +226,53 @@ def test_learned_quantiles_that_cross_are_put_in_order() -> None:
     crossed = torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0])
     found = Quantiles().quantiles(crossed, [k / 40 for k in range(1, 40)])
     assert (found.diff() >= 0).all()
+
+
+def log_gamma_sum(count: int, mean: float, dispersion: float) -> float:
+    """The log of a negative binomial's probability, in Python's own floats."""
+    r = 1 / dispersion
+    chosen = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
+    return chosen + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean))
+
+
+@pytest.mark.parametrize(
+    ("mean", "dispersion"), [(0.1, 0.5), (2.0, 0.01), (40.0, 0.3), (1.0, 100.0)]
+)
+def test_the_negative_binomial_is_the_one_of_the_books(mean: float, dispersion: float) -> None:
+    output = NegativeBinomial()
+    parameters = torch.tensor([mean, dispersion])
+    levels = (0.005, 0.1, 0.5, 0.9, 0.995)
+    found = output.quantiles(parameters, levels).tolist()
+    below, want = 0.0, []
+    for count in range(1000):
+        log_p = log_gamma_sum(count, mean, dispersion)
+        if count % 50 == 0:
+            loss = output.loss(parameters, torch.tensor(float(count)))
+            assert loss.item() == pytest.approx(-log_p, rel=1e-4)
+        below += math.exp(log_p)
+        want += [float(count)] * sum(below >= q for q in levels[len(want) :])
+    assert found == want
+
+
+def test_many_counts_have_the_quantiles_of_a_sample() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gamma = torch._standard_gamma(torch.full((200_000,), 10.0), generator=generator)
+    sample = torch.poisson(gamma * 500, generator=generator)  # mean 5000, dispersion 0.1
+    levels = [0.01, 0.1, 0.5, 0.9, 0.99]
+    want = torch.quantile(sample, torch.tensor(levels))
+    means = torch.tensor([5000.0, 3.0])  # one of them is summed, the other is not
+    found = negative_binomial_quantiles(means, torch.tensor([0.1, 0.1]), levels)
+    torch.testing.assert_close(found[0], want, rtol=0, atol=0.04 * sample.std().item())
+    assert found[1].tolist() == [0, 1, 3, 6, 9]
+
+
+def test_counts_scale_with_their_window() -> None:
+    """Ten times the counts, ten times the mean (nearly: a window is divided by its mean + 1)."""
+    model = network(output="negative_binomial")
+    x = (values(1).abs() * 1000).round()
+    mean = model.output.center(model(x))
+    torch.testing.assert_close(model.output.center(model(10 * x)), 10 * mean, rtol=0.01, atol=0)
+    assert (mean > 0).all()
+    empty = model(torch.zeros_like(x))
+    assert (empty > 0).all()
+    assert model.output.loss(empty, torch.zeros(3, 7, 1)).isfinite().all()

@@ -47,13 +47,7 @@ class Calibration:
             base: the network's at `LEVELS`, ``(B, h, C, 25)``, or ``(B, h, C, 1)`` of a point.
             wide: spread of the windows, ``(B, C)``.
             levels: asked for.
-
-        Raises:
-            ConfigError: a level that validation says nothing about.
         """
-        for level in levels:
-            if not LEVELS[0] <= level <= LEVELS[-1]:
-                raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
         known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
         known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
         wanted = np.asarray(levels, dtype=np.float64)
@@ -66,9 +60,14 @@ class Calibration:
 
 @torch.no_grad()
 def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> Calibration:
-    """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps."""
+    """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps.
+
+    A distribution that is right only as a whole, that of counts, is left as it is.
+    """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
+    if not output.is_calibrated:
+        return Calibration(torch.zeros(len(LEVELS), h, C))
     most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
     answers, targets, spreads = [], [], []
     for values, statics in inputs.read(valid.rows(most), config.input_size + h):
@@ -101,10 +100,19 @@ def answer(
     calibration: Calibration | None = None,
     levels: Sequence[float] = (),
 ) -> Tensor:
-    """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``."""
+    """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
+
+    Raises:
+        ConfigError: a level that validation says nothing about.
+    """
+    for level in levels:
+        if not LEVELS[0] <= level <= LEVELS[-1]:
+            raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
     parameters = network(values, statics)
     if calibration is None or not levels:
         return network.output.center(parameters)[..., None]
+    if not network.output.is_calibrated:
+        return network.output.quantiles(parameters, levels)
     base = network.output.quantiles(parameters, LEVELS)
     return calibration.quantiles(base, spread(values, network.config), levels)
 

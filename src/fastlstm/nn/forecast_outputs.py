@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
+from fastlstm.nn.distribution_quantiles import negative_binomial_quantiles, student_quantile
 
 QUANTILES = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 """Levels of the quantile output: the median and the ends of 50, 80 and 95 % intervals."""
@@ -23,9 +23,13 @@ class Output(ABC):
 
     Attributes:
         num_parameters: numbers per forecast value.
+        is_calibrated: its quantiles are shifted by what they were off by on validation windows.
+        counts: targets are counts, neither scaled nor shifted.
     """
 
     num_parameters: int
+    is_calibrated = True
+    counts = False
 
     @abstractmethod
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
@@ -134,32 +138,40 @@ class StudentT(Output):
         return 2 + F.softplus(degrees), location, F.softplus(scale) + 1e-6
 
 
-def student_quantile(degrees: Tensor, level: float) -> Tensor:
-    """Returns a quantile of Student's t (Hill 1970, algorithm 396), within 2e-4 of its level."""
-    if level == 0.5:
-        return torch.zeros_like(degrees)
-    n = degrees.double()
-    tail = 2 * min(level, 1 - level)
-    a = 1 / (n - 0.5)
-    b = 48 / a**2
-    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
-    d = ((94.5 / (b + c) - 3) / b + 1) * torch.sqrt(a * math.pi / 2) * n
-    y = (d * tail) ** (2 / n)
-    x = torch.special.ndtri(torch.tensor(tail * 0.5, dtype=torch.float64))
-    near = x**2
-    c = torch.where(n < 5, c + 0.3 * (n - 4.5) * (x + 0.6), c)
-    c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c
-    far = (((((0.4 * near + 6.3) * near + 36) * near + 94.5) / c - near - 3) / b + 1) * x
-    wide = torch.expm1(a * far**2)
-    small = (
-        (1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1
-    ) * (n + 1) / (n + 2) + 1 / y
-    value = torch.sqrt(n * torch.where(y > 0.05 + a, wide, small))
-    return (value if level > 0.5 else -value).to(degrees.dtype)
+class NegativeBinomial(Output):
+    """Mean and dispersion of counts, by their likelihood; variance = mean + dispersion * mean².
+
+    As in DeepAR (Salinas et al. 2020, section 3) the network reads a window over its scale, and
+    ``mean = scale * softplus(a)``, so that the loss is on the counts themselves; nothing is ever
+    taken away from them. ``dispersion = softplus(b)`` whatever the scale, as in GluonTS: series of
+    one kind share it, and DeepAR's division by ``sqrt(scale)`` would have to be unlearned.
+    """
+
+    num_parameters = 2
+    is_calibrated = False
+    counts = True
+
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        mean, dispersion = parameters.double().unbind(-1)  # float32 loses lgamma(y + r) - lgamma(r)
+        distribution = torch.distributions.NegativeBinomial(
+            1 / dispersion, logits=torch.log(mean * dispersion), validate_args=False
+        )
+        likelihood: Tensor = distribution.log_prob(target.double())
+        return -likelihood.to(parameters.dtype)
+
+    def center(self, parameters: Tensor) -> Tensor:
+        return parameters[..., 0]
+
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        return negative_binomial_quantiles(parameters[..., 0], parameters[..., 1], levels)
+
+    def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        mean, dispersion = F.softplus(parameters).unbind(-1)
+        return torch.stack([mean * scale + 1e-6, dispersion + 1e-4], -1)
 
 
 def make_output(kind: str, loss: str = "mae") -> Output:
-    """Returns the output called `kind`: point, quantiles or student_t.
+    """Returns the output called `kind`: point, quantiles, student_t or negative_binomial.
 
     Raises:
         ConfigError: there is none of that name.
@@ -170,4 +182,8 @@ def make_output(kind: str, loss: str = "mae") -> Output:
         return Quantiles()
     if kind == "student_t":
         return StudentT()
-    raise ConfigError(f"output is {kind!r}, expected point, quantiles or student_t")
+    if kind == "negative_binomial":
+        return NegativeBinomial()
+    raise ConfigError(
+        f"output is {kind!r}, expected point, quantiles, student_t or negative_binomial"
+    )

@@ -46,10 +46,11 @@ class ForecasterConfig:
         num_layers: layers of the LSTM.
         embed_size: d, width of an embedded segment.
         channels: shared gives every target its own pass through one network, joint reads all.
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing.
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
+            counts are divided by one more than their mean instead.
         dropout: before the last layer.
         has_missing: values may be missing: the network is told which.
-        output: point, quantiles or student_t.
+        output: point, quantiles, student_t or negative_binomial (of counts).
         loss: of a point: mae, mse or huber.
     """
 
@@ -69,7 +70,7 @@ class ForecasterConfig:
     normalize: Literal["last", "standard", "none"] = "last"
     dropout: float = 0.5
     has_missing: bool = False
-    output: Literal["point", "quantiles", "student_t"] = "point"
+    output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point"
     loss: Literal["mae", "mse", "huber"] = "mae"
 
     def __post_init__(self) -> None:
@@ -211,6 +212,8 @@ class ForecastNetwork(nn.Module):
         """Returns what is taken from each window and what it is divided by, shapes ``(B, C)``."""
         one = torch.ones_like(targets[:, 0])
         kind = self.config.normalize
+        if self.output.counts:
+            return torch.zeros_like(one), 1 + targets.nanmean(1).nan_to_num(0.0).clamp(min=0)
         if kind == "none":
             return torch.zeros_like(one), one
         if kind == "standard":
