@@ -50,6 +50,15 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
 
 
+def test_segments_answered_in_turn_learn_waves_and_are_kept(tmp_path: Path) -> None:
+    given = {**QUICK, "segment": 3, "steps": 150, "decoder": "autoregressive"}
+    model = Forecaster(**given).fit(waves(noise=0.0))
+    found = model.backtest()
+    assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
+    model.save(tmp_path)
+    assert Forecaster.load(tmp_path, waves(noise=0.0)).predict().equals(model.predict())
+
+
 def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:
     """Judged by hand: the forecast of the table cut at an origin, against what came."""
     table = waves()

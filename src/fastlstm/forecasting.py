@@ -53,6 +53,8 @@ class Forecaster:
         hidden_size: H.
         num_layers: of the LSTM.
         channels: shared gives each target its own pass through one network, joint reads all.
+        decoder: direct answers all segments at once; autoregressive one after the other, each after
+            reading the forecasts before it.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing;
             counts are divided by one more than their mean instead.
         dropout: before the last layer.
@@ -104,6 +106,7 @@ class Forecaster:
         hidden_size: int = 256,
         num_layers: int = 1,
         channels: Literal["shared", "joint"] = "shared",
+        decoder: Literal["direct", "autoregressive"] = "direct",
         normalize: Literal["last", "standard", "none"] = "last",
         dropout: float = 0.5,
         output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point",
@@ -128,6 +131,7 @@ class Forecaster:
         self.future, self.static, self.categorical = future, static, categorical
         self.ignore, self.split, self.gaps = ignore, split, gaps
         self.hidden_size, self.num_layers, self.channels = hidden_size, num_layers, channels
+        self.decoder = decoder
         self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
         self.budget, self.epochs, self.steps, self.patience = budget, epochs, steps, patience
         self.batch_size, self.learning_rate, self.ema = batch_size, learning_rate, ema
@@ -270,6 +274,7 @@ class Forecaster:
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             channels=self.channels,
+            decoder=self.decoder,
             normalize=self.normalize,
             dropout=self.dropout,
             has_missing=dataset.has_missing,

@@ -49,11 +49,17 @@ def everything() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("channels", ["shared", "joint"])
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
 @pytest.mark.parametrize("normalize", ["last", "standard", "none"])
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_layers: int) -> None:
-    model = network(
-        **EVERYTHING, channels=channels, output=output, normalize=normalize, num_layers=num_layers
-    )
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"num_layers": 2},
+        {"decoder": "autoregressive"},
+        {"decoder": "autoregressive", "num_layers": 2},
+    ],
+)
+def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given: Any) -> None:
+    model = network(**EVERYTHING, channels=channels, output=output, normalize=normalize, **given)
     x, statics = everything()
     if output == "negative_binomial":
         x[..., :2] = (3 * x[..., :2]).abs().round()
@@ -67,8 +73,9 @@ def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_la
 
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any) -> None:
-    model = network(**EVERYTHING, channels=channels)
+@pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
+def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, decoder: Any) -> None:
+    model = network(**EVERYTHING, channels=channels, decoder=decoder)
     x, statics = everything()
     before = model(x, statics)
     later = x.clone()
@@ -145,7 +152,7 @@ def test_many_segments_cost_one_product_with_the_state() -> None:
     model = network(num_targets=2)
     x = values(2)
     hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
-    found = model._answer(hidden, cell, x[:, 12:, 2:], None)
+    found = model._answer(model._asked(x[:, 12:, 2:], None), hidden, cell)
     plain = torch.nn.LSTMCell(6, 8)
     with torch.no_grad():
         plain.weight_ih.copy_(model.cell_ih.weight)
@@ -164,6 +171,50 @@ def test_many_segments_cost_one_product_with_the_state() -> None:
             )
 
 
+# autoregressive ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
+def test_one_segment_is_answered_alike_by_both_decoders(output: Any) -> None:
+    given = {**EVERYTHING, "horizon": 3, "output": output}
+    x, statics = everything()
+    x = x[:, :15]
+    x[..., :2] = x[..., :2].abs()
+    direct, in_turn = network(**given), network(**given, decoder="autoregressive")
+    assert torch.equal(direct(x, statics), in_turn(x, statics))
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+def test_the_next_segment_is_that_of_a_window_that_ends_in_the_forecast(
+    output: Any, channels: Any
+) -> None:
+    """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
+    given: dict[str, Any] = {
+        "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
+        "output": output, "channels": channels, "normalize": "none", "num_layers": 2,
+    }  # fmt: skip
+    model = network(**given, horizon=8, decoder="autoregressive")
+    rolled = network(**given, horizon=4, input_size=16)
+    weights = model.state_dict()
+    rolled.load_state_dict({**weights, "position": weights["position"][1:]})
+    x = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(1))
+    statics = torch.randn(3, 1)
+    found = model(x, statics)
+    longer = x.clone()
+    longer[:, 12:16, :2] = model.output.center(found)[:, :4]
+    longer[:, 12:16, 2] = float("nan")  # known up to now only
+    torch.testing.assert_close(rolled(longer, statics), found[:, 4:])
+
+
+def test_training_goes_through_the_forecasts_that_were_read() -> None:
+    """The loss of the last segment alone reaches the answer of the first."""
+    model = network(decoder="autoregressive")
+    model(values(1))[:, 4:].sum().backward()
+    assert model.position.grad is not None
+    assert model.position.grad[0].abs().sum() > 0
+
+
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
@@ -171,6 +222,8 @@ def test_the_wrong_shape_is_refused() -> None:
         network(segment=5)
     with pytest.raises(ConfigError, match="horizon is 0"):
         network(horizon=0)
+    with pytest.raises(ConfigError, match="decoder is 'both', expected direct or autoregressive"):
+        network(decoder="both")
     with pytest.raises(ConfigError, match="output is 'best', expected"):
         make_output("best")
     with pytest.raises(ConfigError, match="loss is 'l3', expected"):
