@@ -50,9 +50,9 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
 
 
-def test_segments_answered_in_turn_learn_waves_and_are_kept(tmp_path: Path) -> None:
-    given = {**QUICK, "segment": 3, "steps": 150, "decoder": "autoregressive"}
-    model = Forecaster(**given).fit(waves(noise=0.0))
+@pytest.mark.parametrize("given", [{"decoder": "autoregressive"}, {"bidirectional": True}])
+def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str, Any]) -> None:
+    model = Forecaster(**{**QUICK, "segment": 3, "steps": 150}, **given).fit(waves(noise=0.0))
     found = model.backtest()
     assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
     model.save(tmp_path)

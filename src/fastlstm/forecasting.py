@@ -55,6 +55,7 @@ class Forecaster:
         channels: shared gives each target its own pass through one network, joint reads all.
         decoder: direct answers all segments at once; autoregressive one after the other, each after
             reading the forecasts before it.
+        bidirectional: the input is read both ways; for the direct decoder.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing;
             counts are divided by one more than their mean instead.
         dropout: before the last layer.
@@ -107,6 +108,7 @@ class Forecaster:
         num_layers: int = 1,
         channels: Literal["shared", "joint"] = "shared",
         decoder: Literal["direct", "autoregressive"] = "direct",
+        bidirectional: bool = False,
         normalize: Literal["last", "standard", "none"] = "last",
         dropout: float = 0.5,
         output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point",
@@ -131,7 +133,7 @@ class Forecaster:
         self.future, self.static, self.categorical = future, static, categorical
         self.ignore, self.split, self.gaps = ignore, split, gaps
         self.hidden_size, self.num_layers, self.channels = hidden_size, num_layers, channels
-        self.decoder = decoder
+        self.decoder, self.bidirectional = decoder, bidirectional
         self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
         self.budget, self.epochs, self.steps, self.patience = budget, epochs, steps, patience
         self.batch_size, self.learning_rate, self.ema = batch_size, learning_rate, ema
@@ -275,6 +277,7 @@ class Forecaster:
             num_layers=self.num_layers,
             channels=self.channels,
             decoder=self.decoder,
+            bidirectional=self.bidirectional,
             normalize=self.normalize,
             dropout=self.dropout,
             has_missing=dataset.has_missing,

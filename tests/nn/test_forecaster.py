@@ -56,6 +56,8 @@ def everything() -> tuple[torch.Tensor, torch.Tensor]:
         {"num_layers": 2},
         {"decoder": "autoregressive"},
         {"decoder": "autoregressive", "num_layers": 2},
+        {"bidirectional": True},
+        {"bidirectional": True, "num_layers": 2},
     ],
 )
 def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given: Any) -> None:
@@ -215,6 +217,25 @@ def test_training_goes_through_the_forecasts_that_were_read() -> None:
     assert model.position.grad[0].abs().sum() > 0
 
 
+def test_both_directions_of_the_last_layer_are_read() -> None:
+    """The state asked is that of two readings, of which one ends at the first segment."""
+    model = network(bidirectional=True, num_layers=2)
+    x = values(1)
+    segments = torch.relu(
+        model.embed(model._segments(x[:, :12] - x[:, 11:12], None, x[:, :12, 1:]))
+    )
+    plain = torch.nn.LSTM(6, 8, 2, bidirectional=True)
+    plain.load_state_dict(model.lstm.state_dict())
+    output, (_, cell) = plain(segments)
+    assert model.hidden_of_both is not None
+    assert model.cell_of_both is not None
+    ends = torch.cat([output[-1, :, :8], output[0, :, 8:]], -1)
+    h = model.hidden_of_both(ends)
+    c = model.cell_of_both(torch.cat([cell[2], cell[3]], -1))
+    want = model._answer(model._asked(x[:, 12:, 1:], None), h, c)[:, :7] + x[:, 11:12, :, None]
+    torch.testing.assert_close(model(x), want)
+
+
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
@@ -224,6 +245,8 @@ def test_the_wrong_shape_is_refused() -> None:
         network(horizon=0)
     with pytest.raises(ConfigError, match="decoder is 'both', expected direct or autoregressive"):
         network(decoder="both")
+    with pytest.raises(ConfigError, match="autoregressive goes on in one; leave out one"):
+        network(decoder="autoregressive", bidirectional=True)
     with pytest.raises(ConfigError, match="output is 'best', expected"):
         make_output("best")
     with pytest.raises(ConfigError, match="loss is 'l3', expected"):

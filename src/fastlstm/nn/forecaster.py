@@ -48,6 +48,7 @@ class ForecasterConfig:
         embed_size: d, width of an embedded segment.
         channels: shared gives every target its own pass through one network, joint reads all.
         decoder: direct answers all segments at once, autoregressive one after the other.
+        bidirectional: the input is read both ways (direct only).
         normalize: what is taken from a window: its last value, mean and deviation, or nothing;
             counts are divided by one more than their mean instead.
         dropout: before the last layer.
@@ -70,6 +71,7 @@ class ForecasterConfig:
     embed_size: int = 256
     channels: Literal["shared", "joint"] = "shared"
     decoder: Literal["direct", "autoregressive"] = "direct"
+    bidirectional: bool = False
     normalize: Literal["last", "standard", "none"] = "last"
     dropout: float = 0.5
     has_missing: bool = False
@@ -89,6 +91,11 @@ class ForecasterConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 or more")
         if self.decoder not in ("direct", "autoregressive"):
             raise ConfigError(f"decoder is {self.decoder!r}, expected direct or autoregressive")
+        if self.bidirectional and self.decoder != "direct":
+            raise ConfigError(
+                "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
+                " one of them"
+            )
         if self.input_size % self.segment:
             raise ConfigError(
                 f"input_size is {self.input_size}, no multiple of segment {self.segment}; give"
@@ -122,7 +129,10 @@ class ForecastNetwork(nn.Module):
         own = 1 if is_shared else C
         per_step = own * (2 if config.has_missing else 1) + self.past.width
         self.embed = nn.Linear(s * per_step, d)
-        self.lstm = LSTM(d, H, config.num_layers)
+        self.lstm = LSTM(d, H, config.num_layers, bidirectional=config.bidirectional)
+        both = config.bidirectional
+        self.hidden_of_both = nn.Linear(2 * H, H) if both else None
+        self.cell_of_both = nn.Linear(2 * H, H) if both else None
         self.num_segments = math.ceil(config.horizon / s)
         self.num_channels = C if is_shared else 1
         self.position = nn.Parameter(torch.randn(self.num_segments, d - d // 2))
@@ -173,7 +183,7 @@ class ForecastNetwork(nn.Module):
         _, state = self.lstm(self._embedded(segments, static))
         asked = self._asked(values[:, L:, C + config.num_past :], static)
         if config.decoder == "direct":
-            answered = self._answer(asked, state[0][-1], state[1][-1])
+            answered = self._answer(asked, *self._last(state))
         else:
             answered = self._answer_in_turn(asked, state, values[:, L:, C:], static)
         return self.output.restored(
@@ -216,6 +226,17 @@ class ForecastNetwork(nn.Module):
         if static is None:
             return embedded
         return embedded + static.repeat_interleave(self.num_channels, 0)
+
+    def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns what the last layer ends in, shapes ``(B * channels, H)``; of both directions
+        by one product each."""
+        hidden, cell = state
+        if self.hidden_of_both is None or self.cell_of_both is None:
+            return hidden[-1], cell[-1]
+        return (
+            self.hidden_of_both(torch.cat([hidden[-2], hidden[-1]], -1)),
+            self.cell_of_both(torch.cat([cell[-2], cell[-1]], -1)),
+        )
 
     def _asked(self, ahead: Tensor, static: Tensor | None) -> Tensor:
         """Returns what every segment is asked by, shape ``(m, 1 or B, channels, d)``."""
@@ -264,14 +285,14 @@ class ForecastNetwork(nn.Module):
         rows = F.pad(ahead, (0, 0, 0, self.num_segments * s - config.horizon), value=math.nan)
         is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
         known = self.past(rows.where(is_known, math.nan))
-        found = [self._answer(asked[:1], state[0][-1], state[1][-1])]
+        found = [self._answer(asked[:1], *self._last(state))]
         for k in range(1, self.num_segments):
             one = torch.ones_like(found[-1][..., 0])
             center = self.output.center(self.output.restored(found[-1], one, 0 * one))
             is_there = one.bool() if config.has_missing else None
             read = self._segments(center, is_there, known[:, (k - 1) * s : k * s])
             _, state = self.lstm(self._embedded(read, static), state)
-            found.append(self._answer(asked[k : k + 1], state[0][-1], state[1][-1]))
+            found.append(self._answer(asked[k : k + 1], *self._last(state)))
         return torch.cat(found, 1)
 
     def _ahead_segments(self, ahead: Tensor) -> Tensor:
