@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastlstm.config import parse_duration
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.infer.backtest import backtest, coverage, season_of
+from fastlstm.infer.backtest import backtest, judge_quantiles, season_of
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale, statics_of
 from fastlstm.infer.forecast_table import as_came, forecast_table
 from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster, write_forecaster
@@ -23,6 +23,7 @@ from fastlstm.series.arrange import Policy
 from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.series.inputs import Inputs
+from fastlstm.series.metrics import QuantileScores
 from fastlstm.series.roles import RoleRequest
 from fastlstm.series.splits import Split, fit_scaler, split_table
 from fastlstm.series.windows import read_windows
@@ -133,13 +134,12 @@ class Forecaster:
         self.future, self.static, self.categorical = future, static, categorical
         self.ignore, self.split, self.gaps = ignore, split, gaps
         self.hidden_size, self.num_layers, self.channels = hidden_size, num_layers, channels
-        self.decoder, self.bidirectional = decoder, bidirectional
         self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
         self.budget, self.epochs, self.steps, self.patience = budget, epochs, steps, patience
         self.batch_size, self.learning_rate, self.ema = batch_size, learning_rate, ema
         self.disorder, self.duplicates, self.seed = disorder, duplicates, seed
-        self.missing_value, self.time_format = missing_value, time_format
-        self.observers = observers
+        self.missing_value, self.time_format, self.decoder = missing_value, time_format, decoder
+        self.bidirectional, self.observers = bidirectional, observers
 
     # scikit-learn's ways ------------------------------------------------------------------------
 
@@ -392,6 +392,7 @@ class Forecaster:
         stride: int = 1,
         season: int | None = None,
         scaled: bool = False,
+        quantiles: Sequence[float] = (),
     ) -> dict[str, dict[str, float]]:
         """Judges forecasts from every origin of a part of the table it was fitted on.
 
@@ -399,25 +400,39 @@ class Forecaster:
             part: valid or test.
             stride: rows from one origin to the next.
             season: steps of the seasonal naive forecast; default a day where steps are shorter.
-            scaled: in standard deviations of the training rows instead of the table's units.
+            scaled: in standard deviations of the training rows instead of the table's units (counts
+                stay counts).
+            quantiles: levels whose pinball loss is wanted, too.
 
         Returns:
-            mse, mae, rmse, smape, mase of "forecaster", and of "naive" and "seasonal_naive".
+            mse, mae, rmse, smape, mase of "forecaster", and of "naive" and "seasonal_naive". Of
+            "forecaster", on at most 2,000 of the windows, evenly spread, also crps, ``pinball_0.1``
+            and so on for every one of `quantiles`, coverage_80 and coverage_95.
         """
         self._require_fitted()
         rows = self._origins(part, stride)
         found = backtest(
             self.network_, self._inputs, rows, season or season_of(self.dataset_), scaled
         )
-        return {name: scores.result() for name, scores in found.items() if scores.num_values}
+        report = {name: scores.result() for name, scores in found.items() if scores.num_values}
+        some = rows[np.linspace(0, len(rows) - 1, min(len(rows), 2_000)).astype(np.int64)]
+        report["forecaster"] |= self._judged(
+            some, QuantileScores(quantiles, (0.8, 0.95)), scaled
+        ).result()
+        return report
 
     def coverage(
         self, intervals: Sequence[float] = (0.8, 0.95), part: Literal["valid", "test"] = "test"
     ) -> dict[float, float]:
         """Returns the share of values within their central intervals, by the intervals' level."""
         self._require_fitted()
-        rows = self._origins(part, 1)
-        return coverage(self.network_, self._inputs, rows, self.calibration_, intervals)
+        scores = QuantileScores((), intervals, has_crps=False)
+        return self._judged(self._origins(part, 1), scores).coverage()
+
+    def _judged(
+        self, rows: NDArray[np.int64], scores: QuantileScores, scaled: bool = False
+    ) -> QuantileScores:
+        return judge_quantiles(self.network_, self._inputs, rows, self.calibration_, scores, scaled)
 
     def score(self, frame: Any = None, y: None = None) -> float:
         """Returns one minus MASE on the test part: above 0 is better than naive, 1 is perfect."""

@@ -69,7 +69,7 @@ READY, RECORDED = "nn/ready.py", "ops/recorded.py"
 WINDOWS_CPP, WINDOWS, ARRANGE = "csrc/windows.cpp", "series/windows.py", "series/arrange.py"
 INTAKE, SPLITS, FORECASTER = "series/intake.py", "series/splits.py", "nn/forecaster.py"
 FORECASTS, OUTPUTS = "infer/forecasts.py", "nn/forecast_outputs.py"
-COUNTS = "series/counts.py"
+COUNTS, METRICS = "series/counts.py", "series/metrics.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -327,6 +327,8 @@ BUGS = (
     Bug("series: the center for its quantiles", FORECASTS,
         "base = network.output.quantiles(parameters, LEVELS)",
         "base = network.output.center(parameters)[..., None]"),
+    Bug("series: losses upside down", METRICS, "np.maximum(level * error, (level - 1) * error)",
+        "np.maximum((1 - level) * error, -level * error)"),
     Bug("series: residuals of another level", FORECASTS, "at.diagonal(dim1=0, dim2=2).T",
         "at[:, :, 12]"),
     Bug("series: quantiles cross", FORECASTS, "known = known.sort(-1).values", "pass"),

@@ -123,9 +123,19 @@ def forecast(
     rows: NDArray[np.int64],
     calibration: Calibration | None = None,
     levels: Sequence[float] = (),
+    size: int = 256,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields what `answer` gives for the windows at `rows`, and what came, ``(B, h, C)``."""
+    """Yields what `answer` gives for the windows at `rows`, and what came, ``(B, h, C)``.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        calibration: of the quantiles.
+        levels: of the quantiles; none for the forecast itself.
+        size: windows at once.
+    """
     config = network.config
-    for values, statics in inputs.read(rows, config.input_size + config.horizon):
+    for values, statics in inputs.read(rows, config.input_size + config.horizon, size):
         target = values[:, config.input_size :, : config.num_targets]
         yield answer(network, values, statics, calibration, levels), target
