@@ -26,6 +26,7 @@ LAYERS = {
     "report": 3,
     "run": 4,
     "forecasting": 4,
+    "sequences": 4,
     "serve": 4,
     "cli": 5,
     "__main__": 6,

@@ -319,7 +319,8 @@ class Forecaster:
         """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
 
         The quantiles that the network has learned, each shifted by what it was off by on validation
-        windows, per step and target; of a point, it plus the residuals of the validation windows.
+        windows, per step and target; of a point, it plus the residuals of the validation windows;
+        of counts, those of the distribution as they are.
         """
         return self._predict(frame, quantiles)
 

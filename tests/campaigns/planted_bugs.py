@@ -33,6 +33,7 @@ TESTS_OF_SERIES = [
     "tests/nn/test_forecaster.py",
     "tests/infer/test_forecasts.py",
     "tests/test_forecasting.py",
+    "tests/test_sequences.py",
 ]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
@@ -69,6 +70,7 @@ READY, RECORDED = "nn/ready.py", "ops/recorded.py"
 WINDOWS_CPP, WINDOWS, ARRANGE = "csrc/windows.cpp", "series/windows.py", "series/arrange.py"
 INTAKE, SPLITS, FORECASTER = "series/intake.py", "series/splits.py", "nn/forecaster.py"
 FORECASTS, OUTPUTS = "infer/forecasts.py", "nn/forecast_outputs.py"
+SEQUENCE_NETWORK, SEQUENCES = "nn/sequence_network.py", "series/sequences.py"
 COUNTS, METRICS = "series/counts.py", "series/metrics.py"
 
 BUGS = (
@@ -329,6 +331,14 @@ BUGS = (
         "base = network.output.center(parameters)[..., None]"),
     Bug("series: losses upside down", METRICS, "np.maximum(level * error, (level - 1) * error)",
         "np.maximum((1 - level) * error, -level * error)"),
+    Bug("series: padding counts in the mean", SEQUENCE_NETWORK, "lengths[:, None]", "len(steps)"),
+    Bug("series: padding is read", SEQUENCE_NETWORK, ", lengths=lengths)", ")"),
+    Bug("series: missing steps look like zeros", SEQUENCE_NETWORK, "(~steps.isnan()).to(steps)",
+        "torch.ones_like(steps)"),
+    Bug("series: held-out sequences are scaled by", SEQUENCES, "is_used[numbers] = True",
+        "is_used[:] = True"),
+    Bug("series: the last weights are kept", "training/sequence_trainer.py",
+        "self.model.load_state_dict(best)", "pass"),
     Bug("series: residuals of another level", FORECASTS, "at.diagonal(dim1=0, dim2=2).T",
         "at[:, :, 12]"),
     Bug("series: quantiles cross", FORECASTS, "known = known.sort(-1).values", "pass"),
