@@ -111,7 +111,7 @@ def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
 
 
 def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
-    table = fitted.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
+    table = fitted.predict_quantiles(quantiles=np.array([0.025, 0.5, 0.975]))
     assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
     low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
     assert (low <= middle).all()

@@ -417,9 +417,9 @@ class Forecaster:
         )
         report = {name: scores.result() for name, scores in found.items() if scores.num_values}
         some = rows[np.linspace(0, len(rows) - 1, min(len(rows), 2_000)).astype(np.int64)]
-        report["forecaster"] |= self._judged(
-            some, QuantileScores(quantiles, (0.8, 0.95)), scaled
-        ).result()
+        judged = self._judged(some, QuantileScores(quantiles, (0.8, 0.95)), scaled)
+        if judged.num_values:
+            report["forecaster"] |= judged.result()
         return report
 
     def coverage(

@@ -109,7 +109,7 @@ def answer(
         if not LEVELS[0] <= level <= LEVELS[-1]:
             raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
     parameters = network(values, statics)
-    if calibration is None or not levels:
+    if calibration is None or len(levels) == 0:
         return network.output.center(parameters)[..., None]
     if not network.output.is_calibrated:
         return network.output.quantiles(parameters, levels)
