@@ -28,6 +28,7 @@ LAYERS = {
     "run": 5,
     "forecast_run": 5,
     "forecasting": 6,
+    "sequences": 6,
     "serve": 6,
     "cli": 7,
     "__main__": 8,

@@ -50,6 +50,15 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
 
 
+@pytest.mark.parametrize("given", [{"decoder": "autoregressive"}, {"bidirectional": True}])
+def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str, Any]) -> None:
+    model = Forecaster(**{**QUICK, "segment": 3, "steps": 150}, **given).fit(waves(noise=0.0))
+    found = model.backtest()
+    assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
+    model.save(tmp_path)
+    assert Forecaster.load(tmp_path, waves(noise=0.0)).predict().equals(model.predict())
+
+
 def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:
     """Judged by hand: the forecast of the table cut at an origin, against what came."""
     table = waves()
@@ -66,6 +75,31 @@ def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> 
     assert found["mse"] == pytest.approx(np.mean(errors), rel=1e-4)
 
 
+@pytest.mark.parametrize("output", ["point", "quantiles"])
+def test_backtest_judges_quantiles_where_they_are(
+    output: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Forecaster(**{**QUICK, "steps": 20}, output=output).fit(waves())
+    report = model.backtest(quantiles=(0.1, 0.5))
+    assert "crps" not in report["naive"]
+    found = report["forecaster"]
+    assert found["crps"] < found["mae"]
+    if output == "point":  # its median is not its forecast, but near
+        assert 2 * found["pinball_0.5"] == pytest.approx(found["mae"], rel=0.2)
+    covered = model.coverage()
+    assert found["coverage_80"] == covered[0.8]
+    assert found["coverage_95"] == covered[0.95]
+    scaled = model.backtest(scaled=True)["forecaster"]
+    std = float(model._inputs.scaler.std[0])
+    assert scaled["crps"] * std == pytest.approx(found["crps"], rel=1e-5)
+    assert "pinball_0.5" not in scaled
+    monkeypatch.setattr("fastlstm.infer.backtest._MAX_NUMBERS", 1)  # a window at a time
+    one_by_one = model.backtest(quantiles=(0.1, 0.5))["forecaster"]
+    assert one_by_one == pytest.approx(found, rel=1e-4)
+    with pytest.raises(ConfigError, match=r"quantile 0.999 lies outside"):
+        model.backtest(quantiles=(0.999,))
+
+
 def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
     table = fitted.predict()
     assert table.column_names == ["unique_id", "ds", "y"]
@@ -77,7 +111,7 @@ def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
 
 
 def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
-    table = fitted.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
+    table = fitted.predict_quantiles(quantiles=np.array([0.025, 0.5, 0.975]))
     assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
     low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
     assert (low <= middle).all()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fastlstm.nn.drop_in import LSTM, accelerate
     from fastlstm.ops.dispatch import explain, select
     from fastlstm.run import train
+    from fastlstm.sequences import SequenceClassifier, SequenceRegressor
 
 _ERRORS = (
     "ConfigError",
@@ -63,6 +64,8 @@ _HOMES = {
     "Forecaster": "fastlstm.forecasting",
     "LM": "fastlstm.infer.language_model",
     "LSTM": "fastlstm.nn.drop_in",
+    "SequenceClassifier": "fastlstm.sequences",
+    "SequenceRegressor": "fastlstm.sequences",
     "TrainConfig": "fastlstm.config",
     "accelerate": "fastlstm.nn.drop_in",
     "explain": "fastlstm.ops.dispatch",
@@ -85,6 +88,8 @@ __all__ = [
     "NonFiniteError",
     "PromptError",
     "RunDirectoryError",
+    "SequenceClassifier",
+    "SequenceRegressor",
     "ShapeError",
     "Stopped",
     "StorageError",

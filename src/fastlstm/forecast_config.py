@@ -11,7 +11,8 @@ from fastlstm.errors import ConfigError
 
 Channels = Literal["shared", "joint"]
 Normalize = Literal["last", "standard", "none"]
-OutputKind = Literal["point", "quantiles", "student_t"]
+Decoder = Literal["direct", "autoregressive"]
+OutputKind = Literal["point", "quantiles", "student_t", "negative_binomial"]
 Loss = Literal["mae", "mse", "huber"]
 Gaps = Literal["split", "fill"]
 Disorder = Literal["error", "sort"]
@@ -46,9 +47,12 @@ class ForecastConfig:
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
         channels: shared gives each target its own pass through one network, joint reads all.
+        decoder: direct answers all segments at once, autoregressive one after the other, each
+            after reading the forecasts before it.
+        bidirectional: read the input both ways; for the direct decoder.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing.
         dropout: probability before the last layer.
-        output: a point, seven quantiles or Student's t.
+        output: a point, seven quantiles, Student's t, or a negative binomial of counts.
         loss: of a point: mae, mse or huber.
         budget: stop after this much wall clock, e.g. 90s, 5m; default 2m without another end.
         epochs: stop after this many passes over the training windows.
@@ -89,6 +93,8 @@ class ForecastConfig:
     hidden_size: int = 256
     num_layers: int = 1
     channels: Channels = "shared"
+    decoder: Decoder = "direct"
+    bidirectional: bool = False
     normalize: Normalize = "last"
     dropout: float = 0.5
     output: OutputKind = "point"
@@ -143,6 +149,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "disorder": get_args(Disorder),
     "duplicates": get_args(Duplicates),
     "channels": get_args(Channels),
+    "decoder": get_args(Decoder),
     "normalize": get_args(Normalize),
     "output": get_args(OutputKind),
     "loss": get_args(Loss),

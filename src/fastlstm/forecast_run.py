@@ -23,12 +23,13 @@ from fastlstm.infer.forecaster_files import (
     stored_configs,
 )
 from fastlstm.infer.forecasts import Calibration, calibrate
-from fastlstm.infer.judgement import judge
+from fastlstm.infer.judgement import test_events
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.ops.dispatch import explain
 from fastlstm.run_directory import RunDirectory
 from fastlstm.run_session import RunSession, resumed_config
 from fastlstm.series.configured import prepare
+from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.splits import Split, fit_scaler, split_table
@@ -140,6 +141,9 @@ class _Session(RunSession):
         statics = static_scale(dataset)
         categories = [n for n in dataset.roles.categorical if n in dataset.table.columns]
         places = [dataset.table.columns.index(n) for n in categories]
+        if config.output == "negative_binomial":
+            require_counts(dataset)
+            places += range(architecture.num_targets)
         scaler = fit_scaler(dataset.table, split.train_ends, places)
         inputs = Inputs(dataset.table, scaler, statics_of(dataset, statics))
         sizes = (architecture.input_size, architecture.horizon)
@@ -245,7 +249,9 @@ class _Session(RunSession):
     def _judge(self, trained: Trained) -> None:
         """Says how good the forecasts of the test part are, beside naive ones, and ends the run."""
         with torch.no_grad():
-            for event in judge(trained.stored, trained.dataset, trained.split, trained.inputs):
+            for event in test_events(
+                trained.stored, trained.dataset, trained.split, trained.inputs
+            ):
                 self.emit(event)
         self.emit({"event": "end", "reason": trained.fitted.reason, **self._totals(trained)})
 

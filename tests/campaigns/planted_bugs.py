@@ -28,7 +28,13 @@ TESTS = [
     "tests/nn/test_drop_in_lengths.py",
 ]
 TESTS_OF_DECODING = ["tests/infer/test_decoder.py", "tests/infer/test_sampling.py"]
-TESTS_OF_SERIES = ["tests/series", "tests/nn/test_forecaster.py", "tests/test_forecasting.py"]
+TESTS_OF_SERIES = [
+    "tests/series",
+    "tests/nn/test_forecaster.py",
+    "tests/infer/test_forecasts.py",
+    "tests/test_forecasting.py",
+    "tests/test_sequences.py",
+]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
@@ -63,6 +69,9 @@ QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
 READY, RECORDED = "nn/ready.py", "ops/recorded.py"
 WINDOWS_CPP, WINDOWS, ARRANGE = "csrc/windows.cpp", "series/windows.py", "series/arrange.py"
 INTAKE, SPLITS, FORECASTER = "series/intake.py", "series/splits.py", "nn/forecaster.py"
+FORECASTS, OUTPUTS = "infer/forecasts.py", "nn/forecast_outputs.py"
+SEQUENCE_NETWORK, SEQUENCES = "nn/sequence_network.py", "series/sequences.py"
+COUNTS, METRICS = "series/counts.py", "series/metrics.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -310,8 +319,35 @@ BUGS = (
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
     Bug("series: the scaler sees all rows", SPLITS, "in _merged(list(stretches)):",
         "in [(0, table.num_rows)]:"),
-    Bug("series: the future is seen", FORECASTER, "ahead = values[:, L:, C + config.num_past :]",
-        "ahead = values[:, L:, C : C + config.num_future]"),
+    Bug("series: the future is seen", FORECASTER, "values[:, L:, C + config.num_past :]",
+        "values[:, L:, C : C + config.num_future]"),
+    Bug("series: past columns are seen", FORECASTER, "rows.where(is_known, math.nan)", "rows"),
+    Bug("series: what was answered is not read", FORECASTER, "(read, static), state)",
+        "(0 * read, static), state)"),
+    Bug("series: directions of the first layer", FORECASTER, "[hidden[-2], hidden[-1]]",
+        "[hidden[0], hidden[1]]"),
+    Bug("series: the center for its quantiles", FORECASTS,
+        "base = network.output.quantiles(parameters, LEVELS)",
+        "base = network.output.center(parameters)[..., None]"),
+    Bug("series: losses upside down", METRICS, "np.maximum(level * error, (level - 1) * error)",
+        "np.maximum((1 - level) * error, -level * error)"),
+    Bug("series: padding counts in the mean", SEQUENCE_NETWORK, "lengths[:, None]", "len(steps)"),
+    Bug("series: padding is read", SEQUENCE_NETWORK, ", lengths=lengths)", ")"),
+    Bug("series: missing steps look like zeros", SEQUENCE_NETWORK, "(~steps.isnan()).to(steps)",
+        "torch.ones_like(steps)"),
+    Bug("series: held-out sequences are scaled by", SEQUENCES, "is_used[numbers] = True",
+        "is_used[:] = True"),
+    Bug("series: the last weights are kept", "training/sequence_trainer.py",
+        "self.model.load_state_dict(best)", "pass"),
+    Bug("series: residuals of another level", FORECASTS, "at.diagonal(dim1=0, dim2=2).T",
+        "at[:, :, 12]"),
+    Bug("series: quantiles cross", FORECASTS, "known = known.sort(-1).values", "pass"),
+    Bug("series: counts are shifted", FORECASTER, "return torch.zeros_like(one), 1 +",
+        "return targets[:, -1], 1 +"),
+    Bug("series: one scale for all counts", OUTPUTS, "mean * scale + 1e-6", "mean + 1e-6"),
+    Bug("series: dispersion upside down", OUTPUTS, "            1 / dispersion,",
+        "            dispersion,"),
+    Bug("series: negative counts pass", COUNTS, "(rows < 0) |", ""),
     Bug("series: channels mixed", FORECASTER, "own.permute(1, 0, 3, 2, 4)",
         "own.permute(1, 3, 0, 2, 4)"),
     Bug("series: the first value for the last", FORECASTER, "return targets[:, -1], one",

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.distribution_quantiles import negative_binomial_quantiles, student_quantile
 from fastlstm.nn.forecast_outputs import (
     QUANTILES,
+    NegativeBinomial,
     Quantiles,
     StudentT,
     make_output,
-    student_quantile,
 )
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 
@@ -46,14 +47,24 @@ def everything() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
 @pytest.mark.parametrize("normalize", ["last", "standard", "none"])
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_layers: int) -> None:
-    model = network(
-        **EVERYTHING, channels=channels, output=output, normalize=normalize, num_layers=num_layers
-    )
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"num_layers": 2},
+        {"decoder": "autoregressive"},
+        {"decoder": "autoregressive", "num_layers": 2},
+        {"bidirectional": True},
+        {"bidirectional": True, "num_layers": 2},
+    ],
+)
+def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given: Any) -> None:
+    model = network(**EVERYTHING, channels=channels, output=output, normalize=normalize, **given)
     x, statics = everything()
+    if output == "negative_binomial":
+        x[..., :2] = (3 * x[..., :2]).abs().round()
     y = model(x, statics)
     assert y.shape == (3, 7, 2, model.output.num_parameters)
     model.output.loss(y, x[:, 12:, :2]).mean().backward()
@@ -64,8 +75,9 @@ def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, num_la
 
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any) -> None:
-    model = network(**EVERYTHING, channels=channels)
+@pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
+def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, decoder: Any) -> None:
+    model = network(**EVERYTHING, channels=channels, decoder=decoder)
     x, statics = everything()
     before = model(x, statics)
     later = x.clone()
@@ -142,7 +154,7 @@ def test_many_segments_cost_one_product_with_the_state() -> None:
     model = network(num_targets=2)
     x = values(2)
     hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
-    found = model._answer(hidden, cell, x[:, 12:, 2:], None)
+    found = model._answer(model._asked(x[:, 12:, 2:], None), hidden, cell)
     plain = torch.nn.LSTMCell(6, 8)
     with torch.no_grad():
         plain.weight_ih.copy_(model.cell_ih.weight)
@@ -161,6 +173,69 @@ def test_many_segments_cost_one_product_with_the_state() -> None:
             )
 
 
+# autoregressive ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
+def test_one_segment_is_answered_alike_by_both_decoders(output: Any) -> None:
+    given = {**EVERYTHING, "horizon": 3, "output": output}
+    x, statics = everything()
+    x = x[:, :15]
+    x[..., :2] = x[..., :2].abs()
+    direct, in_turn = network(**given), network(**given, decoder="autoregressive")
+    assert torch.equal(direct(x, statics), in_turn(x, statics))
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+def test_the_next_segment_is_that_of_a_window_that_ends_in_the_forecast(
+    output: Any, channels: Any
+) -> None:
+    """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
+    given: dict[str, Any] = {
+        "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
+        "output": output, "channels": channels, "normalize": "none", "num_layers": 2,
+    }  # fmt: skip
+    model = network(**given, horizon=8, decoder="autoregressive")
+    rolled = network(**given, horizon=4, input_size=16)
+    weights = model.state_dict()
+    rolled.load_state_dict({**weights, "position": weights["position"][1:]})
+    x = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(1))
+    statics = torch.randn(3, 1)
+    found = model(x, statics)
+    longer = x.clone()
+    longer[:, 12:16, :2] = model.output.center(found)[:, :4]
+    longer[:, 12:16, 2] = float("nan")  # known up to now only
+    torch.testing.assert_close(rolled(longer, statics), found[:, 4:])
+
+
+def test_training_goes_through_the_forecasts_that_were_read() -> None:
+    """The loss of the last segment alone reaches the answer of the first."""
+    model = network(decoder="autoregressive")
+    model(values(1))[:, 4:].sum().backward()
+    assert model.position.grad is not None
+    assert model.position.grad[0].abs().sum() > 0
+
+
+def test_both_directions_of_the_last_layer_are_read() -> None:
+    """The state asked is that of two readings, of which one ends at the first segment."""
+    model = network(bidirectional=True, num_layers=2)
+    x = values(1)
+    segments = torch.relu(
+        model.embed(model._segments(x[:, :12] - x[:, 11:12], None, x[:, :12, 1:]))
+    )
+    plain = torch.nn.LSTM(6, 8, 2, bidirectional=True)
+    plain.load_state_dict(model.lstm.state_dict())
+    output, (_, cell) = plain(segments)
+    assert model.hidden_of_both is not None
+    assert model.cell_of_both is not None
+    ends = torch.cat([output[-1, :, :8], output[0, :, 8:]], -1)
+    h = model.hidden_of_both(ends)
+    c = model.cell_of_both(torch.cat([cell[2], cell[3]], -1))
+    want = model._answer(model._asked(x[:, 12:, 1:], None), h, c)[:, :7] + x[:, 11:12, :, None]
+    torch.testing.assert_close(model(x), want)
+
+
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
@@ -168,6 +243,10 @@ def test_the_wrong_shape_is_refused() -> None:
         network(segment=5)
     with pytest.raises(ConfigError, match="horizon is 0"):
         network(horizon=0)
+    with pytest.raises(ConfigError, match="decoder is 'both', expected direct or autoregressive"):
+        network(decoder="both")
+    with pytest.raises(ConfigError, match="autoregressive goes on in one; leave out one"):
+        network(decoder="autoregressive", bidirectional=True)
     with pytest.raises(ConfigError, match="output is 'best', expected"):
         make_output("best")
     with pytest.raises(ConfigError, match="loss is 'l3', expected"):
@@ -215,5 +294,61 @@ def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
     between = output.quantiles(want, [0.1, 0.175, 0.9])
     torch.testing.assert_close(between[0], want[1])
     torch.testing.assert_close(between[1], (want[1] + want[2]) / 2)
-    with pytest.raises(ConfigError, match="lies outside"):
-        output.quantiles(want, [0.001])
+    outer = output.quantiles(want, [0.001, 0.025, 0.975, 0.999])
+    torch.testing.assert_close(outer, want[[0, 0, -1, -1]])
+
+
+def test_learned_quantiles_that_cross_are_put_in_order() -> None:
+    crossed = torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0])
+    found = Quantiles().quantiles(crossed, [k / 40 for k in range(1, 40)])
+    assert (found.diff() >= 0).all()
+
+
+def log_gamma_sum(count: int, mean: float, dispersion: float) -> float:
+    """The log of a negative binomial's probability, in Python's own floats."""
+    r = 1 / dispersion
+    chosen = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
+    return chosen + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean))
+
+
+@pytest.mark.parametrize(
+    ("mean", "dispersion"), [(0.1, 0.5), (2.0, 0.01), (40.0, 0.3), (1.0, 100.0)]
+)
+def test_the_negative_binomial_is_the_one_of_the_books(mean: float, dispersion: float) -> None:
+    output = NegativeBinomial()
+    parameters = torch.tensor([mean, dispersion])
+    levels = (0.005, 0.1, 0.5, 0.9, 0.995)
+    found = output.quantiles(parameters, levels).tolist()
+    below, want = 0.0, []
+    for count in range(1000):
+        log_p = log_gamma_sum(count, mean, dispersion)
+        if count % 50 == 0:
+            loss = output.loss(parameters, torch.tensor(float(count)))
+            assert loss.item() == pytest.approx(-log_p, rel=1e-4)
+        below += math.exp(log_p)
+        want += [float(count)] * sum(below >= q for q in levels[len(want) :])
+    assert found == want
+
+
+def test_many_counts_have_the_quantiles_of_a_sample() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gamma = torch._standard_gamma(torch.full((200_000,), 10.0), generator=generator)
+    sample = torch.poisson(gamma * 500, generator=generator)  # mean 5000, dispersion 0.1
+    levels = [0.01, 0.1, 0.5, 0.9, 0.99]
+    want = torch.quantile(sample, torch.tensor(levels))
+    means = torch.tensor([5000.0, 3.0])  # one of them is summed, the other is not
+    found = negative_binomial_quantiles(means, torch.tensor([0.1, 0.1]), levels)
+    torch.testing.assert_close(found[0], want, rtol=0, atol=0.04 * sample.std().item())
+    assert found[1].tolist() == [0, 1, 3, 6, 9]
+
+
+def test_counts_scale_with_their_window() -> None:
+    """Ten times the counts, ten times the mean (nearly: a window is divided by its mean + 1)."""
+    model = network(output="negative_binomial")
+    x = (values(1).abs() * 1000).round()
+    mean = model.output.center(model(x))
+    torch.testing.assert_close(model.output.center(model(10 * x)), 10 * mean, rtol=0.01, atol=0)
+    assert (mean > 0).all()
+    empty = model(torch.zeros_like(x))
+    assert (empty > 0).all()
+    assert model.output.loss(empty, torch.zeros(3, 7, 1)).isfinite().all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.series.metrics import Scores, coverage, pinball
+from fastlstm.series.metrics import QuantileScores, Scores
 from fastlstm.series.splits import fit_scaler, split_table
 from fastlstm.series.table import Segments, Table
 from fastlstm.series.timeline import Frequency
@@ -110,7 +112,40 @@ def test_scores_are_what_they_are_called() -> None:
         np.nanmean(2 * abs(error) / (abs(forecast) + abs(actual)))
     )
     assert found["mase"] == pytest.approx(np.nanmean(abs(error)) / np.nanmean(abs(naive - actual)))
-    assert coverage(actual - 1, actual + 1, forecast) == pytest.approx(np.nanmean(
-        np.where(np.isnan(actual), False, abs(error) <= 1)
-    ))  # fmt: skip
-    assert pinball({0.5: forecast}, actual) == pytest.approx(np.nanmean(abs(error)))
+
+
+def test_the_crps_of_a_normal_distribution() -> None:
+    """Against its closed form (Gneiting & Raftery 2007, equation 21); the mean is off by 1."""
+    rng = np.random.default_rng(0)
+    actual = rng.normal(size=(500, 4, 2))
+    scores = QuantileScores((), ())
+    assert scores.levels == tuple(k / 100 for k in range(1, 100))
+    normal = statistics.NormalDist()
+    forecast = np.array([1 + normal.inv_cdf(level) for level in scores.levels])
+    z = actual - 1
+    below, density = np.vectorize(normal.cdf)(z), np.vectorize(normal.pdf)(z)
+    want = (z * (2 * below - 1) + 2 * density - np.pi**-0.5).mean()
+    for part in (slice(0, 100), slice(100, 500)):
+        scores.add(np.broadcast_to(forecast, (*actual[part].shape, 99)), actual[part])
+    assert scores.result() == {"crps": pytest.approx(want, rel=0.01)}
+
+
+def test_pinball_and_coverage_are_what_they_are_called() -> None:
+    rng = np.random.default_rng(0)
+    actual = rng.normal(size=(50, 3))
+    actual[4, 1] = np.nan
+    scores = QuantileScores((0.25, 0.9), (0.5, 0.8), has_crps=False)
+    assert scores.levels == (0.1, 0.25, 0.75, 0.9)
+    forecast = np.sort(rng.normal(size=(50, 3, 4)), -1)
+    scale = np.array([1.0, 10.0, 100.0])
+    scores.add(forecast[:20], actual[:20], scale)
+    scores.add(forecast[20:], actual[20:], scale)
+    error = actual - forecast[..., 1]
+    pinball = np.where(error > 0, 0.25 * error, -0.75 * error) * scale
+    found = scores.result()
+    assert set(found) == {"pinball_0.25", "pinball_0.9", "coverage_50", "coverage_80"}
+    assert found["pinball_0.25"] == pytest.approx(np.nanmean(pinball))
+    inside = (forecast[..., 0] <= actual) & (actual <= forecast[..., 3])
+    assert found["coverage_80"] == pytest.approx(inside.sum() / 149)
+    inside = (forecast[..., 1] <= actual) & (actual <= forecast[..., 2])
+    assert scores.coverage()[0.5] == pytest.approx(inside.sum() / 149)

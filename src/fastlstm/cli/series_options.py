@@ -14,7 +14,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "table": ("gaps", "disorder", "duplicates", "missing_value", "time_format", "cache_dir"),
     "model": (
-        *("hidden_size", "num_layers", "channels", "normalize", "dropout", "output", "loss"),
+        *("hidden_size", "num_layers", "channels", "decoder", "bidirectional"),
+        *("normalize", "dropout", "output", "loss"),
     ),
     "training": (
         *("budget", "steps", "epochs", "patience", "evaluations", "batch_size"),

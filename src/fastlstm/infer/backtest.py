@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.infer.forecasts import Calibration, forecast
+from fastlstm.infer.forecasts import LEVELS, Calibration, forecast
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.metrics import Scores
+from fastlstm.series.metrics import QuantileScores, Scores
 from fastlstm.series.windows import read_windows
 
 _DAY_US = 86_400_000_000
+_MAX_NUMBERS = 1 << 24
 
 
 def backtest(
@@ -41,10 +40,10 @@ def backtest(
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     done = 0
-    for center, target, _ in forecast(network, inputs, rows):
-        past = read_windows(inputs.table, rows[done : done + len(center)], L)[..., :C].numpy()
-        done += len(center)
-        answer, actual = center.numpy(), target.numpy()
+    for found, target in forecast(network, inputs, rows):
+        past = read_windows(inputs.table, rows[done : done + len(found)], L)[..., :C].numpy()
+        done += len(found)
+        answer, actual = found[..., 0].numpy(), target.numpy()
         if is_scaled:
             past = (past - mean) / std
         else:
@@ -59,23 +58,25 @@ def backtest(
     return scores
 
 
-def coverage(
+def judge_quantiles(
     network: ForecastNetwork,
     inputs: Inputs,
     rows: NDArray[np.int64],
     calibration: Calibration,
-    intervals: Sequence[float],
-) -> dict[float, float]:
-    """Returns the share of values within their central intervals, by the intervals' level."""
-    ends = {v: calibration.at([(1 - v) / 2, (1 + v) / 2]) for v in intervals}
-    inside, count = dict.fromkeys(intervals, 0), 0
-    for center, target, wide in forecast(network, inputs, rows):
-        is_there = ~target.isnan()
-        count += int(is_there.sum())
-        for level, (low, high) in ends.items():
-            is_within = (center + low * wide <= target) & (target <= center + high * wide)
-            inside[level] += int((is_within & is_there).sum())
-    return {level: found / max(count, 1) for level, found in inside.items()}
+    scores: QuantileScores,
+    is_scaled: bool = False,
+) -> QuantileScores:
+    """Takes the quantiles of the windows that begin at `rows` into `scores`, and returns these.
+
+    Memory: 64 MB of quantiles at once, or those of one window.
+    """
+    config = network.config
+    std = np.ones(1) if is_scaled else inputs.scaler.std[: config.num_targets]
+    numbers = config.horizon * config.num_targets * max(len(scores.levels), len(LEVELS))
+    size = min(256, max(1, _MAX_NUMBERS // numbers))
+    for found, target in forecast(network, inputs, rows, calibration, scores.levels, size):
+        scores.add(found.numpy(), target.numpy(), std)
+    return scores
 
 
 def season_of(dataset: SeriesDataset) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastlstm.errors import DataError
 from fastlstm.infer.forecaster_files import StoredForecaster
-from fastlstm.infer.forecasts import spread
+from fastlstm.infer.forecasts import answer
 from fastlstm.infer.known_ahead import known_ahead
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
@@ -52,7 +52,7 @@ def predict_table(
     times = _times_ahead(dataset, last, sizes.horizon)
     known = None if ahead is None else known_ahead(ahead, dataset, stored.fit, series, times)
     begins = table.segments.first_rows[last] + rows - sizes.input_size
-    found, wide = [], []
+    found = []
     for first in range(0, len(last), _SERIES_AT_ONCE):
         part = slice(first, first + _SERIES_AT_ONCE)
         past = read_windows(table, begins[part], sizes.input_size)
@@ -62,9 +62,8 @@ def predict_table(
             place = sizes.num_targets + sizes.num_past
             scaled = (known[part] - stored.scaler.mean[place:]) / stored.scaler.std[place:]
             values[:, sizes.input_size :, place:] = torch.from_numpy(scaled)
-        found.append(stored.network.output.center(stored.network(values, statics)))
-        wide.append(spread(values, sizes)[:, None])
-    columns = _columns(stored, torch.cat(found), torch.cat(wide), dataset.roles.target, quantiles)
+        found.append(answer(stored.network, values, statics, stored.calibration, quantiles))
+    columns = _columns(stored, torch.cat(found), dataset.roles.target, quantiles)
     return forecast_table(dataset, series, times, columns)
 
 
@@ -94,22 +93,15 @@ def _times_ahead(
 
 
 def _columns(
-    stored: StoredForecaster,
-    center: Tensor,
-    wide: Tensor,
-    targets: Sequence[str],
-    quantiles: Sequence[float],
+    stored: StoredForecaster, answers: Tensor, targets: Sequence[str], quantiles: Sequence[float]
 ) -> dict[str, NDArray[np.float32]]:
     """Returns forecasts or their quantiles in the table's units, by the names of their columns."""
     num = len(targets)
-    mean, std = stored.scaler.mean[:num], stored.scaler.std[:num]
-    if not quantiles:
-        plain = center.numpy() * std + mean
-        return {name: plain[..., c] for c, name in enumerate(targets)}
     found: dict[str, NDArray[np.float32]] = {}
-    for level, residuals in zip(quantiles, stored.calibration.at(quantiles), strict=True):
-        plain = (center + residuals * wide).numpy() * std + mean
-        found |= {f"{name}-q{level:g}": plain[..., c] for c, name in enumerate(targets)}
+    for number, name in enumerate([f"-q{level:g}" for level in quantiles] or [""]):
+        scaled = answers[..., number].numpy()
+        plain = scaled * stored.scaler.std[:num] + stored.scaler.mean[:num]
+        found |= {f"{target}{name}": plain[..., c] for c, target in enumerate(targets)}
     return found
 
 

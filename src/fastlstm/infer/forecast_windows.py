@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster
-from fastlstm.infer.forecasts import spread
+from fastlstm.infer.forecasts import quantiles_of, spread
 
 Floats = NDArray[np.float32]
 
@@ -63,16 +64,15 @@ class WindowForecaster:
         self.name, self._stored = name, stored
         config = stored.network.config
         self.input_size, self.horizon = config.input_size, config.horizon
-        self.may_miss, self.frequency = config.has_missing, str(stored.frequency)
-        columns = stored.columns
+        self.may_miss, self.frequency = config.has_missing, str(stored.fit.frequency)
+        columns = stored.fit.columns
         self.targets = columns[: config.num_targets]
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
-        static = stored.parameters["static"]
-        self.static = self._columns((static,) if isinstance(static, str) else tuple(static))
+        self.static = self._columns(stored.config.static)
 
     def _columns(self, names: tuple[str, ...]) -> Columns:
-        known = self._stored.categories
+        known = self._stored.fit.categories
         codes = {
             name: {str(value): number for number, value in enumerate(known[name])}
             for name in names
@@ -103,8 +103,7 @@ class WindowForecaster:
         if statics is not None:
             center, deviation = torch.from_numpy(stored.static_scale).T
             static = (torch.from_numpy(statics) - center) / deviation
-        found = stored.network.output.center(stored.network(scaled, static))
-        return Forecasts(stored, found.numpy(), spread(scaled, config).numpy())
+        return Forecasts(stored, stored.network(scaled, static), spread(scaled, config))
 
 
 @dataclass(frozen=True)
@@ -113,22 +112,22 @@ class Forecasts:
 
     Attributes:
         stored: the forecaster.
-        center: shape ``(B, h, C)``, scaled.
+        parameters: what the network gave, shape ``(B, h, C, num_parameters)``.
         spread: how much each window moves, shape ``(B, C)``, scaled.
     """
 
     stored: StoredForecaster
-    center: Floats
-    spread: Floats
+    parameters: Tensor
+    spread: Tensor
 
     def part(self, first: int, count: int) -> Forecasts:
         """Returns those of some windows."""
         rows = slice(first, first + count)
-        return Forecasts(self.stored, self.center[rows], self.spread[rows])
+        return Forecasts(self.stored, self.parameters[rows], self.spread[rows])
 
     def values(self) -> Floats:
         """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
-        return self._unscaled(self.center)
+        return self._unscaled(self.stored.network.output.center(self.parameters)[..., None])[..., 0]
 
     def quantiles(self, levels: Sequence[float]) -> Floats:
         """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
@@ -136,15 +135,15 @@ class Forecasts:
         Raises:
             ConfigError: a level that the calibration says nothing about.
         """
-        residuals = self.stored.calibration.at(levels).numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            scaled = [self.center + one * self.spread[:, None] for one in residuals]
-        return np.stack([self._unscaled(one) for one in scaled], -1)
+        output, calibration = self.stored.network.output, self.stored.calibration
+        return self._unscaled(
+            quantiles_of(output, self.parameters, self.spread, calibration, levels)
+        )
 
-    def _unscaled(self, scaled: Floats) -> Floats:
-        num, scaler = scaled.shape[-1], self.stored.scaler
+    def _unscaled(self, scaled: Tensor) -> Floats:
+        num, scaler = scaled.shape[-2], self.stored.scaler
         with np.errstate(over="ignore", invalid="ignore"):
-            plain: Floats = scaled * scaler.std[:num] + scaler.mean[:num]
+            plain: Floats = scaled.numpy() * scaler.std[:num, None] + scaler.mean[:num, None]
         return plain
 
 

@@ -24,7 +24,7 @@ from fastlstm.series.splits import Scaler
 from fastlstm.series.timeline import Frequency
 
 CONFIG_FILE = "config.json"
-_FORMAT = 1
+_FORMAT = 2
 _RESIDUALS = "calibration.residuals"
 
 

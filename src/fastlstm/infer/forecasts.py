@@ -1,4 +1,4 @@
-"""Forecasts of windows in the table's units, with intervals calibrated on validation windows."""
+"""Forecasts of windows in scaled units, with quantiles calibrated on validation windows."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
+from fastlstm.nn.forecast_outputs import Output
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.windows import WindowIndex
 
-LEVELS = np.linspace(0.005, 0.995, 199)
-"""At which residuals are kept; between them linear."""
+LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
+"""At which quantiles are calibrated; between them linear."""
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
-"""Residuals held at once, 64 MB; torch's quantiles take no more."""
+"""Numbers of the network held at once, 64 MB; torch's quantiles take no more."""
 _LEAST_SPREAD = 0.05
 """Of a standard deviation: a window that stands still is no promise that it will go on so."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Quantiles of what validation values were above their forecasts, over their window's spread.
+    """Quantiles of what validation values were above the network's, over their window's spread.
 
-    Split conformal intervals with normalised residuals (Lei et al. 2018, section 5.2): a stretch
-    that moves more has wider intervals, so that they keep their level when the series calms down.
+    Conformalised quantile regression (Romano et al. 2019), level by level: each quantile of the
+    network is shifted by what it was off by on validation windows. A point takes the place of every
+    quantile: split conformal intervals. Both with normalised residuals (Lei et al. 2018, section
+    5.2): a stretch that moves more is shifted more, so that intervals keep their level when the
+    series calms down.
 
     Attributes:
-        residuals: shape ``(199, h, C)``, float32, at `LEVELS`, in units of `spread`.
+        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`.
     """
 
     residuals: Tensor
@@ -42,19 +46,49 @@ class Calibration:
         """Returns intervals without width, before there is a trained network."""
         return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
 
-    def at(self, levels: Sequence[float]) -> Tensor:
-        """Returns residual quantiles, shape ``(len(levels), h, C)``.
+    def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
+        """Returns quantiles ``(B, h, C, len(levels))`` that never cross.
 
-        Raises:
-            ConfigError: a level that validation says nothing about.
+        Args:
+            base: the network's at `LEVELS`, ``(B, h, C, 25)``, or ``(B, h, C, 1)`` of a point.
+            wide: spread of the windows, ``(B, C)``.
+            levels: asked for.
         """
-        for level in levels:
-            if not LEVELS[0] <= level <= LEVELS[-1]:
-                raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]:g}")
-        place = (np.asarray(levels, dtype=np.float64) - LEVELS[0]) / (LEVELS[1] - LEVELS[0])
-        below = np.clip(np.floor(place).astype(np.int64), 0, len(LEVELS) - 2)
-        share = torch.from_numpy((place - below).astype(np.float32))[:, None, None]
-        return torch.lerp(self.residuals[below], self.residuals[below + 1], share)
+        known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
+        known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
+        wanted = np.asarray(levels, dtype=np.float64)
+        above = np.searchsorted(LEVELS, wanted).clip(1)
+        below = above - 1
+        grid = np.asarray(LEVELS)
+        share = torch.from_numpy((wanted - grid[below]) / (grid[above] - grid[below])).to(known)
+        return torch.lerp(known[..., below], known[..., above], share)
+
+
+@torch.no_grad()
+def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> Calibration:
+    """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps.
+
+    A distribution that is right only as a whole, that of counts, is left as it is.
+    """
+    config, output = network.config, network.output
+    h, C = config.horizon, config.num_targets
+    if not output.is_calibrated:
+        return Calibration.none(config)
+    most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
+    answers, targets, spreads = [], [], []
+    for values, statics in inputs.read(valid.rows(most), config.input_size + h):
+        answers.append(network(values, statics))
+        targets.append(values[:, config.input_size :, :C].clone())
+        spreads.append(spread(values, config))
+    answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
+    levels = torch.tensor(LEVELS)
+    found = []
+    for t in range(h):  # a step at a time: all quantiles of all steps would not fit
+        base = output.quantiles(answer[:, t], LEVELS)
+        error = (target[:, t, :, None] - base) / wide[..., None]
+        at = torch.nanquantile(error, levels, dim=0)  # (25, C, 25), or (25, C, 1) of a point
+        found.append(at[..., 0] if base.shape[-1] == 1 else at.diagonal(dim1=0, dim2=2).T)
+    return Calibration(torch.stack(found, 1).nan_to_num(0.0))
 
 
 def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
@@ -65,29 +99,72 @@ def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
 
 
 @torch.no_grad()
-def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> Calibration:
-    """Collects residuals of at most 5,000 windows, evenly spread."""
-    config = network.config
-    most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (config.horizon * config.num_targets)))
-    found = []
-    for values, statics in inputs.read(valid.rows(most), config.input_size + config.horizon):
-        target = values[:, config.input_size :, : config.num_targets]
-        error = target - network.output.center(network(values, statics))
-        found.append(error / spread(values, config)[:, None])
-    residuals = torch.cat(found)
-    levels = torch.from_numpy(LEVELS.astype(np.float32))
-    by_step = [torch.nanquantile(residuals[:, t], levels, dim=0) for t in range(config.horizon)]
-    return Calibration(torch.stack(by_step, 1).nan_to_num(0.0))
+def answer(
+    network: ForecastNetwork,
+    values: Tensor,
+    statics: Tensor | None,
+    calibration: Calibration | None = None,
+    levels: Sequence[float] = (),
+) -> Tensor:
+    """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
+
+    Raises:
+        ConfigError: a level that validation says nothing about.
+    """
+    parameters = network(values, statics)
+    if calibration is None or len(levels) == 0:
+        return network.output.center(parameters)[..., None]
+    return quantiles_of(
+        network.output, parameters, spread(values, network.config), calibration, levels
+    )
 
 
-@torch.no_grad()
+def quantiles_of(
+    output: Output,
+    parameters: Tensor,
+    wide: Tensor,
+    calibration: Calibration,
+    levels: Sequence[float],
+) -> Tensor:
+    """Returns quantiles ``(B, h, C, len(levels))`` of what a network gave.
+
+    Args:
+        output: of the network.
+        parameters: shape ``(B, h, C, num_parameters)``.
+        wide: spread of the windows, ``(B, C)``.
+        calibration: of the quantiles.
+        levels: asked for.
+
+    Raises:
+        ConfigError: a level that validation says nothing about.
+    """
+    for level in levels:
+        if not LEVELS[0] <= level <= LEVELS[-1]:
+            raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
+    if not output.is_calibrated:
+        return output.quantiles(parameters, levels)
+    return calibration.quantiles(output.quantiles(parameters, LEVELS), wide, levels)
+
+
 def forecast(
-    network: ForecastNetwork, inputs: Inputs, rows: NDArray[np.int64]
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields forecasts and what came, both ``(B, h, C)`` in scaled units, of windows at `rows`,
-    and their spread, ``(B, 1, C)``."""
+    network: ForecastNetwork,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    calibration: Calibration | None = None,
+    levels: Sequence[float] = (),
+    size: int = 256,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields what `answer` gives for the windows at `rows`, and what came, ``(B, h, C)``.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        calibration: of the quantiles.
+        levels: of the quantiles; none for the forecast itself.
+        size: windows at once.
+    """
     config = network.config
-    for values, statics in inputs.read(rows, config.input_size + config.horizon):
+    for values, statics in inputs.read(rows, config.input_size + config.horizon, size):
         target = values[:, config.input_size :, : config.num_targets]
-        center = network.output.center(network(values, statics))
-        yield center, target, spread(values, config)[:, None]
+        yield answer(network, values, statics, calibration, levels), target

@@ -1,30 +1,54 @@
-"""A trained forecaster on its test part: scores, coverage, and forecasts to look at, as events."""
+"""A trained forecaster on its test part: scores, coverage, and forecasts to look at."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
-from fastlstm.infer.backtest import backtest, coverage, season_of
+from fastlstm.infer.backtest import backtest, judge_quantiles, season_of
 from fastlstm.infer.forecaster_files import StoredForecaster
 from fastlstm.infer.forecasts import forecast
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
+from fastlstm.series.metrics import QuantileScores
 from fastlstm.series.splits import Split
 from fastlstm.series.windows import read_windows
 
 MAX_WINDOWS = 20_000
 """Test windows that a run judges itself by, evenly spread."""
+_MAX_QUANTILE_WINDOWS = 2_000
 _INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
-_CURVE_WINDOWS = 2_000
 _PICTURES = 4
 
 
 def judge(
+    stored: StoredForecaster,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    season: int,
+    quantiles: Sequence[float] = (),
+    is_scaled: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Returns the errors of the windows that begin at `rows` by who made them; see `backtest`.
+
+    Those of quantiles are of at most 2,000 of the windows, evenly spread.
+    """
+    found = backtest(stored.network, inputs, rows, season, is_scaled)
+    report = {name: scores.result() for name, scores in found.items() if scores.num_values}
+    scores = QuantileScores(quantiles, _INTERVALS)
+    some = _spread(rows, _MAX_QUANTILE_WINDOWS)
+    judge_quantiles(stored.network, inputs, some, stored.calibration, scores, is_scaled)
+    if scores.num_values:
+        report["forecaster"] |= scores.result()
+    return report
+
+
+def test_events(
     stored: StoredForecaster, dataset: SeriesDataset, split: Split, inputs: Inputs
 ) -> list[dict[str, Any]]:
     """Returns events of kind test, calibration and forecast; docs/architecture.md lists their keys.
@@ -42,22 +66,20 @@ def judge(
         text = f"no test scores: {error}"
         return [{"event": "message", "level": "info", "text": text}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
-    scores = backtest(stored.network, inputs, rows, season)
-    found = coverage(stored.network, inputs, rows, stored.calibration, _INTERVALS)
-    few = index.rows(_CURVE_WINDOWS)
-    curve = coverage(stored.network, inputs, few, stored.calibration, _CURVE)
+    curve = QuantileScores((), _CURVE, has_crps=False)
+    some = _spread(rows, _MAX_QUANTILE_WINDOWS)
+    judge_quantiles(stored.network, inputs, some, stored.calibration, curve)
+    about = {"windows": len(rows), "of_windows": len(index), "season": season}
+    observed = list(curve.coverage().values())
     return [
-        {
-            "event": "test",
-            "scores": {name: s.result() for name, s in scores.items() if s.num_values},
-            "coverage": {f"{level:g}": share for level, share in found.items()},
-            "windows": len(rows),
-            "of_windows": len(index),
-            "season": season,
-        },
-        {"event": "calibration", "levels": list(_CURVE), "observed": list(curve.values())},
+        {"event": "test", "scores": judge(stored, inputs, rows, season), **about},
+        {"event": "calibration", "levels": list(_CURVE), "observed": observed},
         *_pictures(stored, dataset, inputs, index.rows(_PICTURES)),
     ]
+
+
+def _spread(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    return rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)]
 
 
 def _pictures(
@@ -65,21 +87,24 @@ def _pictures(
 ) -> list[dict[str, Any]]:
     """Returns some forecasts with what came, of one target each, in units of the table."""
     sizes, scaler = stored.network.config, stored.scaler
-    low, high = stored.calibration.at([0.1, 0.9])
     shown = min(sizes.input_size, 2 * sizes.horizon)
-    center, target, wide = next(forecast(stored.network, inputs, rows))
+    levels = (0.1, 0.9)
+    ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
+    center, _ = next(forecast(stored.network, inputs, rows))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     events = []
     for n in range(len(rows)):
         c = n % sizes.num_targets
         curves = {
-            "center": center[n, :, c],
-            "low": (center + low * wide)[n, :, c],
-            "high": (center + high * wide)[n, :, c],
+            "center": center[n, :, c, 0],
+            "low": ends[n, :, c, 0],
+            "high": ends[n, :, c, 1],
             "actual": target[n, :, c],
         }
-        plain = {k: (v * scaler.std[c] + scaler.mean[c]).tolist() for k, v in curves.items()}
+        plain = {
+            k: (v.numpy() * scaler.std[c] + scaler.mean[c]).tolist() for k, v in curves.items()
+        }
         events.append(
             {
                 "event": "forecast",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
+from fastlstm.nn.distribution_quantiles import negative_binomial_quantiles, student_quantile
 
 QUANTILES = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 """Levels of the quantile output: the median and the ends of 50, 80 and 95 % intervals."""
@@ -22,9 +23,13 @@ class Output(ABC):
 
     Attributes:
         num_parameters: numbers per forecast value.
+        is_calibrated: its quantiles are shifted by what they were off by on validation windows.
+        counts: targets are counts, neither scaled nor shifted.
     """
 
     num_parameters: int
+    is_calibrated = True
+    counts = False
 
     @abstractmethod
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
@@ -41,7 +46,7 @@ class Output(ABC):
 
     @abstractmethod
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Returns quantiles, shape ``(…, len(levels))``."""
+        """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` of a point: one for all."""
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         """Returns the parameters of ``value * scale + shift``; all are locations unless said."""
@@ -70,10 +75,7 @@ class Point(Output):
         return parameters[..., 0]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        raise ConfigError(
-            "this forecaster gives points; build it with output='quantiles' or 'student_t' for"
-            " quantiles, or calibrate it on validation data"
-        )
+        return parameters
 
 
 class Quantiles(Output):
@@ -93,20 +95,14 @@ class Quantiles(Output):
         return parameters[..., QUANTILES.index(0.5)]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Between the seven levels linear; beyond the outer ones there is nothing to go by."""
-        sorted_ones = parameters.sort(-1).values
+        """Between the seven levels linear; beyond the outer ones the outer one."""
+        ordered = parameters.sort(-1).values
         found = []
         for level in levels:
-            if not QUANTILES[0] <= level <= QUANTILES[-1]:
-                raise ConfigError(
-                    f"quantile {level} lies outside {QUANTILES[0]} to {QUANTILES[-1]}, which this"
-                    " forecaster has learned"
-                )
-            above = next(k for k, known in enumerate(QUANTILES) if known >= level)
-            below = max(above - 1, 0)
-            width = QUANTILES[above] - QUANTILES[below]
-            share = 0.0 if width == 0 else (level - QUANTILES[below]) / width
-            found.append(torch.lerp(sorted_ones[..., below], sorted_ones[..., above], share))
+            above = min(max(bisect_left(QUANTILES, level), 1), len(QUANTILES) - 1)
+            low, high = QUANTILES[above - 1], QUANTILES[above]
+            share = min(max((level - low) / (high - low), 0.0), 1.0)
+            found.append(torch.lerp(ordered[..., above - 1], ordered[..., above], share))
         return torch.stack(found, -1)
 
 
@@ -142,32 +138,40 @@ class StudentT(Output):
         return 2 + F.softplus(degrees), location, F.softplus(scale) + 1e-6
 
 
-def student_quantile(degrees: Tensor, level: float) -> Tensor:
-    """Returns a quantile of Student's t (Hill 1970, algorithm 396), within 2e-4 of its level."""
-    if level == 0.5:
-        return torch.zeros_like(degrees)
-    n = degrees.double()
-    tail = 2 * min(level, 1 - level)
-    a = 1 / (n - 0.5)
-    b = 48 / a**2
-    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
-    d = ((94.5 / (b + c) - 3) / b + 1) * torch.sqrt(a * math.pi / 2) * n
-    y = (d * tail) ** (2 / n)
-    x = torch.special.ndtri(torch.tensor(tail * 0.5, dtype=torch.float64))
-    near = x**2
-    c = torch.where(n < 5, c + 0.3 * (n - 4.5) * (x + 0.6), c)
-    c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c
-    far = (((((0.4 * near + 6.3) * near + 36) * near + 94.5) / c - near - 3) / b + 1) * x
-    wide = torch.expm1(a * far**2)
-    small = (
-        (1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1
-    ) * (n + 1) / (n + 2) + 1 / y
-    value = torch.sqrt(n * torch.where(y > 0.05 + a, wide, small))
-    return (value if level > 0.5 else -value).to(degrees.dtype)
+class NegativeBinomial(Output):
+    """Mean and dispersion of counts, by their likelihood; variance = mean + dispersion * mean².
+
+    As in DeepAR (Salinas et al. 2020, section 3) the network reads a window over its scale, and
+    ``mean = scale * softplus(a)``, so that the loss is on the counts themselves; nothing is ever
+    taken away from them. ``dispersion = softplus(b)`` whatever the scale, as in GluonTS: series of
+    one kind share it, and DeepAR's division by ``sqrt(scale)`` would have to be unlearned.
+    """
+
+    num_parameters = 2
+    is_calibrated = False
+    counts = True
+
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        mean, dispersion = parameters.double().unbind(-1)  # float32 loses lgamma(y + r) - lgamma(r)
+        distribution = torch.distributions.NegativeBinomial(
+            1 / dispersion, logits=torch.log(mean * dispersion), validate_args=False
+        )
+        likelihood: Tensor = distribution.log_prob(target.double())
+        return -likelihood.to(parameters.dtype)
+
+    def center(self, parameters: Tensor) -> Tensor:
+        return parameters[..., 0]
+
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        return negative_binomial_quantiles(parameters[..., 0], parameters[..., 1], levels)
+
+    def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        mean, dispersion = F.softplus(parameters).unbind(-1)
+        return torch.stack([mean * scale + 1e-6, dispersion + 1e-4], -1)
 
 
 def make_output(kind: str, loss: str = "mae") -> Output:
-    """Returns the output called `kind`: point, quantiles or student_t.
+    """Returns the output called `kind`: point, quantiles, student_t or negative_binomial.
 
     Raises:
         ConfigError: there is none of that name.
@@ -178,4 +182,8 @@ def make_output(kind: str, loss: str = "mae") -> Output:
         return Quantiles()
     if kind == "student_t":
         return StudentT()
-    raise ConfigError(f"output is {kind!r}, expected point, quantiles or student_t")
+    if kind == "negative_binomial":
+        return NegativeBinomial()
+    raise ConfigError(
+        f"output is {kind!r}, expected point, quantiles, student_t or negative_binomial"
+    )

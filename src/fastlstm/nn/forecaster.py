@@ -6,8 +6,10 @@
                                                                       │
     segment 1 … m of the horizon, channel, known ahead ──► cell step ─┴─► linear ──► (B, h, C)
 
-All future segments are answered at once from the state after the last input segment, each by its
-position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs as much as one step more.
+Direct: all future segments are answered at once from the state after the last input segment, each
+by its position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs as much as one step
+more. Autoregressive: each is answered from the state after all segments before it, of which those
+of the horizon are the network's own forecasts, in training as at predict.
 Channels (targets) share the network and are told apart by an embedding, or go in together.
 """
 
@@ -22,10 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.categorical import CategoricalFeatures
 from fastlstm.nn.drop_in import LSTM
 from fastlstm.nn.forecast_outputs import make_output
-
-_MAX_EMBEDDING = 16
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ class ForecasterConfig:
         num_layers: layers of the LSTM.
         embed_size: d, width of an embedded segment.
         channels: shared gives every target its own pass through one network, joint reads all.
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing.
+        decoder: direct answers all segments at once, autoregressive one after the other.
+        bidirectional: the input is read both ways (direct only).
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
+            counts are divided by one more than their mean instead.
         dropout: before the last layer.
         has_missing: values may be missing: the network is told which.
-        output: point, quantiles or student_t.
+        output: point, quantiles, student_t or negative_binomial (of counts).
         loss: of a point: mae, mse or huber.
     """
 
@@ -66,10 +70,12 @@ class ForecasterConfig:
     num_layers: int = 1
     embed_size: int = 256
     channels: Literal["shared", "joint"] = "shared"
+    decoder: Literal["direct", "autoregressive"] = "direct"
+    bidirectional: bool = False
     normalize: Literal["last", "standard", "none"] = "last"
     dropout: float = 0.5
     has_missing: bool = False
-    output: Literal["point", "quantiles", "student_t"] = "point"
+    output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point"
     loss: Literal["mae", "mse", "huber"] = "mae"
 
     def __post_init__(self) -> None:
@@ -83,44 +89,18 @@ class ForecasterConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 or more")
+        if self.decoder not in ("direct", "autoregressive"):
+            raise ConfigError(f"decoder is {self.decoder!r}, expected direct or autoregressive")
+        if self.bidirectional and self.decoder != "direct":
+            raise ConfigError(
+                "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
+                " one of them"
+            )
         if self.input_size % self.segment:
             raise ConfigError(
                 f"input_size is {self.input_size}, no multiple of segment {self.segment}; give"
                 f" input_size={max(1, self.input_size // self.segment) * self.segment}"
             )
-
-
-class CategoricalFeatures(nn.Module):
-    """Numbers as they are, categories by an embedding each.
-
-    Args:
-        num_columns: of the input.
-        categories: (place, size) of the categorical ones; an unknown category is NaN.
-
-    Attributes:
-        width: of the output.
-    """
-
-    def __init__(self, num_columns: int, categories: tuple[tuple[int, int], ...]) -> None:
-        super().__init__()
-        self._places = [place for place, _ in categories]
-        self._numbers = [place for place in range(num_columns) if place not in self._places]
-        widths = [min(_MAX_EMBEDDING, (size + 3) // 2) for _, size in categories]
-        self.embeddings = nn.ModuleList(
-            nn.Embedding(size + 1, width)
-            for (_, size), width in zip(categories, widths, strict=True)
-        )
-        self._unknown = [float(size) for _, size in categories]
-        self.width = len(self._numbers) + sum(widths)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
-        parts = [values[..., self._numbers].nan_to_num(0.0)]
-        for place, unknown, embedding in zip(
-            self._places, self._unknown, self.embeddings, strict=True
-        ):
-            parts.append(embedding(values[..., place].nan_to_num(unknown).long()))
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 class ForecastNetwork(nn.Module):
@@ -149,7 +129,10 @@ class ForecastNetwork(nn.Module):
         own = 1 if is_shared else C
         per_step = own * (2 if config.has_missing else 1) + self.past.width
         self.embed = nn.Linear(s * per_step, d)
-        self.lstm = LSTM(d, H, config.num_layers)
+        self.lstm = LSTM(d, H, config.num_layers, bidirectional=config.bidirectional)
+        both = config.bidirectional
+        self.hidden_of_both = nn.Linear(2 * H, H) if both else None
+        self.cell_of_both = nn.Linear(2 * H, H) if both else None
         self.num_segments = math.ceil(config.horizon / s)
         self.num_channels = C if is_shared else 1
         self.position = nn.Parameter(torch.randn(self.num_segments, d - d // 2))
@@ -197,20 +180,22 @@ class ForecastNetwork(nn.Module):
             targets = torch.where(is_there, targets, 0.0)
         static = None if self.static is None else self.static(self.statics(statics))
         segments = self._segments(targets, is_there, self.past(values[:, :L, C:]))
-        embedded = F.relu(self.embed(segments))
-        if static is not None:
-            embedded = embedded + static.repeat_interleave(self.num_channels, 0)
-        _, (hidden, cell) = self.lstm(embedded)
-        ahead = values[:, L:, C + config.num_past :]
-        answered = self._answer(hidden[-1], cell[-1], ahead, static)
+        _, state = self.lstm(self._embedded(segments, static))
+        asked = self._asked(values[:, L:, C + config.num_past :], static)
+        if config.decoder == "direct":
+            answered = self._answer(asked, *self._last(state))
+        else:
+            answered = self._answer_in_turn(asked, state, values[:, L:, C:], static)
         return self.output.restored(
-            answered, scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
+            answered[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
         )
 
     def _level(self, targets: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns what is taken from each window and what it is divided by, shapes ``(B, C)``."""
         one = torch.ones_like(targets[:, 0])
         kind = self.config.normalize
+        if self.output.counts:
+            return torch.zeros_like(one), 1 + targets.nanmean(1).nan_to_num(0.0).clamp(min=0)
         if kind == "none":
             return torch.zeros_like(one), one
         if kind == "standard":
@@ -235,17 +220,30 @@ class ForecastNetwork(nn.Module):
         shared = past.view(B, L // s, 1, -1).expand(-1, -1, K, -1)
         return torch.cat([own, shared.permute(1, 0, 2, 3).reshape(L // s, B * K, -1)], -1)
 
-    def _answer(self, hidden: Tensor, cell: Tensor, ahead: Tensor, static: Tensor | None) -> Tensor:
-        """Returns ``(B, h, C, num_parameters)``: one cell step per segment, all from one state.
+    def _embedded(self, segments: Tensor, static: Tensor | None) -> Tensor:
+        """Returns segments as the LSTM reads them, shape ``(steps, B * channels, d)``."""
+        embedded = F.relu(self.embed(segments))
+        if static is None:
+            return embedded
+        return embedded + static.repeat_interleave(self.num_channels, 0)
 
-        The product with the state is that of one step, whatever the number of segments.
-        """
-        m, K, H = self.num_segments, self.num_channels, self.config.hidden_size
-        B = hidden.shape[0] // K
+    def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns what the last layer ends in, shapes ``(B * channels, H)``; of both directions
+        by one product each."""
+        hidden, cell = state
+        if self.hidden_of_both is None or self.cell_of_both is None:
+            return hidden[-1], cell[-1]
+        return (
+            self.hidden_of_both(torch.cat([hidden[-2], hidden[-1]], -1)),
+            self.cell_of_both(torch.cat([cell[-2], cell[-1]], -1)),
+        )
+
+    def _asked(self, ahead: Tensor, static: Tensor | None) -> Tensor:
+        """Returns what every segment is asked by, shape ``(m, 1 or B, channels, d)``."""
         asked = torch.cat(
             [
-                self.position[:, None].expand(-1, K, -1),
-                self.channel[None].expand(m, -1, -1),
+                self.position[:, None].expand(-1, self.num_channels, -1),
+                self.channel[None].expand(self.num_segments, -1, -1),
             ],
             -1,
         )[:, None]
@@ -253,6 +251,15 @@ class ForecastNetwork(nn.Module):
             asked = asked + self.known(self._ahead_segments(ahead))[:, :, None]
         if static is not None:
             asked = asked + static[None, :, None]
+        return asked
+
+    def _answer(self, asked: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+        """Returns ``(B, m * s, C, num_parameters)``: a cell step per segment, all from one state.
+
+        The product with the state is that of one step, whatever the number of segments.
+        """
+        m, K, H = len(asked), self.num_channels, self.config.hidden_size
+        B = hidden.shape[0] // K
         gates = self.cell_ih(asked) + self.cell_hh(hidden).view(1, B, K, 4 * H)
         i, f, g, o = gates.chunk(4, -1)
         new_cell = f.sigmoid() * cell.view(1, B, K, H) + i.sigmoid() * g.tanh()
@@ -261,7 +268,32 @@ class ForecastNetwork(nn.Module):
         s, each = self.config.segment, self.output.num_parameters
         whole = answered.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
         steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
-        return steps[:, : self.config.horizon]
+        return steps
+
+    def _answer_in_turn(
+        self, asked: Tensor, state: tuple[Tensor, Tensor], ahead: Tensor, static: Tensor | None
+    ) -> Tensor:
+        """Returns the same as `_answer`; the LSTM reads each answer's centre before the next.
+
+        Args:
+            asked: of `_asked`.
+            state: of the LSTM after the input.
+            ahead: past and future columns of the horizon, shape ``(B, h, P + F)``.
+            static: of the series.
+        """
+        s, config = self.config.segment, self.config
+        rows = F.pad(ahead, (0, 0, 0, self.num_segments * s - config.horizon), value=math.nan)
+        is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
+        known = self.past(rows.where(is_known, math.nan))
+        found = [self._answer(asked[:1], *self._last(state))]
+        for k in range(1, self.num_segments):
+            one = torch.ones_like(found[-1][..., 0])
+            center = self.output.center(self.output.restored(found[-1], one, 0 * one))
+            is_there = one.bool() if config.has_missing else None
+            read = self._segments(center, is_there, known[:, (k - 1) * s : k * s])
+            _, state = self.lstm(self._embedded(read, static), state)
+            found.append(self._answer(asked[k : k + 1], *self._last(state)))
+        return torch.cat(found, 1)
 
     def _ahead_segments(self, ahead: Tensor) -> Tensor:
         """Returns what is known of each future segment, shape ``(m, B, s * features)``."""

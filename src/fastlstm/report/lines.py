@@ -238,14 +238,11 @@ def checkpoint_text(event: Event) -> str:
 
 def test_rows(event: Event) -> list[tuple[str, str]]:
     """Returns (label, text) rows of a forecaster's errors beside those of naive forecasts."""
-    scores, held = event.get("scores"), event.get("coverage")
+    scores = event.get("scores")
     rows = []
     for who, found in scores.items() if isinstance(scores, dict) else ():
         figures = (f"{name} {value:.4g}" for name, value in found.items() if is_number(value))
         rows.append((clean(str(who)).replace("_", " "), "  ".join(figures)))
-    if isinstance(held, dict) and held:
-        parts = [f"{float(level):.0%} hold {share:.1%}" for level, share in held.items()]
-        rows.append(("intervals", ", ".join(parts)))
     windows, of_windows = number(event, "windows"), number(event, "of_windows")
     if rows and windows is not None:
         share = f" of {of_windows:,.0f}" if of_windows and of_windows > windows else ""

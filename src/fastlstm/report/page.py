@@ -19,7 +19,6 @@ from fastlstm.report.history import Event, History, number, read_history
 from fastlstm.report.style import CSS
 from fastlstm.storage import write_file
 
-_MEASURES = ["mse", "mae", "rmse", "smape", "mase", "crps"]
 OPEN_SAMPLES = 2
 """Newest samples shown at once; older ones are behind a fold."""
 
@@ -133,7 +132,7 @@ def _test(history: History) -> str:
     scores = (history.test or {}).get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
-    names = sorted({key for found in scores.values() for key in found}, key=_MEASURES.index)
+    names = list(dict.fromkeys(key for found in scores.values() for key in found))
     head = "".join(f"<th>{_text(name)}</th>" for name in ("", *names))
     rows = "".join(
         f"<tr{' class=best' if who == 'forecaster' else ''}><td>{_text(who.replace('_', ' '))}</td>"
@@ -145,10 +144,6 @@ def _test(history: History) -> str:
     windows, of_windows = (number(history.test, k) or 0 for k in ("windows", "of_windows"))
     share = f" of {of_windows:,.0f}" if of_windows > windows else ""
     note = f"{windows:,.0f}{share} windows of the test part, in units of the table."
-    held = history.test.get("coverage")
-    if isinstance(held, dict) and held:
-        parts = (f"{float(level):.0%} intervals hold {share:.1%}" for level, share in held.items())
-        note += f" {', '.join(parts)} of the values."
     return (
         f'<h2>On the test part</h2>\n<p class="quiet">{_text(note)}</p>\n'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'

@@ -52,6 +52,8 @@ def choose_architecture(
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         channels=config.channels,
+        decoder=config.decoder,
+        bidirectional=config.bidirectional,
         normalize=config.normalize,
         dropout=config.dropout,
         has_missing=dataset.has_missing,

@@ -1,0 +1,250 @@
+"""`SequenceRegressor` and `SequenceClassifier`: from whole sequences to numbers or classes."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.nn.sequence_network import SequenceConfig, SequenceNetwork
+from fastlstm.series.answers import answers_of, classes_of, labels_of, require_one_each
+from fastlstm.series.sequences import Sequences
+from fastlstm.training.metrics import Event
+from fastlstm.training.sequence_trainer import Loss, SequenceFit, SequencePlan, SequenceTrainer
+
+_BATCH = 256
+
+
+class SequenceModel(ABC):
+    """Reads a sequence with an LSTM and answers once: what regressor and classifier share.
+
+    Args:
+        hidden_size: H, of each direction.
+        num_layers: of the LSTM.
+        embed_size: width of an embedded step.
+        bidirectional: the sequence is read both ways.
+        pooling: last takes the state that each direction ends in, mean the mean over all steps.
+        dropout: before the last layer.
+        epochs: passes over the training sequences, at most.
+        batch_size: sequences per step.
+        learning_rate: peak, of AdamW.
+        weight_decay: decoupled.
+        ema: decay of averaged weights.
+        patience: epochs without gain on held-out sequences after which training ends; 0 never does.
+        held_out: share of the sequences, drawn at random, that decide when to end.
+        seed: of everything random.
+        observers: called with an event per epoch, a plain dict.
+
+    Attributes:
+        network_: the trained network.
+        fitted_: what training did.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int = 64,
+        num_layers: int = 1,
+        embed_size: int = 64,
+        bidirectional: bool = False,
+        pooling: Literal["last", "mean"] = "last",
+        dropout: float = 0.0,
+        epochs: int = 100,
+        batch_size: int = 32,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 0.01,
+        ema: float = 0.99,
+        patience: int = 20,
+        held_out: float = 0.1,
+        seed: int = 0,
+        observers: Sequence[Callable[[Event], object]] = (),
+    ) -> None:
+        self.hidden_size, self.num_layers, self.embed_size = hidden_size, num_layers, embed_size
+        self.bidirectional, self.pooling, self.dropout = bidirectional, pooling, dropout
+        self.epochs, self.batch_size, self.learning_rate = epochs, batch_size, learning_rate
+        self.weight_decay, self.ema, self.patience = weight_decay, ema, patience
+        self.held_out, self.seed, self.observers = held_out, seed, observers
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Returns the constructor's arguments by name."""
+        return {name: getattr(self, name) for name in _DEFAULTS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Changes arguments of the constructor.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        for name, value in parameters.items():
+            if name not in _DEFAULTS:
+                raise ConfigError(f"a {type(self).__name__} has no parameter '{name}'")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != _DEFAULTS[n]]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains.
+
+        Args:
+            X: float32 array of shape ``(N, T, C)``, or a list of N arrays of shape ``(T_i, C)``;
+                NaN is a missing value.
+            y: N answers; see the class.
+
+        Raises:
+            DataError: sequences or answers that cannot be used; the message says which and why.
+            NonFiniteError: training met NaN that it could not get past.
+        """
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"held_out is {self.held_out}, expected a share between 0 and 1")
+        sequences = Sequences.of(X)
+        if len(sequences) < 2:
+            raise DataError(f"{len(sequences)} sequences came, expected 2 or more")
+        require_one_each(len(sequences), y)
+        order = np.random.default_rng(self.seed).permutation(len(sequences))
+        cut = min(max(1, round(self.held_out * len(order))), len(order) - 1)
+        held_out, train = order[:cut], order[cut:]
+        plan = SequencePlan(
+            self.epochs, self.batch_size, self.learning_rate, self.weight_decay, self.ema,
+            self.patience, self.seed,
+        )  # fmt: skip
+        loss, num_outputs = self._learn_answers(y, train)
+        self._mean, self._std = sequences.scale(train)
+        torch.manual_seed(self.seed)
+        config = SequenceConfig(
+            sequences.num_columns, num_outputs, self.hidden_size, self.num_layers, self.embed_size,
+            self.bidirectional, self.pooling, self.dropout, sequences.has_missing,
+        )  # fmt: skip
+        network = SequenceNetwork(config)
+        trainer = SequenceTrainer(
+            network, lambda n: sequences.batch(n, self._mean, self._std), loss, plan, self._emit
+        )
+        self.fitted_: SequenceFit = trainer.train(train, held_out)
+        self.network_ = network
+        return self
+
+    def _emit(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)
+
+    @abstractmethod
+    def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
+        """Returns the loss of answers, and how many numbers one answer is."""
+
+    @torch.no_grad()
+    def _answers(self, X: Any) -> Tensor:
+        """Returns what the network answers, shape ``(N, K)``."""
+        if not hasattr(self, "network_"):
+            raise ConfigError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        sequences, config = Sequences.of(X), self.network_.config
+        sequences.require_like(config.num_columns, config.has_missing)
+        found = [torch.zeros(0, config.num_outputs)]
+        for first in range(0, len(sequences), _BATCH):
+            numbers = np.arange(first, min(first + _BATCH, len(sequences)))
+            found.append(self.network_(*sequences.batch(numbers, self._mean, self._std)))
+        return torch.cat(found)
+
+
+_SIGNATURE = inspect.signature(SequenceModel)
+_DEFAULTS = {name: given.default for name, given in _SIGNATURE.parameters.items()}
+
+
+class SequenceRegressor(SequenceModel):
+    """Answers sequences with numbers, learned by least squares; `y` is ``(N,)`` or ``(N, K)``.
+
+    Arguments and attributes are those of `SequenceModel`.
+
+    Example:
+        ::
+
+            model = SequenceRegressor(bidirectional=True).fit(X, y)
+            model.predict(X_new)
+    """
+
+    def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
+        answers = answers_of(y)
+        self._is_flat = answers.ndim == 1
+        plain = answers.reshape(len(answers), -1)
+        self._y_mean = plain[train].mean(0)
+        std = plain[train].std(0)
+        self._y_std = np.where(std > 0, std, 1.0)
+        wanted = torch.from_numpy(((plain - self._y_mean) / self._y_std).astype(np.float32))
+        return lambda found, numbers: F.mse_loss(found, wanted[numbers]), plain.shape[1]
+
+    def predict(self, X: Any) -> NDArray[np.float32]:
+        """Returns the answers, shaped as `y` was at `fit`.
+
+        Raises:
+            DataError: other columns than at `fit`, or values that cannot be used.
+        """
+        found: NDArray[np.float32] = self._answers(X).numpy() * self._y_std + self._y_mean
+        found = found.astype(np.float32)
+        return found[:, 0] if self._is_flat else found
+
+    def score(self, X: Any, y: Any) -> float:
+        """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`."""
+        found, actual = self.predict(X).astype(np.float64), answers_of(y)
+        require_one_each(len(found), actual)
+        if found.shape != actual.shape:
+            raise DataError(f"y has shape {actual.shape}, expected {found.shape}")
+        squares = ((actual - actual.mean(0)) ** 2).sum(0)
+        unexplained = ((actual - found) ** 2).sum(0)
+        return float(np.mean(1 - unexplained / np.where(squares > 0, squares, 1)))
+
+
+class SequenceClassifier(SequenceModel):
+    """Answers sequences with one of several classes; `y` is N labels, anything hashable.
+
+    Arguments and attributes are those of `SequenceModel`.
+
+    Attributes:
+        classes_: the labels in the order of `predict_proba`: sorted where they can be, else as they
+            came.
+
+    Example:
+        ::
+
+            model = SequenceClassifier(pooling="mean").fit(X, labels)
+            model.predict_proba(X_new)
+    """
+
+    def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
+        labels = labels_of(y)
+        self.classes_ = classes_of(labels)
+        numbers_of = {label: number for number, label in enumerate(self.classes_)}
+        wanted = torch.tensor([numbers_of[label] for label in labels])
+        self._dtype = y.dtype if isinstance(y, np.ndarray) else np.dtype(object)
+        return lambda found, n: F.cross_entropy(found, wanted[n]), len(self.classes_)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Returns the probability of every class, shape ``(N, len(classes_))``.
+
+        Raises:
+            DataError: other columns than at `fit`, or values that cannot be used.
+        """
+        found: NDArray[np.float32] = self._answers(X).softmax(-1).numpy()
+        return found
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Returns the likeliest label of every sequence, shape ``(N,)``; see `predict_proba`."""
+        labels = np.empty(len(self.classes_), dtype=self._dtype)
+        for number, label in enumerate(self.classes_):
+            labels[number] = label
+        found: NDArray[Any] = labels[self._answers(X).argmax(-1).numpy()]
+        return found
+
+    def score(self, X: Any, y: Any) -> float:
+        """Returns the share of sequences that get their own label."""
+        found, labels = self.predict(X), labels_of(y)
+        require_one_each(len(found), labels)
+        return float(np.mean([a == b for a, b in zip(found, labels, strict=True)]))

@@ -1,0 +1,79 @@
+"""What sequences are answered with: numbers, or labels of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+
+
+def require_one_each(num_sequences: int, y: Any) -> None:
+    """Compares counts.
+
+    Raises:
+        DataError: there are more or fewer answers than sequences.
+    """
+    try:
+        num = len(y)
+    except TypeError:
+        raise DataError(f"y is a {type(y).__name__}, expected {num_sequences} answers") from None
+    if num != num_sequences:
+        raise DataError(f"{num_sequences} sequences and {num} answers came; give one for each")
+
+
+def answers_of(y: Any) -> NDArray[np.float64]:
+    """Returns numbers of shape ``(N,)`` or ``(N, K)``.
+
+    Raises:
+        DataError: another shape, no numbers, NaN or infinities.
+    """
+    answers = np.asarray(y)
+    if answers.ndim not in (1, 2) or answers.dtype.kind not in "fiub" or answers.size == 0:
+        raise DataError(
+            f"y has shape {answers.shape} and dtype {answers.dtype}, expected numbers of shape"
+            " (N,) or (N, K); labels are for SequenceClassifier"
+        )
+    answers = answers.astype(np.float64)
+    if len(bad := np.argwhere(~np.isfinite(answers))):
+        raise DataError(f"the answer to sequence {bad[0][0]} is NaN or infinite; leave it out")
+    return answers
+
+
+def labels_of(y: Any) -> list[Any]:
+    """Returns N labels.
+
+    Raises:
+        DataError: a label that is NaN or cannot be hashed, or more than one per sequence.
+    """
+    if isinstance(y, np.ndarray) and y.ndim != 1:
+        raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
+    labels = y.tolist() if hasattr(y, "tolist") else list(y)
+    for number, label in enumerate(labels):
+        try:
+            hash(label)
+        except TypeError:
+            raise DataError(
+                f"the label of sequence {number} is a {type(label).__name__}, expected something"
+                " hashable, such as a name, a number or a tuple"
+            ) from None
+        if label != label:
+            raise DataError(f"the label of sequence {number} is NaN; leave it out, or name it")
+    return labels
+
+
+def classes_of(labels: list[Any]) -> list[Any]:
+    """Returns the different ones, sorted where they can be, else as they came.
+
+    Raises:
+        DataError: there is only one.
+    """
+    classes = list(dict.fromkeys(labels))
+    if len(classes) < 2:
+        raise DataError(f"all {len(labels)} labels are {labels[0]!r}, expected two or more classes")
+    try:
+        return sorted(classes)
+    except TypeError:
+        return classes
