@@ -56,7 +56,7 @@ def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str
     found = model.backtest()
     assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
     model.save(tmp_path)
-    assert Forecaster.load(tmp_path, waves(noise=0.0)).predict().equals(model.predict())
+    assert Forecaster.load(tmp_path).predict(waves(noise=0.0)).equals(model.predict())
 
 
 def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:

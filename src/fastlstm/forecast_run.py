@@ -134,35 +134,22 @@ class _Session(RunSession):
             torch.set_num_threads(config.threads or hardware.default_threads())
         dataset = self._prepare(config, found)
         split = split_table(dataset.table, dataset.frequency, config.split)
-        architecture = choose_architecture(config, dataset, split)
-        config = dataclasses.replace(
-            config, input_size=architecture.input_size, segment=architecture.segment
+        stored = _untrained(config, first, dataset, split)
+        config, sizes = stored.config, stored.network.config
+        statics = statics_of(dataset, stored.static_scale)
+        inputs = Inputs(dataset.table, stored.scaler, statics)
+        train, valid = (
+            split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
+            for part in ("train", "valid")
         )
-        statics = static_scale(dataset)
-        categories = [n for n in dataset.roles.categorical if n in dataset.table.columns]
-        places = [dataset.table.columns.index(n) for n in categories]
-        if config.output == "negative_binomial":
-            require_counts(dataset)
-            places += range(architecture.num_targets)
-        scaler = fit_scaler(dataset.table, split.train_ends, places)
-        inputs = Inputs(dataset.table, scaler, statics_of(dataset, statics))
-        sizes = (architecture.input_size, architecture.horizon)
-        train, valid = (split.windows(dataset.table, part, *sizes) for part in ("train", "valid"))
-        torch.manual_seed(config.seed)
-        network = ForecastNetwork(architecture)
-        network.lstm.strict = config.strict_kernels
         ending = choose_ending(config, -(-len(train) // config.batch_size))
         plan = FitPlan(
             ending, config.batch_size, config.learning_rate, ema=config.ema,
             patience=config.patience, evaluations=config.evaluations, precision=config.precision,
             checkpoint_every=config.checkpoint_every, seed=config.seed,
         )  # fmt: skip
-        stored = StoredForecaster(
-            config, first, network, scaler, Calibration.none(architecture), statics,
-            Fit.of(dataset, architecture.has_missing), dataset.key,
-        )  # fmt: skip
         trainer = ForecastTrainer(
-            network, inputs, train, valid, plan, self.emit, self._stop,
+            stored.network, inputs, train, valid, plan, self.emit, self._stop,
             (lambda t: self._save(t, stored, valid)) if self._has_run else None,
         )  # fmt: skip
         with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
@@ -173,7 +160,8 @@ class _Session(RunSession):
                 fitted = trainer.train(found)
             except Stopped:
                 self._stopped(trainer)
-            stored = dataclasses.replace(stored, calibration=calibrate(network, inputs, valid))
+            calibration = calibrate(stored.network, inputs, valid)
+            stored = dataclasses.replace(stored, calibration=calibration)
             trained = Trained(stored, dataset, split, inputs, fitted)
             if self._has_run:
                 self.run.publish(forecaster_files(stored))
@@ -249,10 +237,9 @@ class _Session(RunSession):
     def _judge(self, trained: Trained) -> None:
         """Says how good the forecasts of the test part are, beside naive ones, and ends the run."""
         with torch.no_grad():
-            for event in test_events(
-                trained.stored, trained.dataset, trained.split, trained.inputs
-            ):
-                self.emit(event)
+            found = test_events(trained.stored, trained.dataset, trained.split, trained.inputs)
+        for event in found:
+            self.emit(event)
         self.emit({"event": "end", "reason": trained.fitted.reason, **self._totals(trained)})
 
     def _totals(self, done: Trained | ForecastTrainer) -> dict[str, Any]:
@@ -323,6 +310,27 @@ class _Session(RunSession):
                 "resumed_from": None if found is None else found.step,
             }
         )
+
+
+def _untrained(
+    config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> StoredForecaster:
+    """Returns a forecaster for a table with every choice made and weights drawn."""
+    sizes = choose_architecture(config, dataset, split)
+    config = dataclasses.replace(config, input_size=sizes.input_size, segment=sizes.segment)
+    columns = dataset.table.columns
+    unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
+    if config.output == "negative_binomial":
+        require_counts(dataset)
+        unscaled += range(sizes.num_targets)
+    torch.manual_seed(config.seed)
+    network = ForecastNetwork(sizes)
+    network.lstm.strict = config.strict_kernels
+    return StoredForecaster(
+        config, given, network, fit_scaler(dataset.table, split.train_ends, unscaled),
+        Calibration.none(sizes), static_scale(dataset), Fit.of(dataset, sizes.has_missing),
+        dataset.key,
+    )  # fmt: skip
 
 
 def _source_text(frame: Any) -> str:

@@ -173,7 +173,7 @@ class Forecaster:
         """
         trained = train_forecaster(frame, self._config(), observers=self.observers)
         self._came = frame if not isinstance(frame, str | Path) else None
-        self.stored_, self.dataset_ = trained.stored, trained.dataset
+        self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
         self._inputs, self.fitted_ = trained.inputs, trained.fitted
         return self
 

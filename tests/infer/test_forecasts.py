@@ -37,10 +37,10 @@ def noisy(num_rows: int = 2400) -> NDArray[np.float32]:
 
 def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns which test values lie in their interval, and which are of the quiet hours."""
-    rows = model._origins("test", 1)
+    rows = model._origins(model.dataset_, "test", 1)
     ends = ((1 - level) / 2, (1 + level) / 2)
     found = []
-    for q, y in forecast(model.network_, model._inputs, rows, model.calibration_, ends):
+    for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, ends):
         found.append((q[..., 0] <= y) & (y <= q[..., 1]))
     quiet = deviations()[rows[:, None] + INPUT + np.arange(HORIZON)] < 0.5
     return torch.cat(found)[..., 0].numpy(), quiet
@@ -67,11 +67,11 @@ def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
 def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: Any) -> None:
     """Even of a network that has learned nothing: what it is off by is added."""
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
-    rows = model._origins("valid", 1)
+    rows = model._origins(model.dataset_, "valid", 1)
     levels = (0.025, 0.1, 0.3, 0.5, 0.825, 0.975)
     below = [
         (y[..., None] <= q)[:, :, 0].double()
-        for q, y in forecast(model.network_, model._inputs, rows, model.calibration_, levels)
+        for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, levels)
     ]
     share = torch.cat(below).mean(0)  # per step
     for step in range(HORIZON):
@@ -111,8 +111,8 @@ def test_missing_values_do_not_count_in_calibration() -> None:
     y = noisy(600)
     y[::7] = np.nan
     model = Forecaster(**{**QUICK, "steps": 2}, output="quantiles").fit(y)
-    assert model.calibration_.residuals.isfinite().all()
-    assert model.calibration_.residuals.abs().sum() > 0
+    assert model.stored_.calibration.residuals.isfinite().all()
+    assert model.stored_.calibration.residuals.abs().sum() > 0
     assert model.coverage((0.8,), part="valid")[0.8] == pytest.approx(0.8, abs=0.03)
 
 
@@ -140,8 +140,8 @@ def test_files_keep_the_quantiles(tmp_path: Path, output: Any) -> None:
     table = noisy(400)
     model = Forecaster(**{**QUICK, "steps": 3}, output=output).fit(table)
     model.save(tmp_path)
-    want, again = model.predict_quantiles(), Forecaster.load(tmp_path, table)
-    assert again.predict_quantiles().equals(want)
+    want, again = model.predict_quantiles(), Forecaster.load(tmp_path)
+    assert again.predict_quantiles(table).equals(want)
 
 
 # counts ------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def counting() -> Forecaster:
 
 
 def test_mean_and_dispersion_of_counts_are_learned_at_every_scale(counting: Forecaster) -> None:
-    rows = counting._origins("test", 1)
+    rows = counting._origins(counting.dataset_, "test", 1)
     hours = (rows[:, None] + 48 + np.arange(HORIZON)) % 600
     series = rows // 600
     found = []
@@ -193,9 +193,9 @@ def test_quantiles_of_counts_are_counts_and_cover(counting: Forecaster) -> None:
 
 def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: Path) -> None:
     counting.save(tmp_path)
-    again = Forecaster.load(tmp_path, counts())
-    assert again.predict_quantiles().equals(counting.predict_quantiles())
-    assert again.predict().equals(counting.predict())
+    again, table = Forecaster.load(tmp_path), counts()
+    assert again.predict_quantiles(table).equals(counting.predict_quantiles())
+    assert again.predict(table).equals(counting.predict())
 
 
 @pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])

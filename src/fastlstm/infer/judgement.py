@@ -102,9 +102,8 @@ def _pictures(
             "high": ends[n, :, c, 1],
             "actual": target[n, :, c],
         }
-        plain = {
-            k: (v.numpy() * scaler.std[c] + scaler.mean[c]).tolist() for k, v in curves.items()
-        }
+        std, mean = float(scaler.std[c]), float(scaler.mean[c])
+        plain = {name: (curve * std + mean).tolist() for name, curve in curves.items()}
         events.append(
             {
                 "event": "forecast",

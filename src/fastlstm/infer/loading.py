@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import FastLSTMError
 from fastlstm.infer.decoder import Decoder
-from fastlstm.nn.stored_model import CONFIG_FILE, load_stored_model
-from fastlstm.run_directory import RunDirectory
-from fastlstm.storage import parse_json
+from fastlstm.nn.stored_model import load_stored_model
 
 if TYPE_CHECKING:
     from fastlstm.data.tokenizer import Tokenizer
@@ -46,13 +43,3 @@ def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> W
     decoder = Decoder(stored.weights, stored.model_config, weight_format)
     name = Path(path).resolve().name
     return Writer(decoder, stored.tokenizer, stored.generation, name, stored.note)
-
-
-def is_forecaster(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory holds a forecaster; what cannot be read is none, its loader says why."""
-    try:
-        files = RunDirectory(path).read_published((CONFIG_FILE,))[1]
-        config = parse_json(files[CONFIG_FILE], Path(path) / CONFIG_FILE)
-    except (FastLSTMError, KeyError):
-        return False
-    return isinstance(config, dict) and config.get("kind") == "forecaster"

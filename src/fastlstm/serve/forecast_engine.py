@@ -172,7 +172,7 @@ class ForecastEngine:
         Raises:
             ApiError: 400, the forecast is not finite.
         """
-        if found.center.size * (1 + len(asked.levels)) <= _FEW_NUMBERS:
+        if found.parameters.numel() * (1 + len(asked.levels)) <= _FEW_NUMBERS:
             return self._encode(asked, found)
         return await asyncio.to_thread(self._encode, asked, found)
 

@@ -17,7 +17,8 @@ import uvicorn
 
 from fastlstm import hardware
 from fastlstm.errors import ConfigError
-from fastlstm.infer.loading import Writer, is_forecaster, load_decoder
+from fastlstm.infer.loading import Writer, load_decoder
+from fastlstm.run_directory import holds_forecaster
 from fastlstm.serve.app import make_app
 from fastlstm.serve.engine import Engine
 from fastlstm.serve.forecast_engine import ForecastEngine
@@ -187,7 +188,7 @@ def serve(
 
 
 def _load(path: str, settings: Settings) -> Writer | WindowForecaster:
-    if is_forecaster(path):
+    if holds_forecaster(path):
         from fastlstm.infer.forecast_windows import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)
