@@ -1,10 +1,11 @@
-"""A large table from Parquet and CSV into the cache: rows per second, memory, the second start.
+"""A large table from Parquet and CSV into the cache, and training on it: speed and memory.
 
 usage: python benchmarks/prepare.py [--rows 100000000] [--csv-rows 10000000] [--folder DIR]
        [--results DIR]     default benchmarks/results/<machine>
 The table is made first: 1,000 series of five float32 columns and a time each minute, written with
 Parquet's defaults. Every reading is a process of its own; its peak of anonymous memory is sampled
-(what the kernel keeps of files does not count). Stores one JSON line in prepare.jsonl.
+(what the kernel keeps of files does not count). Training takes 300 steps of 64 windows of 336 + 24
+rows, H = 256, on the table from Parquet. Stores one JSON line in prepare.jsonl.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 NUM_SERIES = 1000
-READ = """
+WATCH = """
 import json, sys, threading, time
 def anonymous():
     with open("/proc/self/status") as status:
@@ -37,6 +38,8 @@ def watch():
         time.sleep(0.02)
 threading.Thread(target=watch, daemon=True).start()
 begin = time.perf_counter()
+"""
+READ = """
 from fastlstm.series.dataset import PrepareOptions, prepare_table
 from fastlstm.series.roles import RoleRequest
 imported = time.perf_counter()
@@ -46,6 +49,21 @@ end = time.perf_counter()
 print(json.dumps({"rows": found.table.num_rows, "seconds": end - imported, "start_s": end - begin,
                   "from_cache": found.from_cache, "peak_anonymous_bytes": peak,
                   "windows": len(found.table.segments), "notes": found.notes}))
+"""
+TRAIN = """
+from fastlstm.forecast_config import ForecastConfig
+from fastlstm.forecast_run import train_forecaster
+config = ForecastConfig(horizon=24, input_size=336, target=("y0", "y1", "y2", "y3", "y4"),
+                        steps=300, batch_size=64, evaluations=2, cache_dir=sys.argv[2])
+starts = []
+def observe(event):
+    if event["event"] == "start":
+        starts.append(time.perf_counter() - begin)
+found = train_forecaster(sys.argv[1], config, observers=[observe])
+done = found.fitted
+print(json.dumps({"rows": found.dataset.table.num_rows, "start_s": starts[0],
+                  "windows": done.windows, "train_s": done.train_s, "seconds": done.seconds,
+                  "input_wait_share": done.input_wait_share, "peak_anonymous_bytes": peak}))
 """
 
 
@@ -71,9 +89,25 @@ def make(rows: int, parquet: Path | None, plain: Path | None) -> None:
     writer.close()
 
 
-def read(path: Path, cache: Path) -> dict[str, Any]:
-    command = [sys.executable, "-c", READ, str(path), str(cache)]
+def run(script: str, path: Path, cache: Path) -> dict[str, Any]:
+    command = [sys.executable, "-c", WATCH + script, str(path), str(cache)]
     found: dict[str, Any] = json.loads(subprocess.check_output(command, text=True))
+    return found
+
+
+def train(path: Path, cache: Path) -> dict[str, Any]:
+    found = run(TRAIN, path, cache)
+    print(
+        f"  training: first step after {found['start_s']:.1f} s, {found['windows']:,} windows in"
+        f" {found['train_s']:.1f} s, input wait {found['input_wait_share']:.2%},"
+        f" anonymous {found['peak_anonymous_bytes'] / 1e6:.0f} MB",
+        flush=True,
+    )
+    return found
+
+
+def read(path: Path, cache: Path) -> dict[str, Any]:
+    found = run(READ, path, cache)
     rate = found["rows"] / found["seconds"]
     print(
         f"  {path.name:12} {found['rows']:12,} rows  {found['seconds']:7.2f} s"
@@ -105,6 +139,8 @@ def main() -> None:
                 "first": read(path, folder / "cache"),
                 "second": read(path, folder / "cache"),
             }
+            if kind == "parquet":
+                result["train"] = train(path, folder / "cache")
             path.unlink()
     results = options.results or results_folder()
     with (results / "prepare.jsonl").open("a", encoding="utf-8") as file:

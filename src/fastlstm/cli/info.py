@@ -47,13 +47,18 @@ def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
     """Facts of a run; every published file and checkpoint is checked against its hash."""
     from fastlstm.nn.io import load_language_model
     from fastlstm.report.history import read_history
-    from fastlstm.run_directory import RunDirectory
+    from fastlstm.run_directory import RunDirectory, holds_forecaster
 
     directory = RunDirectory(path)
-    loaded: LoadedModel | None = None
+    model: dict[str, Any] = {}
+    model_rows: list[Row] = []
     damage: list[str] = []
     try:
-        loaded = load_language_model(path)
+        if holds_forecaster(path):
+            model, model_rows = _forecaster(path)
+        else:
+            loaded = load_language_model(path)
+            model, model_rows = _model_facts(loaded), _model_rows(loaded)
     except CorruptFileError as error:
         damage.append(str(error))
     damage += [str(error) for error in directory.verify() if str(error) not in damage]
@@ -61,20 +66,44 @@ def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
     checkpoints = [item.name for item in directory.checkpoints()]
     facts: dict[str, Any] = {
         "run": str(path),
-        **(_model_facts(loaded) if loaded is not None else {}),
+        **model,
         **_history_facts(history),
         "checkpoints": checkpoints,
         "damage": damage,
     }
     rows = [
         ("run", str(path)),
-        *(_model_rows(loaded) if loaded is not None else []),
+        *model_rows,
         *_history_rows(history),
         ("checkpoints", ", ".join(checkpoints) or "none"),
         *[("damage", text) for text in damage],
         *([] if damage else [("files", "all match their recorded SHA-256")]),
     ]
     return facts, rows, EXIT_FAILED if damage else EXIT_OK
+
+
+def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm.infer.forecaster_files import read_forecaster
+
+    stored = read_forecaster(path)
+    sizes, fit = stored.network.config, stored.fit
+    targets = fit.columns[: sizes.num_targets]
+    parameters = sum(p.numel() for p in stored.network.parameters())
+    facts = {
+        "kind": "forecaster",
+        "model": dataclasses.asdict(sizes),
+        "train": dataclasses.asdict(stored.config),
+        "targets": list(targets),
+        "columns": list(fit.columns),
+        "num_parameters": parameters,
+    }
+    layers = f"{sizes.num_layers} LSTM layer{'s' if sizes.num_layers != 1 else ''}"
+    return facts, [
+        ("forecasts", f"{', '.join(targets)}, every {str(fit.frequency).removeprefix('1 ')}"),
+        ("model", f"{sizes.input_size} steps read, {sizes.horizon} answered; {layers} of"
+         f" {sizes.hidden_size} units"),
+        ("size", f"{parameters:,} parameters, {short_bytes(4 * parameters)} in fp32"),
+    ]  # fmt: skip
 
 
 def _model_facts(loaded: LoadedModel) -> dict[str, Any]:
@@ -106,13 +135,14 @@ def _model_rows(loaded: LoadedModel) -> list[Row]:
 
 def _history_facts(history: History) -> dict[str, Any]:
     best, end = history.best or {}, history.end or {}
+    key = "best_loss" if history.is_forecast else "best_bits_per_char"
     last = history.steps[-1] if history.steps else {}
     return {
-        "best_bits_per_char": best.get("bits_per_char"),
+        key: best.get(history.measure),
         "best_step": best.get("step"),
         "step": end.get("step", last.get("step")),
-        "tokens": end.get("tokens", last.get("tokens")),
-        "tokens_per_s": history.rate,
+        history.unit: end.get(history.unit, last.get(history.unit)),
+        f"{history.unit}_per_s": history.rate,
         "ceiling_share": history.mean("ceiling_share"),
         "elapsed_s": history.elapsed_s,
         "end": end.get("reason"),
@@ -123,13 +153,15 @@ def _history_facts(history: History) -> dict[str, Any]:
 def _history_rows(history: History) -> list[Row]:
     facts = _history_facts(history)
     rows: list[Row] = []
-    if facts["best_bits_per_char"] is not None:
-        text = f"{facts['best_bits_per_char']:.4f} validation bits/char"
+    unit = history.unit
+    if history.best is not None:
+        measure = "loss" if history.is_forecast else "bits/char"
+        text = f"{history.best[history.measure]:.4f} validation {measure}"
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
-    if facts["tokens"] is not None and facts["elapsed_s"] is not None:
-        rate = facts["tokens_per_s"]
-        speed = f", {short_count(rate)} tokens/s" if rate is not None else ""
-        amount = f"{facts['step']:,} steps, {facts['tokens']:,} tokens"
+    if facts[unit] is not None and facts["elapsed_s"] is not None:
+        rate = facts[f"{unit}_per_s"]
+        speed = f", {short_count(rate)} {unit}/s" if rate is not None else ""
+        amount = f"{facts['step']:,} steps, {facts[unit]:,} {unit}"
         rows.append(("trained", f"{amount} in {clock(facts['elapsed_s'])}{speed}"))
     if facts["step"] is not None:
         rows.append(("ended", facts["end"] or "no end recorded: still running, or killed"))

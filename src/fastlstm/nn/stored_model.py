@@ -26,7 +26,7 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.manifest import MANIFEST
-from fastlstm.run_directory import RunDirectory
+from fastlstm.run_directory import RunDirectory, holds_forecaster
 from fastlstm.storage import parse_json
 
 if TYPE_CHECKING:
@@ -106,6 +106,10 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
 def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
     """Returns the directory that holds the model, its files and whether they are finite."""
     run = RunDirectory(directory)
+    if holds_forecaster(directory):
+        raise FormatError(
+            f"{directory} holds a forecaster: fastlstm forecast {directory} DATA forecasts with it"
+        )
     if run.has_published():
         manifest, files = run.read_published(_FILES)
         if MODEL_FILE in files:

@@ -1,0 +1,115 @@
+"""Accuracy of the forecaster on ETTh1 or ETTm1: every horizon, several seeds, time and coverage.
+
+usage: python benchmarks/forecast.py TABLE [--horizons 24,48,96,168,336,720] [--seeds 3]
+       [--train-rows 8640]      validation and test have a third of it each; 34560 for ETTm1
+       [--results DIR]          default benchmarks/results/<machine>
+The split is the one of the literature: 12, 4 and 4 months of 30 days; columns are z-scored by the
+training rows; all seven variables are forecast; errors are in deviations, over every test window.
+The weights kept are those best on the validation rows, and the learning rate is the one of two
+whose first seed is better there; test rows are looked at once, at the end. Stores one JSON line per
+horizon in forecast.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine, results_folder
+
+from fastlstm import Forecaster
+
+LEARNING_RATES = (1e-3, 5e-4)
+SETTINGS: dict[str, Any] = {"steps": 500, "hidden_size": 256}
+
+
+def fit(path: str, horizon: int, train_rows: int, seed: int, **settings: Any) -> dict[str, Any]:
+    """Trains once; returns the figures, and the validation loss over the run."""
+    events: list[dict[str, Any]] = []
+    third = train_rows // 3
+    began = time.perf_counter()
+    model = Forecaster(
+        horizon=horizon, split=(train_rows, third, third), seed=seed, observers=[events.append],
+        **settings,
+    ).fit(path)  # fmt: skip
+    seconds = time.perf_counter() - began
+    return {
+        "seed": seed,
+        **settings,
+        "fit_s": seconds,
+        "valid_loss": model.fitted_.best_loss,
+        "best_step": model.fitted_.best_step,
+        "curve": [event["loss"] for event in events if event["event"] == "eval"],
+        "model": model,
+    }
+
+
+def judged(run: dict[str, Any]) -> dict[str, Any]:
+    """Adds what the test rows say."""
+    model = run.pop("model")
+    scores = model.backtest(scaled=True)
+    coverage = {f"{level:g}": share for level, share in model.coverage((0.8, 0.95)).items()}
+    best_naive = min(scores[name]["mse"] for name in scores if name != "forecaster")
+    return {**run, **scores["forecaster"], "naive_mse": best_naive, "coverage": coverage}
+
+
+def measure(path: str, horizon: int, train_rows: int, seeds: int) -> dict[str, Any]:
+    """Returns the runs of one horizon: the learning rate is chosen on validation by seed 0."""
+    tried = [
+        fit(path, horizon, train_rows, 0, learning_rate=rate, **SETTINGS) for rate in LEARNING_RATES
+    ]
+    chosen = min(tried, key=lambda run: run["valid_loss"])
+    left_out = next(run for run in tried if run is not chosen)
+    rate = chosen["learning_rate"]
+    more = (
+        fit(path, horizon, train_rows, seed, learning_rate=rate, **SETTINGS)
+        for seed in range(1, seeds)
+    )
+    runs = [judged(chosen), *map(judged, more)]
+    errors = [run["mse"] for run in runs]
+    return {
+        "machine": describe_machine(),
+        "table": Path(path).name,
+        "horizon": horizon,
+        "mse": statistics.mean(errors),
+        "mse_spread": max(errors) - min(errors),
+        "mae": statistics.mean(run["mae"] for run in runs),
+        "coverage_80": statistics.mean(run["coverage"]["0.8"] for run in runs),
+        "coverage_95": statistics.mean(run["coverage"]["0.95"] for run in runs),
+        "fit_s": statistics.mean(run["fit_s"] for run in runs),
+        "learning_rate": rate,
+        "valid_loss": chosen["valid_loss"],
+        "valid_loss_left_out": left_out["valid_loss"],
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("table")
+    parser.add_argument("--horizons", default="24,48,96,168,336,720")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--train-rows", type=int, default=8640)
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    results = options.results or results_folder()
+    for horizon in map(int, options.horizons.split(",")):
+        found = measure(options.table, horizon, options.train_rows, options.seeds)
+        print(
+            f"  {found['table']} {horizon:4}  mse {found['mse']:.4f} (spread"
+            f" {found['mse_spread']:.4f})  mae {found['mae']:.4f}  intervals hold"
+            f" {found['coverage_80']:.1%} and {found['coverage_95']:.1%}  {found['fit_s']:.0f} s",
+            flush=True,
+        )
+        with (results / "forecast.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

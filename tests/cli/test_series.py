@@ -1,0 +1,141 @@
+"""train, forecast, evaluate and info on a table, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+from pyarrow import parquet as pq
+
+from fastlstm.cli.kind import module_of
+from fastlstm.cli.main import main
+from series_frames import long_table
+
+SMALL = [
+    *("--horizon", "4", "--input-size", "24", "--segment", "4", "--hidden-size", "8"),
+    *("--steps", "4", "--split", "60/20/20", "--no-tensorboard", "--threads", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("series")
+    path, out = folder / "table.csv", folder / "run"
+    csv.write_csv(long_table(120), path)
+    assert main(["train", str(path), "--out", str(out), *SMALL, "--json"]) == 0
+    return str(path), str(out)
+
+
+def test_forecasts_are_written_in_the_kind_asked_for(
+    run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = run
+    for name in ("a.parquet", "a.csv", "a.arrow"):
+        target = tmp_path / name
+        assert main(["forecast", out, path, "--out", str(target)]) == 0
+        assert f"{target}: 12 rows of unique_id, ds, y" in capsys.readouterr().out
+    found = pq.read_table(tmp_path / "a.parquet")
+    assert found["y"].to_pylist() == pytest.approx(
+        csv.read_csv(tmp_path / "a.csv")["y"].to_pylist(), rel=1e-5
+    )
+    with pa.ipc.open_file(tmp_path / "a.arrow") as file:
+        assert file.read_all().equals(found)
+
+
+def test_quantiles_go_to_standard_out(
+    run: tuple[str, str], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path, out = run
+    assert main(["forecast", out, path, "--quantiles", "0.1,0.9"]) == 0
+    lines = capfdbinary.readouterr().out.decode().splitlines()
+    assert lines[0] == '"unique_id","ds","y-q0.1","y-q0.9"'
+    assert len(lines) == 13
+
+
+def test_evaluate_stands_beside_naive(
+    run: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = run
+    assert main(["evaluate", out, path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["scores"]) == {"forecaster", "naive", "seasonal_naive"}
+    assert main(["evaluate", out, path, "--split", "valid", "--scaled"]) == 0
+    shown = capsys.readouterr().out
+    assert "valid part, in deviations of the training rows" in shown
+    assert "seasonal naive" in shown
+
+
+def test_info_of_a_forecaster(run: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = run
+    assert main(["info", out]) == 0
+    shown = capsys.readouterr().out
+    for part in ("24 steps read, 4 answered", "y", "4 steps", "all match their recorded SHA-256"):
+        assert part in shown
+
+
+def test_resume_asks_for_nothing_twice(
+    run: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = run
+    assert main(["train", path, "--out", out, "--resume", "--steps", "6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 6
+    assert main(["train", path, "--out", out, *SMALL]) == 2
+    assert "holds a run already (step 6)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "module"),
+    [
+        (["train", "book.txt", "--out", "r"], "train"),
+        (["train", "a.csv", "--out", "r"], "train"),
+        (["train", "a.csv", "--horizon=4", "--out", "r"], "train_series"),
+        (["train", "a.csv", "--target", "y", "--out", "r"], "train_series"),
+        (["train", "a.parquet", "--out", "r"], "train_series"),
+        (["evaluate", "nothing", "a.csv"], "evaluate"),
+        (["generate", "a.parquet"], "generate"),
+    ],
+)
+def test_which_kind_is_meant(argv: list[str], module: str) -> None:
+    assert module_of(argv[0], argv[1:]) == module
+
+
+def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("steps: 3\nhorizon: 4\n")
+    assert module_of("train", ["a.csv", "--config", str(config)]) == "train_series"
+    config.write_text("steps: 3\n")
+    assert module_of("train", ["a.csv", "--config", str(config)]) == "train"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--horizon", "0"], "--horizon is 0, expected a number from 1"),
+        (["--horizon", "4", "--target", "z"], "no column 'z'"),
+        (["--horizon", "4", "--split", "9"], "--split is '9', expected"),
+        (["--horizon", "4", "--steps", "3", "--epochs", "1"], "contradict each other"),
+        (["--horizon", "400"], "needs 401 at least"),
+    ],
+)
+def test_bad_usage_is_one_line_and_two(
+    run: tuple[str, str],
+    tmp_path: Path,
+    argv: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", run[0], "--out", str(tmp_path / "new"), *argv]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_forecaster_writes_no_text(
+    run: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", run[1]]) == 2
+    assert "holds a forecaster: fastlstm forecast" in capsys.readouterr().err

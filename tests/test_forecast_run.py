@@ -1,0 +1,129 @@
+"""A forecaster's run directory: stopped and gone on bit-equal, refused where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, Stopped
+from fastlstm.forecast_config import ForecastConfig
+from fastlstm.forecast_run import train_forecaster
+from fastlstm.report.history import read_history
+from fastlstm.run_directory import RunDirectory
+from fastlstm.training.checkpoint import find_checkpoint
+from series_frames import long_table
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
+    "split": "60/20/20", "batch_size": 16, "checkpoint_every": 7, "tensorboard": False,
+    "evaluations": 5, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    found = tmp_path / "table.parquet"
+    pq.write_table(long_table(120), found)
+    return str(found)
+
+
+class StopAt:
+    """A stop flag that is set when a step was logged or evaluated."""
+
+    name = "SIGTERM"
+
+    def __init__(self, polls: int) -> None:
+        self._left = polls
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found, damage = find_checkpoint(RunDirectory(run))
+    assert found is not None
+    assert not damage
+    tensors = {f"{s} {n}": t for s, group in found.tensors.items() for n, t in group.items()}
+    return {"step": torch.tensor(found.step), **tensors}
+
+
+@pytest.mark.parametrize("polls", [0, 3, 11, 40, 70])
+def test_a_stopped_run_goes_on_bit_equal(path: str, tmp_path: Path, polls: int) -> None:
+    config = ForecastConfig(**QUICK)
+    whole = train_forecaster(path, config, out=tmp_path / "whole")
+    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same command with --resume"):
+        train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
+    again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
+    own, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert own.keys() == other.keys()
+    for name, tensor in own.items():
+        assert torch.equal(tensor, other[name]), name
+    assert again.fitted.best_loss == whole.fitted.best_loss
+    assert again.fitted.windows == whole.fitted.windows
+    seen, due = (read_history(tmp_path / name / "metrics.jsonl").evals for name in ("run", "whole"))
+    assert [event["step"] for event in seen] == [event["step"] for event in due]
+    assert not RunDirectory(tmp_path / "run").verify()
+
+
+def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    longer = ForecastConfig(**{**QUICK, "steps": 40})
+    found = train_forecaster(path, longer, out=out, resume=True, given=["steps"])
+    assert found.fitted.steps == 40
+    other = ForecastConfig(**{**QUICK, "horizon": 7})
+    with pytest.raises(ConfigError, match="--horizon 7: this run was begun with 6"):
+        train_forecaster(path, other, out=out, resume=True, given=["horizon"])
+    pq.write_table(long_table(130), path)
+    with pytest.raises(FormatError, match="the table differs"):
+        train_forecaster(path, longer, out=out, resume=True)
+
+
+def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**QUICK)
+    trained = train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    kinds = [event["event"] for event in events]
+    assert kinds[-1] == "end"
+    assert {"start", "eval", "checkpoint", "test", "calibration", "forecast"} <= set(kinds)
+    start = next(event for event in events if event["event"] == "start")
+    assert start["kernels"]
+    assert start["train_windows"] == 3 * (72 - 30 + 1)
+    test = next(event for event in events if event["event"] == "test")
+    assert set(test["scores"]) == {"forecaster", "naive", "seasonal_naive"}
+    model = Forecaster.load(tmp_path / "run")
+    assert model.predict(path).equals(Forecaster.load(tmp_path / "run").predict(path))
+    assert model.backtest(frame=path)["forecaster"]["mse"] == pytest.approx(
+        test["scores"]["forecaster"]["mse"]
+    )
+    assert json.loads((tmp_path / "run/config.json").read_text())["kind"] == "forecaster"
+    assert trained.stored.config.input_size == 24
+    report = (tmp_path / "run" / "report.html").read_text()
+    for part in ("On the test part", "Forecast of y", "Calibration of the intervals", "windows/s"):
+        assert part in report
+
+
+def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "split": "70/30/0", "steps": 3})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    assert any(e["event"] == "message" and "no test scores" in e["text"] for e in events)
+    assert events[-1]["event"] == "end"
+
+
+def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", stop=StopAt(0))
+    with pytest.raises(RunDirectoryError, match="no forecaster yet"):
+        Forecaster.load(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="holds no forecaster; train one with"):
+        Forecaster.load(tmp_path / "nothing")
