@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
@@ -211,6 +212,51 @@ def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> No
     run.publish({name: b"{}" for name in ("config.json", "model.safetensors", "tokenizer.json")})
     with pytest.raises(FormatError, match=r"config\.json is not of a forecaster"):
         Forecaster.load(tmp_path)
+
+
+def test_partial_fit_goes_on_from_the_weights_as_they_are() -> None:
+    model = Forecaster(**{**QUICK, "steps": 20}).fit(waves())
+    first, scaler = model.backtest()["forecaster"]["mse"], model.stored_.scaler
+    before = {n: t.clone() for n, t in model.network_.state_dict().items()}
+    kept = model.stored_
+    shifted = waves(noise=0.0)
+    model.set_params(steps=60).partial_fit(shifted)
+    assert model.stored_.scaler is scaler
+    assert model.backtest(frame=waves())["forecaster"]["mse"] < first
+    assert all(torch.equal(t, before[n]) for n, t in kept.network.state_dict().items())
+    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
+        model.partial_fit(long_table(240))
+    assert Forecaster(**{**QUICK, "steps": 2}).partial_fit(shifted).fitted_.steps == 2
+
+
+def test_what_is_known_ahead_comes_as_a_table_of_its_own() -> None:
+    """A target that the future column tells beforehand is forecast from it alone."""
+    rng = np.random.default_rng(0)
+    plan = rng.choice([-1.0, 1.0], size=3 * 200).astype(np.float32)
+    kinds = np.array(["on", "off"])[(plan > 0).astype(int)]
+    y = np.where(kinds == "on", 2.0, -2.0) + plan
+    table = long_table(200, 3, y=y.astype(np.float32), temp=None, plan=plan, kind=kinds)
+    settings: dict[str, Any] = {**QUICK, "normalize": "none", "steps": 150}
+    roles: dict[str, Any] = {"future": ["plan", "kind"], "categorical": ["kind"]}
+    model = Forecaster(**settings, **roles).fit(table)
+    past = table.filter(pa.array(np.tile(np.arange(200) < 190, 3)))
+    ahead = table.filter(pa.array(np.tile(np.arange(200) >= 190, 3))).drop_columns(["y"])
+    ahead = ahead.take(rng.permutation(len(ahead)))  # sorted by whoever reads it
+    model.set_params(disorder="sort")
+    with pytest.raises(ConfigError, match="plan, kind must be known ahead"):
+        model.predict(past)
+    with pytest.raises(DataError, match="sort"):
+        model.predict(past, ahead)
+    ahead = ahead.sort_by([("unique_id", "descending"), ("ds", "ascending")])
+    found = model.predict(past, ahead)["y"].to_numpy().reshape(3, 6)
+    due = y.reshape(3, 200)[:, 190:196]
+    assert np.abs(found - due).mean() < 0.7
+    late = ahead.filter(pa.compute.not_equal(ahead["ds"], ahead["ds"][2]))
+    with pytest.raises(DataError, match=r"nothing is known ahead of series 's2' at 2020-01-08 2"):
+        model.predict(past, late)
+    plain = Forecaster(**{**QUICK, "steps": 1}).fit(waves())
+    with pytest.raises(ConfigError, match="fitted without future columns"):
+        plain.predict(waves(), ahead)
 
 
 def test_parameters_in_the_manner_of_scikit_learn() -> None:

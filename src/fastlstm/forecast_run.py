@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +16,7 @@ import torch
 from fastlstm import hardware
 from fastlstm.errors import DataError, FormatError, Stopped, StorageError, UsageError
 from fastlstm.forecast_config import ForecastConfig
-from fastlstm.infer.fitted_table import Fit, static_scale, statics_of
+from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
     CONFIG_FILE,
     StoredForecaster,
@@ -76,6 +77,7 @@ def train_forecaster(
     given: Collection[str] = (),
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
+    start: StoredForecaster | None = None,
 ) -> Trained:
     """Trains a forecaster on a table.
 
@@ -88,6 +90,8 @@ def train_forecaster(
             them against what it was begun with.
         observers: called with every event, a plain dict.
         stop: polled; when set, the state is saved and Stopped is raised.
+        start: a forecaster whose weights and scaler are gone on from; `frame` must be like the
+            table it was trained on.
 
     Raises:
         UsageError: something given cannot be done as asked.
@@ -95,7 +99,7 @@ def train_forecaster(
         NonFiniteError: NaN or Inf that training could not get past.
     """
     if out is None:
-        return _Session(frame, config, None, list(observers), stop).train(False, given)
+        return _Session(frame, config, None, list(observers), stop).train(False, given, start)
     run = RunDirectory(out)
     run.create()
     with ExitStack() as stack:
@@ -123,7 +127,9 @@ class _Session(RunSession):
         self._files: dict[str, bytes] = {}
         self._published_step = -1
 
-    def train(self, resume: bool, given: Collection[str]) -> Trained:
+    def train(
+        self, resume: bool, given: Collection[str], start: StoredForecaster | None = None
+    ) -> Trained:
         found = self.find(resume) if self._has_run else None
         first = config = self._config
         if found is not None:
@@ -134,10 +140,9 @@ class _Session(RunSession):
             torch.set_num_threads(config.threads or hardware.default_threads())
         dataset = self._prepare(config, found)
         split = split_table(dataset.table, dataset.frequency, config.split)
-        stored = _untrained(config, first, dataset, split)
-        config, sizes = stored.config, stored.network.config
-        statics = statics_of(dataset, stored.static_scale)
-        inputs = Inputs(dataset.table, stored.scaler, statics)
+        stored = _untrained(config, first, dataset, split) if start is None else _copy(start)
+        config, sizes = dataclasses.replace(stored.config, **_ends(config)), stored.network.config
+        inputs = like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
         train, valid = (
             split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
             for part in ("train", "valid")
@@ -331,6 +336,15 @@ def _untrained(
         Calibration.none(sizes), static_scale(dataset), Fit.of(dataset, sizes.has_missing),
         dataset.key,
     )  # fmt: skip
+
+
+def _copy(start: StoredForecaster) -> StoredForecaster:
+    """Returns a forecaster whose weights may change, and the given one not."""
+    return dataclasses.replace(start, network=copy.deepcopy(start.network))
+
+
+def _ends(config: ForecastConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("budget", "epochs", "steps")}
 
 
 def _source_text(frame: Any) -> str:

@@ -171,7 +171,22 @@ class Forecaster:
             DataError: the table cannot be used; the message says where and why.
             NonFiniteError: training met NaN that it could not get past.
         """
-        trained = train_forecaster(frame, self._config(), observers=self.observers)
+        return self._train(frame, None)
+
+    def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
+        """Trains on, from the weights as they are, on another table of the same columns.
+
+        The scaler stays that of `fit`; `budget`, `steps` or `epochs` say how long. An unfitted
+        Forecaster is fitted.
+
+        Raises:
+            DataError: the table is not like the one that fit was given.
+        """
+        return self._train(frame, getattr(self, "stored_", None))
+
+    def _train(self, frame: Any, start: StoredForecaster | None) -> Forecaster:
+        config = self._config()
+        trained = train_forecaster(frame, config, observers=self.observers, start=start)
         self._came = frame if not isinstance(frame, str | Path) else None
         self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
         self._inputs, self.fitted_ = trained.inputs, trained.fitted
