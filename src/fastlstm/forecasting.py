@@ -153,6 +153,16 @@ class Forecaster:
             setattr(self, name, value)
         return self
 
+    def __sklearn_tags__(self) -> Any:
+        """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            input_tags=InputTags(allow_nan=True),
+        )
+
     def __repr__(self) -> str:
         defaults = inspect.signature(Forecaster).parameters
         shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n].default]
@@ -222,7 +232,8 @@ class Forecaster:
                 of series, time and these columns, with a row for every step to be forecast.
 
         Returns:
-            A table of the kind that came (an Arrow table for files): series, time, targets.
+            A table of the kind that came (an Arrow table for files): series, time, targets. Of an
+            array, an array ``(h, targets)``.
 
         Raises:
             DataError: other columns than at `fit`, a series that is too short, or a step that

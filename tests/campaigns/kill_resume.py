@@ -1,6 +1,7 @@
 """SIGKILL at random moments, also during saves; the resumed run must end bit-equal.
 
-usage: python tests/campaigns/kill_resume.py [--kills 50] [--steps 1500]
+usage: python tests/campaigns/kill_resume.py [--kills 50] [--steps 1500] [--series]
+With --series a forecaster is trained on a table, else a language model on a text.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from process import (
     checkpoints,
     differences,
     finish,
+    make_table,
     make_text,
     newest_checkpoint,
     start,
@@ -29,12 +31,18 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--series", action="store_true")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        text = make_text(base / "text.txt", 120_000)
-        flags = ["--steps", str(options.steps), "--checkpoint-every", "3", "--eval-every", "50"]
+        flags = ["--steps", str(options.steps), "--checkpoint-every", "3"]
+        if options.series:
+            text = make_table(base / "table.csv", 1_000)
+            flags += ["--evaluations", str(options.steps // 50)]
+        else:
+            text = make_text(base / "text.txt", 120_000)
+            flags += ["--eval-every", "50"]
         whole = base / "whole"
         began = time.monotonic()
         finish(train_command(text, whole, *flags))

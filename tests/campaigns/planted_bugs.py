@@ -33,6 +33,7 @@ TESTS_OF_SERIES = [
     "tests/nn/test_forecaster.py",
     "tests/infer/test_forecasts.py",
     "tests/test_forecasting.py",
+    "tests/test_forecast_run.py",
     "tests/test_sequences.py",
 ]
 TIMEOUT_S = 300
@@ -72,6 +73,7 @@ INTAKE, SPLITS, FORECASTER = "series/intake.py", "series/splits.py", "nn/forecas
 FORECASTS, OUTPUTS = "infer/forecasts.py", "nn/forecast_outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "nn/sequence_network.py", "series/sequences.py"
 COUNTS, METRICS = "series/counts.py", "series/metrics.py"
+KNOWN_AHEAD, FORECAST_TRAINER = "infer/known_ahead.py", "training/forecast_trainer.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -190,7 +192,7 @@ BUGS = (
         "at = (gate ^ 1) * args.H + u"),
     Bug("column strip off by one gate", PACK, "const int64_t gate = k / kLanes % 4;",
         "const int64_t gate = (k / kLanes + 1) % 4;"),
-    Bug("packed weights known by address", CALL, "self.tensor() is t and ", ""),
+    Bug("packed weights known by address", CALL, "self.tensor() is t\n", "True\n"),
     Bug("packed weights never renewed", CALL, "self.version == t._version", "True"),
     Bug("padding of bf16 rows not zeroed", CALL, "flat.new_zeros(", "flat.new_empty("),
     Bug("gates used twice", RECORDED, "if ctx.is_used:", "if False:"),
@@ -284,6 +286,9 @@ BUGS = (
     Bug("ready: another autocast", READY,
         '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
     Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
+    Bug("stale packing after a fused step", CALL, "_fused_steps += any(",
+        "_fused_steps += 0 * any("),
+    Bug("stale packing after training", CALL, "_PACKED.pop(s.w_hh, None)", "pass"),
     Bug("series: a number too large is kept", WINDOWS_CPP, "while (x >= size_)",
         "while (x > size_)"),
     Bug("series: a window of the segment before", WINDOWS_CPP, "std::upper_bound(",
@@ -326,9 +331,21 @@ BUGS = (
         "(0 * read, static), state)"),
     Bug("series: directions of the first layer", FORECASTER, "[hidden[-2], hidden[-1]]",
         "[hidden[0], hidden[1]]"),
+    Bug("series: the plan of another step", KNOWN_AHEAD, "places[n] = rows[found]",
+        "places[n] = rows[0]"),
+    Bug("series: names ahead keep their numbers", KNOWN_AHEAD,
+        "np.where(np.isnan(codes), codes, known_codes)", "codes"),
+    Bug("series: resumed without its best weights", FORECAST_TRAINER,
+        'found.tensors.get("best", {})', "{}"),
+    Bug("series: resumed from the first window", FORECAST_TRAINER,
+        "self._loader.load_state_dict(self._state.restore(found.tensors, found.meta))",
+        "self._state.restore(found.tensors, found.meta)"),
+    Bug("series: the last weights are judged", FORECAST_TRAINER,
+        "self.model.load_state_dict(self._best)\n            self.model.eval()",
+        "pass\n            self.model.eval()"),
     Bug("series: the center for its quantiles", FORECASTS,
-        "base = network.output.quantiles(parameters, LEVELS)",
-        "base = network.output.center(parameters)[..., None]"),
+        "calibration.quantiles(output.quantiles(parameters, LEVELS), wide",
+        "calibration.quantiles(output.center(parameters)[..., None], wide"),
     Bug("series: losses upside down", METRICS, "np.maximum(level * error, (level - 1) * error)",
         "np.maximum((1 - level) * error, -level * error)"),
     Bug("series: padding counts in the mean", SEQUENCE_NETWORK, "lengths[:, None]", "len(steps)"),

@@ -14,6 +14,32 @@ SMALL = [
     *("--threads", "1", "--device", "cpu", "--tensorboard=false", "--sample-every", "0"),
 ]
 
+SMALL_SERIES = [
+    *("--horizon", "12", "--input-size", "48", "--segment", "12", "--hidden-size", "32"),
+    *("--dropout", "0.2", "--batch-size", "16", "--threads", "1", "--no-tensorboard"),
+]
+
+
+def make_table(path: Path, num_rows: int) -> Path:
+    """Writes hourly waves of three series, with some values missing."""
+    import csv
+    import datetime
+    import math
+    import random
+
+    rng = random.Random(0)
+    first = datetime.datetime(2020, 1, 1)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["unique_id", "ds", "y"])
+        for series in range(3):
+            for hour in range(num_rows):
+                value = math.sin(hour * math.tau / 24) * (1 + series) + rng.gauss(0, 0.2)
+                when = first + datetime.timedelta(hours=hour)
+                shown = "" if rng.random() < 0.01 else f"{value:.4f}"
+                rows.writerow([f"s{series}", when.isoformat(sep=" "), shown])
+    return path
+
 
 def make_text(path: Path, characters: int) -> Path:
     """Writes an English-like text that any Python holds: the standard library's documentation."""
@@ -24,8 +50,11 @@ def make_text(path: Path, characters: int) -> Path:
     return path
 
 
-def train_command(text: Path, run: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "fastlstm", "train", str(text), "--out", str(run), *SMALL, *flags]
+def train_command(source: Path, run: Path, *flags: str) -> list[str]:
+    """A run on a text, or on a table that `make_table` wrote."""
+    small = SMALL_SERIES if source.suffix == ".csv" else SMALL
+    command = [sys.executable, "-m", "fastlstm", "train", str(source), "--out", str(run)]
+    return [*command, *small, *flags]
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:

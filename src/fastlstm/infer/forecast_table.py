@@ -139,7 +139,13 @@ def forecast_table(
 
 
 def as_came(table: pa.Table, frame: Any) -> Any:
-    """Returns the table as the kind of frame that `frame` is; an Arrow table for files."""
+    """Returns the table as the kind of frame that `frame` is; an Arrow table for files.
+
+    Of an array it is an array, shape ``(h, columns)``, without the numbers of the steps.
+    """
+    if isinstance(frame, np.ndarray):
+        columns = [table[name].to_numpy() for name in table.column_names if name != "step"]
+        return np.stack(columns, 1)
     module = type(frame).__module__.split(".")[0]
     if module == "pandas":
         return table.to_pandas()
