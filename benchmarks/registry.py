@@ -83,6 +83,18 @@ BENCHMARKS = (
         "windows.jsonl",
     ),
     Benchmark("prepare", "a table of 10^8 rows into the cache", "prepare.py", "prepare.jsonl"),
+    Benchmark(
+        "forecast",
+        "accuracy of the forecaster over horizons and seeds",
+        "forecast.py {table}",
+        "forecast.jsonl",
+    ),
+    Benchmark(
+        "forecast_peer",
+        "time to the best validation loss beside neuralforecast's LSTM",
+        "forecast_peer.py {table} --peer-python {forecast_python}",
+        "forecast_peer.jsonl",
+    ),
     Benchmark("cudnn_steps", "torch's LSTM on a GPU", "cudnn_steps.py", "cudnn.jsonl"),
     Benchmark(
         "quality",

@@ -1,4 +1,4 @@
-"""What is said of the stored results of time series: windows.py, prepare.py."""
+"""What is said of the stored results of time series: windows, prepare, forecast, forecast_peer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from layer_tables import Row, stored_rows, table_head
 
 
 def series_page(folder: Path) -> list[str]:
-    """Returns the tables of windows per second and of reading a large table."""
-    return [*windows_page(folder), *prepare_page(folder)]
+    """Returns the tables of windows per second, of a large table, of accuracy and of a peer."""
+    return [
+        *windows_page(folder), *prepare_page(folder), *forecast_page(folder), *peer_page(folder),
+    ]  # fmt: skip
 
 
 def series_summary(folder: Path) -> list[str]:
@@ -74,4 +76,67 @@ def prepare_page(folder: Path) -> list[str]:
             f"{second['start_s']:.2f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
+    trained = rows[-1].get("train")
+    if trained is not None:
+        lines += [
+            "",
+            f"Training on the {trained['rows']:,} rows from Parquet: the first step"
+            f" {trained['start_s']:.1f} s after the start, input wait"
+            f" {trained['input_wait_share']:.2%} of {trained['train_s']:.0f} s of steps, at most"
+            f" {trained['peak_anonymous_bytes'] / 1e6:.0f} MB of anonymous memory.",
+        ]
     return [*lines, "", "By `python benchmarks/prepare.py`.", ""]
+
+
+def forecast_page(folder: Path) -> list[str]:
+    rows: list[Row] = stored_rows(folder / "forecast.jsonl", "table", "horizon")
+    if not rows:
+        return []
+    lines = [
+        "Accuracy: test MSE in deviations of the training rows, mean of the seeds with largest minus"
+        " smallest; settings and weights chosen on validation rows alone; the better of naive and"
+        " seasonal naive beside it; how many of the test values intervals hold that were calibrated"
+        " on validation; seconds of training:",
+        "",
+        *table_head(
+            "table", "horizon", "seeds", "MSE", "MAE", "naive MSE", "80 % hold", "95 % hold", "s"
+        ),
+    ]
+    for row in sorted(rows, key=lambda row: (row["table"], row["horizon"])):
+        cells = (
+            row["table"],
+            str(row["horizon"]),
+            str(len(row["runs"])),
+            f"{row['mse']:.4f} ± {row['mse_spread']:.4f}",
+            f"{row['mae']:.4f}",
+            f"{row['runs'][0]['naive_mse']:.3f}",
+            f"{row['coverage_80']:.1%}",
+            f"{row['coverage_95']:.1%}",
+            f"{row['fit_s']:.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", "By `python benchmarks/forecast.py`.", ""]
+
+
+def peer_page(folder: Path) -> list[str]:
+    rows: list[Row] = stored_rows(folder / "forecast_peer.jsonl", "table", "horizon")
+    if not rows:
+        return []
+    row = rows[-1]
+    peer, own, reached = row["peer"], row["fastlstm"], row["reached_s"]
+    sooner = (
+        f"fastlstm reached that loss after {reached:.1f} s,"
+        f" {row['peer_best_s'] / reached:.1f}x sooner"
+        if reached is not None
+        else "fastlstm did not reach that loss"
+    )
+    return [
+        f"neuralforecast's LSTM on {row['table']}, {row['horizon']} steps ahead from"
+        f" {row['input_size']}, {row['seconds']} s each, in one run: its best validation loss,"
+        f" {row['peer_best']:.4f}, came after {row['peer_best_s']:.1f} s; {sooner}, and"
+        f" {min(point[2] for point in own['curve']):.4f} in the end. Test MSE {peer['mse']:.4f}"
+        f" against {own['mse']:.4f}.",
+        "",
+        "By `python benchmarks/forecast_peer.py`.",
+        "",
+    ]

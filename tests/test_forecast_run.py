@@ -127,3 +127,33 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
         Forecaster.load(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="holds no forecaster; train one with"):
         Forecaster.load(tmp_path / "nothing")
+
+
+def test_a_full_disk_stops_no_step_but_a_stop_says_so(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastlstm import forecast_run
+    from fastlstm.errors import StorageError
+
+    def refuse(*_: Any, **__: Any) -> Path:
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(forecast_run, "save_checkpoint", refuse)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(StorageError, match="no space left"):
+        train_forecaster(
+            path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append]
+        )
+    warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
+    assert any("the run goes on: no space left" in text for text in warned)
+    assert any(e["event"] == "eval" and e["step"] == 30 for e in events)
+    with pytest.raises(StorageError):
+        train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "b", stop=StopAt(20))
+
+
+def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
+    config = ForecastConfig(**{**QUICK, "patience": 1, "learning_rate": 0.0, "evaluations": 10})
+    found = train_forecaster(path, config, out=tmp_path / "run")
+    assert found.fitted.reason == "no gain in 1 evaluations"
+    again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
+    assert again.fitted.steps == found.fitted.steps < 30

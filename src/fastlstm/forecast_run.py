@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastlstm import hardware
-from fastlstm.errors import DataError, FormatError, Stopped, StorageError, UsageError
+from fastlstm.errors import DataError, FormatError, Stopped, UsageError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
@@ -122,7 +122,7 @@ class _Session(RunSession):
         observers: list[Observer],
         stop: Callable[[], bool] | None,
     ) -> None:
-        super().__init__(run or RunDirectory("."), observers)
+        super().__init__(run or RunDirectory(""), observers)  # without one nothing is written
         self._frame, self._config, self._stop, self._has_run = frame, config, stop, run is not None
         self._files: dict[str, bytes] = {}
         self._published_step = -1
@@ -198,16 +198,13 @@ class _Session(RunSession):
 
     def _save(self, trainer: ForecastTrainer, stored: StoredForecaster, valid: Any) -> None:
         """Writes a checkpoint, and publishes the best weights so far if they are new."""
-        try:
-            self._checkpoint(trainer, stored)
-            if trainer.progress.best_step > self._published_step:
-                with trainer.best_weights() as network:
-                    fresh = calibrate(network, trainer.inputs, valid)
-                    files = forecaster_files(dataclasses.replace(stored, calibration=fresh))
-                self.run.publish(files)
-                self._published_step = trainer.progress.best_step
-        except StorageError as error:
-            self.say("warning", f"checkpoint not written, the run goes on: {error}")
+        self._checkpoint(trainer, stored)
+        if trainer.progress.best_step > self._published_step:
+            with trainer.best_weights() as network:
+                fresh = calibrate(network, trainer.inputs, valid)
+                files = forecaster_files(dataclasses.replace(stored, calibration=fresh))
+            self.run.publish(files)
+            self._published_step = trainer.progress.best_step
 
     def _checkpoint(self, trainer: ForecastTrainer, stored: StoredForecaster) -> None:
         tensors, meta = trainer.capture()

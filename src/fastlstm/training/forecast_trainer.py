@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlstm.errors import NonFiniteError, Stopped
+from fastlstm.errors import NonFiniteError, Stopped, StorageError
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.windows import WindowIndex, WindowLoader
@@ -153,6 +153,7 @@ class ForecastTrainer:
         Raises:
             Stopped: `stop` said so; the model holds the best weights so far.
             NonFiniteError: losses stayed NaN or infinite.
+            StorageError: the last checkpoint could not be written.
         """
         torch.manual_seed(self.plan.seed)
         if found is not None:
@@ -162,7 +163,7 @@ class ForecastTrainer:
         try:
             with self._loader:
                 if found is None:
-                    self._save()
+                    self._save_if_possible()
                 reason = self._loop()
                 if progress.evaluated_step != progress.step:
                     self._evaluate()
@@ -222,10 +223,10 @@ class ForecastTrainer:
                 raise Stopped("stopped while training")
             if done * plan.evaluations >= progress.evaluations + 1:
                 self._evaluate()
-                if plan.patience and progress.without_gain >= plan.patience:
-                    return f"no gain in {plan.patience} evaluations"
+            if plan.patience and progress.without_gain >= plan.patience:
+                return f"no gain in {plan.patience} evaluations"
             if self._save_is_due():
-                self._save()
+                self._save_if_possible()
             self._take_step(done)
         return plan.ending.text
 
@@ -239,9 +240,22 @@ class ForecastTrainer:
         return time.perf_counter() - self._saved > _SAVE_S
 
     def _save(self) -> None:
+        """Stores the state unless it is stored.
+
+        Raises:
+            StorageError: the disk refused.
+        """
         if self._save_with is not None and self._saved_step != self.progress.step:
             self._save_with(self)
             self._saved_step, self._saved = self.progress.step, time.perf_counter()
+
+    def _save_if_possible(self) -> None:
+        try:
+            self._save()
+        except StorageError as error:
+            self._saved = time.perf_counter()
+            text = f"checkpoint not written, the run goes on: {error}"
+            self.emit({"event": "message", "level": "warning", "text": text})
 
     def _take_step(self, done: float) -> None:
         started, plan, progress = time.perf_counter(), self.plan, self.progress
