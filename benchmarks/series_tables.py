@@ -93,7 +93,7 @@ def forecast_page(folder: Path) -> list[str]:
     if not rows:
         return []
     lines = [
-        "Accuracy: test MSE in deviations of the training rows, mean of the seeds with largest minus"
+        "Accuracy: test MSE in deviations of the training rows, mean of the seeds, and largest less"
         " smallest; settings and weights chosen on validation rows alone; the better of naive and"
         " seasonal naive beside it; how many of the test values intervals hold that were calibrated"
         " on validation; seconds of training:",
