@@ -157,3 +157,30 @@ def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
     assert found.fitted.reason == "no gain in 1 evaluations"
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
     assert again.fitted.steps == found.fitted.steps < 30
+
+
+def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    longer = ForecastConfig(**{**QUICK, "steps": 60})
+    train_forecaster(path, longer, out=out, resume=True, given=["steps"])
+    steps = [event["step"] for event in read_history(out / "metrics.jsonl").evals]
+    assert [step for step in steps if step > 30] == [36, 48, 60]
+    again = ForecastConfig(**QUICK)  # the first end, asked for again
+    found = train_forecaster(path, again, out=out, resume=True, given=["steps"])
+    assert found.fitted.reason == "30 steps"
+
+
+def test_a_checkpoint_is_for_resuming_only(path: str, tmp_path: Path) -> None:
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
+    with pytest.raises(FormatError, match="is a checkpoint of a forecaster, which only --resume"):
+        Forecaster.load(tmp_path / "run" / "checkpoint-30")
+
+
+def test_a_report_that_cannot_be_written_is_a_warning(path: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    (tmp_path / "run" / "report.html" / "in the way").touch()
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": 3})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    assert any(e["event"] == "message" and e["level"] == "warning" for e in events)

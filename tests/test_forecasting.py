@@ -259,6 +259,34 @@ def test_what_is_known_ahead_comes_as_a_table_of_its_own() -> None:
         plain.predict(waves(), ahead)
 
 
+def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
+    rng = np.random.default_rng(0)
+    plan = rng.choice([-1.0, 1.0], size=300).astype(np.float32)
+    table = pa.table({"y": 3 * plan, "plan": plan})
+    settings: dict[str, Any] = {**QUICK, "normalize": "none", "steps": 80}
+    model = Forecaster(**settings, target="y", future=["plan"]).fit(table.slice(0, 290))
+    found = model.predict(future=table.slice(290, 6).select(["plan"]))["y"].to_numpy()
+    assert np.abs(found - 3 * plan[290:296]).mean() < 1.5
+    gap = pa.table({"plan": pa.array([1.0, None, 1.0, 1.0, 1.0, 1.0], pa.float32())})
+    with pytest.raises(DataError, match="'plan' is missing for a step to be forecast"):
+        model.predict(future=gap)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stride": 0}, "stride is 0, expected 1"),
+        ({"season": -3}, "season is -3, expected 1"),
+        ({"part": "validation"}, "part is 'validation', expected valid or test"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    fitted: Forecaster, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fitted.backtest(**given)
+
+
 def test_parameters_in_the_manner_of_scikit_learn() -> None:
     model = Forecaster(horizon=5, hidden_size=32)
     assert repr(model) == "Forecaster(horizon=5, hidden_size=32)"

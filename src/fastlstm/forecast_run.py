@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from fastlstm import hardware
-from fastlstm.errors import DataError, FormatError, Stopped, UsageError
+from fastlstm.errors import ConfigError, DataError, FormatError, Stopped, UsageError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
     CONFIG_FILE,
     StoredForecaster,
+    description_files,
     forecaster_files,
     stored_configs,
 )
@@ -47,6 +48,7 @@ _MAY_CHANGE = frozenset(
     | {"tensorboard", "threads", "strict_kernels", "cache_dir"}
 )
 """Fields that a resumed run may be given anew; the others belong to what was begun."""
+_NO_CALIBRATION = Calibration(torch.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def train_forecaster(
         Stopped: `stop` said so.
         NonFiniteError: NaN or Inf that training could not get past.
     """
+    if out is not None and start is not None:
+        raise ConfigError("a run directory cannot go on from another forecaster; leave out start")
     if out is None:
         return _Session(frame, config, None, list(observers), stop).train(False, given, start)
     run = RunDirectory(out)
@@ -124,8 +128,7 @@ class _Session(RunSession):
     ) -> None:
         super().__init__(run or RunDirectory(""), observers)  # without one nothing is written
         self._frame, self._config, self._stop, self._has_run = frame, config, stop, run is not None
-        self._files: dict[str, bytes] = {}
-        self._published_step = -1
+        self._published_step, self._calibration = -1, _NO_CALIBRATION
 
     def train(
         self, resume: bool, given: Collection[str], start: StoredForecaster | None = None
@@ -139,9 +142,16 @@ class _Session(RunSession):
         if self._has_run or config.threads is not None:
             torch.set_num_threads(config.threads or hardware.default_threads())
         dataset = self._prepare(config, found)
+        if start is not None:
+            config = dataclasses.replace(start.config, **_ends(config))
+        if config.output == "negative_binomial":
+            require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
-        stored = _untrained(config, first, dataset, split) if start is None else _copy(start)
-        config, sizes = dataclasses.replace(stored.config, **_ends(config)), stored.network.config
+        if start is None:
+            stored = _untrained(config, first, dataset, split)
+        else:
+            stored = _gone_on_from(start, config, dataset)
+        config, sizes = stored.config, stored.network.config
         inputs = like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
         train, valid = (
             split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
@@ -165,8 +175,9 @@ class _Session(RunSession):
                 fitted = trainer.train(found)
             except Stopped:
                 self._stopped(trainer)
-            calibration = calibrate(stored.network, inputs, valid)
-            stored = dataclasses.replace(stored, calibration=calibration)
+            if self._published_step != fitted.best_step:
+                self._calibration = calibrate(stored.network, inputs, valid)
+            stored = dataclasses.replace(stored, calibration=self._calibration)
             trained = Trained(stored, dataset, split, inputs, fitted)
             if self._has_run:
                 self.run.publish(forecaster_files(stored))
@@ -201,15 +212,15 @@ class _Session(RunSession):
         self._checkpoint(trainer, stored)
         if trainer.progress.best_step > self._published_step:
             with trainer.best_weights() as network:
-                fresh = calibrate(network, trainer.inputs, valid)
-                files = forecaster_files(dataclasses.replace(stored, calibration=fresh))
-            self.run.publish(files)
+                self._calibration = calibrate(network, trainer.inputs, valid)
+                best = dataclasses.replace(stored, calibration=self._calibration)
+                self.run.publish(forecaster_files(best))
             self._published_step = trainer.progress.best_step
 
     def _checkpoint(self, trainer: ForecastTrainer, stored: StoredForecaster) -> None:
         tensors, meta = trainer.capture()
         meta["metrics"] = metrics_mark(self.run.metrics_path)
-        files = {n: data for n, data in forecaster_files(stored).items() if n.endswith(".json")}
+        files = description_files(stored)
         named = ((f"{s} {n}", t) for s, group in tensors.items() for n, t in group.items())
         path = save_checkpoint(
             self.run,
@@ -323,7 +334,6 @@ def _untrained(
     columns = dataset.table.columns
     unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
     if config.output == "negative_binomial":
-        require_counts(dataset)
         unscaled += range(sizes.num_targets)
     torch.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
@@ -335,9 +345,12 @@ def _untrained(
     )  # fmt: skip
 
 
-def _copy(start: StoredForecaster) -> StoredForecaster:
-    """Returns a forecaster whose weights may change, and the given one not."""
-    return dataclasses.replace(start, network=copy.deepcopy(start.network))
+def _gone_on_from(
+    start: StoredForecaster, config: ForecastConfig, dataset: SeriesDataset
+) -> StoredForecaster:
+    """Returns a forecaster whose weights may change while those of `start` stay."""
+    network = copy.deepcopy(start.network)
+    return dataclasses.replace(start, config=config, network=network, key=dataset.key)
 
 
 def _ends(config: ForecastConfig) -> dict[str, Any]:

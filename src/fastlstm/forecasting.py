@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.infer.backtest import judge_quantiles, season_of
@@ -311,6 +311,9 @@ class Forecaster:
             "forecaster", on at most 2,000 of the windows, evenly spread, also crps, ``pinball_0.1``
             and so on for every one of `quantiles`, coverage_80 and coverage_95.
         """
+        for name, value in (("stride", stride), ("season", season)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, expected 1 or more steps")
         dataset, inputs = self._table(frame)
         rows = self._origins(dataset, part, stride)
         return judge(self._fitted(), inputs, rows, season or season_of(dataset), quantiles, scaled)
@@ -328,9 +331,14 @@ class Forecaster:
 
     def score(self, frame: Any = None, y: None = None) -> float:
         """Returns one minus MASE on the test part: above 0 is better than naive, 1 is perfect."""
-        return 1 - self.backtest(frame=frame)["forecaster"]["mase"]
+        found = self.backtest(frame=frame)["forecaster"]
+        if "mase" not in found:
+            raise DataError("the test part never changes, so that nothing is better than naive")
+        return 1 - found["mase"]
 
     def _origins(self, dataset: SeriesDataset, part: str, stride: int) -> NDArray[np.int64]:
+        if part not in ("train", "valid", "test"):
+            raise ConfigError(f"part is {part!r}, expected valid or test")
         stored = self._fitted()
         sizes = stored.network.config
         split = split_table(dataset.table, dataset.frequency, stored.config.split)

@@ -85,6 +85,8 @@ class RunSession:
             yield
         finally:
             for output in outputs:
+                if output in self._observers:
+                    self._observers.remove(output)
                 self._try(output.close)
             self._try(self.run.seal_metrics)
             self._try(lambda: write_report(self.run.path))
@@ -123,15 +125,16 @@ def resumed_config(
     changes: dict[str, Any] = {}
     for name in names:
         value = getattr(new, name)
-        if value in (getattr(first, name), getattr(begun, name)):
+        if name in may_change:
+            if value != getattr(begun, name):
+                changes[name] = value
             continue
-        if name not in may_change:
+        if value not in (getattr(first, name), getattr(begun, name)):
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
                 f"{flag} {value}: this run was begun with {getattr(begun, name)}; leave the flag"
                 " out to resume, or start a new run with another --out"
             )
-        changes[name] = value
     if changes.keys() & _ENDS:
         changes = {**dict.fromkeys(_ENDS), **changes}
     return dataclasses.replace(begun, **changes)  # type: ignore[type-var]

@@ -237,10 +237,11 @@ class SequenceClassifier(SequenceModel):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Returns the likeliest label of every sequence, shape ``(N,)``; see `predict_proba`."""
+        numbers = self._answers(X).argmax(-1).numpy()
         labels = np.empty(len(self.classes_), dtype=self._dtype)
         for number, label in enumerate(self.classes_):
             labels[number] = label
-        found: NDArray[Any] = labels[self._answers(X).argmax(-1).numpy()]
+        found: NDArray[Any] = labels[numbers]
         return found
 
     def score(self, X: Any, y: Any) -> float:

@@ -96,10 +96,27 @@ def test_resume_asks_for_nothing_twice(
         (["train", "a.parquet", "--out", "r"], "train_series"),
         (["evaluate", "nothing", "a.csv"], "evaluate"),
         (["generate", "a.parquet"], "generate"),
+        (["train", "book.txt", "--out", "x.npy"], "train"),
     ],
 )
 def test_which_kind_is_meant(argv: list[str], module: str) -> None:
     assert module_of(argv[0], argv[1:]) == module
+
+
+def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path: Path) -> None:
+    path, out = run
+    new = tmp_path / "new"
+    given = ["--config", f"{out}/config.json", "--no-tensorboard", "--steps", "2"]
+    assert main(["train", path, "--out", str(new), *given, "--json"]) == 0
+    own, old = (json.loads((Path(p) / "config.json").read_text())["train"] for p in (new, out))
+    assert {**own, "steps": 4} == {**old, "steps": 4}
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text("horizon: 4\ntarget: [y, temp]\n")
+    assert (
+        main(["train", path, "--out", str(tmp_path / "c"), "--config", str(yaml), *SMALL[2:]]) == 0
+    )
+    assert json.loads((tmp_path / "c/config.json").read_text())["train"]["target"] == ["y", "temp"]
+    assert module_of("evaluate", ["--stride", "2", out, path]) == "evaluate_series"
 
 
 def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:

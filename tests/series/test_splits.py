@@ -62,7 +62,9 @@ def test_windows_of_a_part_reach_back_but_not_ahead() -> None:
         targets = np.stack([hours[row + 5 : row + 8] for row in rows])
         assert ((targets >= low) & (targets < high)).all()
         assert len(rows) == high - low - 2 - (5 if part == "train" else 0)
-    with pytest.raises(DataError, match=r"test part: a window takes 16 rows"):
+    with pytest.raises(
+        DataError, match=r"test part: its longest stretch has 10 rows, a horizon takes 11"
+    ):
         split.windows(source, "test", 5, 11)
 
 

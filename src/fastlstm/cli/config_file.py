@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.parser import typed_object
 from fastlstm.errors import ConfigError, nearest_hint
+from fastlstm.run_directory import FORECASTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,8 @@ def _yaml(text: str, path: Path) -> Any:
 def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:
     if loaded is None:
         return {}
-    if isinstance(loaded, dict) and loaded.get("format") == "fastlstm-run":
+    is_run = isinstance(loaded, dict) and "train" in loaded
+    if is_run and (loaded.get("format") == "fastlstm-run" or loaded.get("kind") == FORECASTER):
         loaded = loaded.get("train")
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError
+from fastlstm.storage import temporary_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,8 +78,9 @@ def _write(table: pa.Table, out: str | None) -> None:
     if out is None:
         csv.write_csv(table, pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
+    temporary = temporary_name(Path(out))
     try:
-        with Path(out).open("wb") as file:
+        with temporary.open("wb") as file:
             if out.endswith(".parquet"):
                 parquet.write_table(table, file)
             elif out.endswith(".csv"):
@@ -86,7 +88,9 @@ def _write(table: pa.Table, out: str | None) -> None:
             else:
                 with ipc.new_file(file, table.schema) as writer:
                     writer.write_table(table)
+        temporary.replace(out)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise StorageError(
             f"{out} cannot be written ({error.strerror or error}); choose another --out"
         ) from None

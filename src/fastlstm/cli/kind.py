@@ -30,8 +30,7 @@ def module_of(verb: str, argv: Sequence[str]) -> str:
 
 
 def _is_forecaster(argv: Sequence[str]) -> bool:
-    first = next((token for token in argv if not token.startswith("-")), None)
-    return first is not None and holds_forecaster(first)
+    return any(holds_forecaster(token) for token in argv if not token.startswith("-"))
 
 
 def _trains_on_table(argv: Sequence[str]) -> bool:
@@ -47,7 +46,8 @@ def _trains_on_table(argv: Sequence[str]) -> bool:
             is_table |= name == "out" and holds_forecaster(value)
             is_table |= name == "config" and _has_horizon(value)
         else:
-            is_table = token.endswith(_TABLE_SUFFIXES)
+            is_value = place > 0 and argv[place - 1].startswith("--") and "=" not in argv[place - 1]
+            is_table = not is_value and token.endswith(_TABLE_SUFFIXES)
         if is_table:
             return True
     return False

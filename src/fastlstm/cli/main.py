@@ -100,6 +100,8 @@ def _dispatch(arguments: list[str]) -> int:
         sys.stdout.write(help_text(command(name)))
         if name == "train":
             sys.stdout.write("\nOn a table of time series: fastlstm train --horizon N --help\n")
+        elif name == "evaluate":
+            sys.stdout.write("\nOf a forecaster: fastlstm evaluate RUN --help\n")
         return EXIT_OK
 
 

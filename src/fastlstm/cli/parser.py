@@ -90,7 +90,12 @@ def typed_object(options: Sequence[Option], values: dict[str, Any], origin: str)
 
 
 def _as_text_field(option: Option, value: Any) -> Any:
-    """YAML reads ``budget: 300`` as a number; a text option takes it as the text 300."""
+    """YAML reads ``budget: 300`` as a number; a text option takes it as the text 300.
+
+    A list of names is a text with commas.
+    """
+    if isinstance(value, list) and unwrap_optional(option.type) is str:
+        return ",".join(map(str, value))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number and unwrap_optional(option.type) is str else value
 

@@ -19,7 +19,7 @@ from fastlstm.infer.fitted_table import Fit
 from fastlstm.infer.forecasts import Calibration
 from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
 from fastlstm.nn.io import decode_tensors, encode_tensors
-from fastlstm.run_directory import FORECASTER, RunDirectory
+from fastlstm.run_directory import FORECASTER, TRAINER_FILE, RunDirectory
 from fastlstm.series.splits import Scaler
 from fastlstm.series.timeline import Frequency
 
@@ -55,6 +55,13 @@ class StoredForecaster:
 
 def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:
     """Returns config.json, schema.json, scaler.json and model.safetensors."""
+    tensors = {f"network.{n}": t for n, t in stored.network.state_dict().items()}
+    tensors[_RESIDUALS] = stored.calibration.residuals
+    return {**description_files(stored), "model.safetensors": encode_tensors(tensors)}
+
+
+def description_files(stored: StoredForecaster) -> dict[str, bytes]:
+    """Returns config.json, schema.json and scaler.json."""
     config = {
         "format": _FORMAT,
         "kind": FORECASTER,
@@ -74,13 +81,10 @@ def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:
         "time_zone": stored.fit.time_zone,
         "categories": stored.fit.categories,
     }
-    tensors = {f"network.{n}": t for n, t in stored.network.state_dict().items()}
-    tensors[_RESIDUALS] = stored.calibration.residuals
     return {
         CONFIG_FILE: json.dumps(config, indent=1).encode(),
         "schema.json": json.dumps(schema, indent=1).encode(),
         "scaler.json": json.dumps(scales, indent=1).encode(),
-        "model.safetensors": encode_tensors(tensors),
     }
 
 
@@ -94,7 +98,7 @@ def stored_configs(data: bytes) -> tuple[ForecastConfig, ForecastConfig]:
     if config.get("kind") != FORECASTER or config.get("format") != _FORMAT:
         raise FormatError(
             f"config.json is not of a forecaster of format {_FORMAT}: a text model is opened by"
-            " LM.load, a newer format by a newer fastlstm"
+            " LM.load, another format by the fastlstm that wrote it"
         )
     begun, first = (built(ForecastConfig, config[name], CONFIG_FILE) for name in ("train", "given"))
     return begun, first
@@ -120,6 +124,11 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
             f" {path}"
         )
     files = run.read_published()[1]
+    if TRAINER_FILE in files:
+        raise FormatError(
+            f"{path} is a checkpoint of a forecaster, which only --resume goes on from; give its"
+            f" run, {Path(path).absolute().parent}"
+        )
     given = stored_configs(files.get(CONFIG_FILE, b"{}"))
     try:
         return _assembled(files, given, Path(path))
@@ -147,6 +156,8 @@ def _assembled(
         schema["categories"], network.config.has_missing,
     )  # fmt: skip
     static = np.array(scales["static"], dtype=np.float32).reshape(-1, 2)
+    begun, given = (dataclasses.replace(one, cache_dir=None) for one in configs)  # of that machine
     return StoredForecaster(
-        *configs, network.eval(), Scaler(mean, std), calibration, static, fit, config["data"]["key"]
-    )
+        begun, given, network.eval(), Scaler(mean, std), calibration, static, fit,
+        config["data"]["key"],
+    )  # fmt: skip

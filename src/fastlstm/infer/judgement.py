@@ -44,7 +44,7 @@ def judge(
     some = _spread(rows, _MAX_QUANTILE_WINDOWS)
     judge_quantiles(stored.network, inputs, some, stored.calibration, scores, is_scaled)
     if scores.num_values:
-        report["forecaster"] |= scores.result()
+        report.setdefault("forecaster", {}).update(scores.result())
     return report
 
 

@@ -29,6 +29,8 @@ def known_ahead(
         DataError: a step that nothing is known of; series and time are named.
     """
     rows_of = _rows_by_series(ahead)
+    if past.roles.time is None:  # rows are counted: those ahead from the first step to forecast on
+        times = times - times[:, :1]
     places = np.empty_like(times)
     for n, number in enumerate(series.tolist()):
         name = past.series[number]
@@ -46,6 +48,12 @@ def known_ahead(
             )
         places[n] = rows[found]
     values = read_windows(ahead.table, places.reshape(-1), 1).numpy().reshape(*times.shape, -1)
+    if not fit.may_miss and np.isnan(values).any():
+        place = int(np.flatnonzero(np.isnan(values).any((0, 1)))[0])
+        raise DataError(
+            f"'{ahead.table.columns[place]}' is missing for a step to be forecast, and nothing was"
+            " at fit: fill it in"
+        )
     for place, column in enumerate(ahead.table.columns):
         if column in ahead.categories:
             numbers = numbers_at_fit(column, ahead, fit)

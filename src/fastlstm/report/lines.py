@@ -305,6 +305,8 @@ def next_commands(event: Event) -> list[str]:
     name = shlex.quote(run)
     if event.get("task") == "forecast":
         first = ["the same command with --resume"] if is_unfinished(event) else []
+        if (number(event, "best_step") or 0) < 0:
+            return first  # nothing was evaluated yet, so that nothing can forecast
         then = [f"fastlstm evaluate {name} DATA", f"fastlstm info {name}"]
         return [*first, f"fastlstm forecast {name} DATA --out pred.csv", *then]
     if is_unfinished(event):

@@ -54,7 +54,13 @@ class Split:
         try:
             return index_windows(table, input_size + horizon, stride, begins, ends[part])
         except DataError as error:
-            raise DataError(f"{part} part: {error}") from error
+            if before is None:
+                raise DataError(f"{part} part: {error}") from error
+            rows = int((ends[part] - before).max(initial=0))
+            raise DataError(
+                f"{part} part: its longest stretch has {rows} rows, a horizon takes {horizon},"
+                f" behind {input_size} that may lie before; give another split or smaller sizes"
+            ) from error
 
 
 def split_table(

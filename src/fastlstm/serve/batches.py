@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 _ENDING = "the server is shutting down; send the request to another one"
-_FAILED = "forecasting failed; send the request again"
+_FAILED = "forecasting failed; send the request again, of a sequence from its start"
 _STOP_S = 5.0
 _LOG = logging.getLogger("fastlstm.serve")
 
@@ -138,6 +138,8 @@ class Batches:
         """Gives back places."""
         with self._changed:
             self._num_held -= count
+            # What was given up waits for nothing: its numbers go with its place.
+            self._waiting = deque(one for one in self._waiting if not one.is_cancelled)
         assert self._num_held >= 0
 
     def submit(self, windows: Windows) -> None:

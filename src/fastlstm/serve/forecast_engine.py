@@ -184,7 +184,9 @@ class ForecastEngine:
         outputs = {name: make[name]() for name in asked.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
             raise ApiError(
-                400, "the forecast is not finite: the inputs are far beyond what the model knows"
+                400,
+                "the forecast is not finite: the inputs are far beyond what the model knows"
+                + ("" if asked.step is None else "; its rows were added to the sequence"),
             )
         head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
         if asked.id is not None:

@@ -100,7 +100,11 @@ def flop_per_window(config: ForecasterConfig) -> int:
     own = C // channels * (2 if config.has_missing else 1)
     width = own + config.num_past + config.num_future
     segments, answers = config.input_size // s, -(-config.horizon // s)
-    read = 2 * s * width * d + 8 * H * (d + H) + (config.num_layers - 1) * 16 * H * H
+    ways = 2 if config.bidirectional else 1
+    read = 2 * s * width * d + ways * 8 * H * (d + H)
+    read += (config.num_layers - 1) * ways * 8 * H * (ways * H + H)
     differs = config.num_future > 0 or config.num_static > 0
     answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
+    if config.decoder == "autoregressive":
+        segments += answers - 1
     return 3 * channels * (segments * read + 8 * H * H + answers * answer)

@@ -160,6 +160,8 @@ class ForecastTrainer:
             self._restore(found)
         progress = self.progress
         self._began = time.perf_counter() - progress.elapsed_s
+        due = int(self._done() * self.plan.evaluations)  # fewer than before, if the end is later
+        progress.evaluations = min(progress.evaluations, due)
         try:
             with self._loader:
                 if found is None:

@@ -21,6 +21,7 @@ _SCALARS = {
         "lr",
         "grad_norm",
         "tokens_per_s",
+        "windows_per_s",
         "ceiling_share",
         "input_wait_share",
     ),

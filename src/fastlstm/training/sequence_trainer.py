@@ -123,6 +123,10 @@ class SequenceTrainer:
                 best, best_loss, best_epoch = kept, loss, epoch
             about = {"step": epoch, "split": "valid", "loss": loss, "is_best": is_best}
             self.emit({"event": "eval", **about, "elapsed_s": time.perf_counter() - started})
+        if best_epoch == 0:
+            raise NonFiniteError(
+                "the held-out loss was never finite; lower the learning rate, or look at the values"
+            )
         self.model.load_state_dict(best)
         self.model.eval()
         return SequenceFit(epoch, best_epoch, best_loss, time.perf_counter() - started)
