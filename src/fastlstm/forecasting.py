@@ -198,6 +198,8 @@ class Forecaster:
         config = self._config()
         trained = train_forecaster(frame, config, observers=self.observers, start=start)
         self._came = frame if not isinstance(frame, str | Path) else None
+        if isinstance(frame, np.ndarray):
+            self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
         self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
         self._inputs, self.fitted_ = trained.inputs, trained.fitted
         return self

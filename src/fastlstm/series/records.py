@@ -390,6 +390,8 @@ def _arrow_table(frame: Any) -> pa.Table:
         return _from_pandas(frame)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(frame).read_all()
+    if hasattr(frame, "toarray"):
+        raise DataError("a sparse array came, sparse input is not supported; give X.toarray()")
     raise DataError(
         f"a {type(frame).__name__} came, expected a path, a pandas, polars or Arrow frame, or a"
         " NumPy array"
