@@ -157,12 +157,7 @@ class _Session(RunSession):
             split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
             for part in ("train", "valid")
         )
-        ending = choose_ending(config, -(-len(train) // config.batch_size))
-        plan = FitPlan(
-            ending, config.batch_size, config.learning_rate, ema=config.ema,
-            patience=config.patience, evaluations=config.evaluations, precision=config.precision,
-            checkpoint_every=config.checkpoint_every, seed=config.seed,
-        )  # fmt: skip
+        plan = _plan(config, len(train))
         trainer = ForecastTrainer(
             stored.network, inputs, train, valid, plan, self.emit, self._stop,
             (lambda t: self._save(t, stored, valid)) if self._has_run else None,
@@ -342,6 +337,15 @@ def _untrained(
         config, given, network, fit_scaler(dataset.table, split.train_ends, unscaled),
         Calibration.none(sizes), static_scale(dataset), Fit.of(dataset, sizes.has_missing),
         dataset.key,
+    )  # fmt: skip
+
+
+def _plan(config: ForecastConfig, num_windows: int) -> FitPlan:
+    ending = choose_ending(config, -(-num_windows // config.batch_size))
+    return FitPlan(
+        ending, config.batch_size, config.learning_rate, ema=config.ema, patience=config.patience,
+        evaluations=config.evaluations, precision=config.precision,
+        checkpoint_every=config.checkpoint_every, seed=config.seed,
     )  # fmt: skip
 
 

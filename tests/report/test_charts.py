@@ -55,3 +55,16 @@ def test_importing_the_report_loads_no_plotting_library() -> None:
 def test_no_window_is_opened(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_charts(read_history(run_dir / "metrics.jsonl"))
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_forecasts_are_drawn_though_no_step_was_logged() -> None:
+    """A run of less than a second has no line of progress."""
+    shown = {"past": [1.0, 2.0], "actual": [3.0], "center": [2.5], "low": [2.0], "high": [None]}
+    event = {"event": "forecast", "series": "a", "target": "y", **shown}
+    curve = {"event": "calibration", "levels": [0.1, 0.9], "observed": [0.2, 0.8]}
+    charts = draw_charts(History(forecasts=[event], calibration=curve))
+    assert [chart.title for chart in charts] == [
+        "Forecast of y of a",
+        "Calibration of the intervals",
+    ]
+    assert not draw_charts(History(forecasts=[{**event, "center": [1.0, 2.0]}]))

@@ -19,7 +19,7 @@ def draw_charts(history: History) -> list[Chart]:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    if not history.steps:
+    if not history.steps and not history.forecasts:
         return []
     try:
         import matplotlib
