@@ -27,11 +27,10 @@ class Clock(Callback):  # type: ignore[misc]
         self.began = time.perf_counter()
         self.curve: list[tuple[float, int, float]] = []
 
-    def on_validation_epoch_end(self, trainer: Any, model: Any) -> None:
-        loss = trainer.callback_metrics.get("ptl/val_loss")
-        if loss is not None and trainer.global_step > 0:
-            elapsed = time.perf_counter() - self.began
-            self.curve.append((elapsed, int(trainer.global_step), float(loss)))
+    def on_validation_end(self, trainer: Any, model: Any) -> None:
+        if model.valid_trajectories and trainer.global_step > 0:
+            step, loss = model.valid_trajectories[-1]
+            self.curve.append((time.perf_counter() - self.began, int(step), float(loss)))
 
 
 def main() -> None:
