@@ -216,7 +216,9 @@ def main() -> None:
 
 
 def machine_folders(results: Path) -> list[Path]:
-    return sorted(p for p in results.iterdir() if p.is_dir())
+    """Returns the machines' folders, the one with the most benchmarks first: the README's."""
+    folders = [path for path in results.iterdir() if path.is_dir()]
+    return sorted(folders, key=lambda path: (-len(list(path.iterdir())), path.name))
 
 
 def image_suffix(folder: Path, folders: list[Path]) -> str:

@@ -241,7 +241,8 @@ def main() -> None:
             summary += [*steps, *grid_summary(folder)]
             summary += decode_page(decode_rows(folder), f"docs/images/decode{suffix}.svg")
     told = [series_summary(folder) for folder in folders]
-    summary += next((lines for lines in told if lines), [])
+    # The machine that has most to tell of series.
+    summary += max(told, key=lambda lines: len("".join(lines)), default=[])
     (REPOSITORY / "docs" / "results.md").write_text("\n".join(page), encoding="utf-8")
     readme = REPOSITORY / "README.md"
     whole = readme.read_text(encoding="utf-8")
