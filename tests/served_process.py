@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -40,3 +41,18 @@ class Process:
         self.lines += err.splitlines()
         self.output = out
         return self.process.returncode
+
+
+def processes_of(path: Path) -> Iterator[Callable[..., Process]]:
+    """Yields what starts servers of a run; what still runs in the end is killed."""
+    started: list[Process] = []
+
+    def begin(*flags: str, **more: str) -> Process:
+        started.append(Process(path, *flags, **more))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()

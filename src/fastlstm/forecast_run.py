@@ -48,7 +48,6 @@ _MAY_CHANGE = frozenset(
     | {"tensorboard", "threads", "strict_kernels", "cache_dir"}
 )
 """Fields that a resumed run may be given anew; the others belong to what was begun."""
-_NO_CALIBRATION = Calibration(torch.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class _Session(RunSession):
     ) -> None:
         super().__init__(run or RunDirectory(""), observers)  # without one nothing is written
         self._frame, self._config, self._stop, self._has_run = frame, config, stop, run is not None
-        self._published_step, self._calibration = -1, _NO_CALIBRATION
+        self._published: tuple[int, Calibration] | None = None
 
     def train(
         self, resume: bool, given: Collection[str], start: StoredForecaster | None = None
@@ -170,9 +169,11 @@ class _Session(RunSession):
                 fitted = trainer.train(found)
             except Stopped:
                 self._stopped(trainer)
-            if self._published_step != fitted.best_step:
-                self._calibration = calibrate(stored.network, inputs, valid)
-            stored = dataclasses.replace(stored, calibration=self._calibration)
+            if self._published is not None and self._published[0] == fitted.best_step:
+                calibration = self._published[1]
+            else:
+                calibration = calibrate(stored.network, inputs, valid)
+            stored = dataclasses.replace(stored, calibration=calibration)
             trained = Trained(stored, dataset, split, inputs, fitted)
             if self._has_run:
                 self.run.publish(forecaster_files(stored))
@@ -205,12 +206,13 @@ class _Session(RunSession):
     def _save(self, trainer: ForecastTrainer, stored: StoredForecaster, valid: Any) -> None:
         """Writes a checkpoint, and publishes the best weights so far if they are new."""
         self._checkpoint(trainer, stored)
-        if trainer.progress.best_step > self._published_step:
+        best_step = trainer.progress.best_step
+        if best_step > (-1 if self._published is None else self._published[0]):
             with trainer.best_weights() as network:
-                self._calibration = calibrate(network, trainer.inputs, valid)
-                best = dataclasses.replace(stored, calibration=self._calibration)
+                calibration = calibrate(network, trainer.inputs, valid)
+                best = dataclasses.replace(stored, calibration=calibration)
                 self.run.publish(forecaster_files(best))
-            self._published_step = trainer.progress.best_step
+            self._published = best_step, calibration
 
     def _checkpoint(self, trainer: ForecastTrainer, stored: StoredForecaster) -> None:
         tensors, meta = trainer.capture()
@@ -244,9 +246,7 @@ class _Session(RunSession):
 
     def _judge(self, trained: Trained) -> None:
         """Says how good the forecasts of the test part are, beside naive ones, and ends the run."""
-        with torch.no_grad():
-            found = test_events(trained.stored, trained.dataset, trained.split, trained.inputs)
-        for event in found:
+        for event in test_events(trained.stored, trained.dataset, trained.split, trained.inputs):
             self.emit(event)
         self.emit({"event": "end", "reason": trained.fitted.reason, **self._totals(trained)})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError
+from fastlstm.estimator import Estimator
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.infer.backtest import judge_quantiles, season_of
@@ -29,7 +29,7 @@ from fastlstm.series.splits import split_table
 from fastlstm.training.metrics import Observer
 
 
-class Forecaster:
+class Forecaster(Estimator):
     """Forecasts the next steps of time series with an LSTM.
 
     Args:
@@ -135,24 +135,6 @@ class Forecaster:
         self.missing_value, self.time_format, self.decoder = missing_value, time_format, decoder
         self.bidirectional, self.observers = bidirectional, observers
 
-    # scikit-learn's ways ------------------------------------------------------------------------
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Returns the constructor's arguments by name."""
-        return {name: getattr(self, name) for name in _PARAMETERS}
-
-    def set_params(self, **parameters: Any) -> Forecaster:
-        """Changes arguments of the constructor.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
-        for name, value in parameters.items():
-            if name not in _PARAMETERS:
-                raise ConfigError(f"a Forecaster has no parameter '{name}'")
-            setattr(self, name, value)
-        return self
-
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
         from sklearn.utils import InputTags, Tags, TargetTags
@@ -162,11 +144,6 @@ class Forecaster:
             target_tags=TargetTags(required=False),
             input_tags=InputTags(allow_nan=True),
         )
-
-    def __repr__(self) -> str:
-        defaults = inspect.signature(Forecaster).parameters
-        shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n].default]
-        return f"Forecaster({', '.join(shown)})"
 
     # fitting ------------------------------------------------------------------------------------
 
@@ -210,7 +187,7 @@ class Forecaster:
         return self._fitted().network
 
     def _config(self) -> ForecastConfig:
-        values = {name: getattr(self, name) for name in _PARAMETERS if name != "observers"}
+        values = {name: value for name, value in self.get_params().items() if name != "observers"}
         for name in _COLUMN_LISTS:
             if isinstance(values[name], str):
                 values[name] = (values[name],)
@@ -370,10 +347,11 @@ class Forecaster:
         """
         stored = read_forecaster(path)
         given = dataclasses.asdict(stored.given)
-        found = Forecaster(**{name: given[name] for name in _PARAMETERS if name != "observers"})
+        found = Forecaster(
+            **{name: given[name] for name in Forecaster._defaults() if name in given}
+        )
         found.stored_, found._came = stored, None
         return found
 
 
-_PARAMETERS = tuple(inspect.signature(Forecaster.__init__).parameters)[1:]
 _COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError
+from fastlstm.estimator import Estimator
 from fastlstm.nn.sequence_network import SequenceConfig, SequenceNetwork
 from fastlstm.series.answers import answers_of, classes_of, labels_of, require_one_each
 from fastlstm.series.sequences import Sequences
@@ -23,7 +23,7 @@ from fastlstm.training.sequence_trainer import Loss, SequenceFit, SequencePlan, 
 _BATCH = 256
 
 
-class SequenceModel(ABC):
+class SequenceModel(Estimator, ABC):
     """Reads a sequence with an LSTM and answers once: what regressor and classifier share.
 
     Args:
@@ -72,26 +72,6 @@ class SequenceModel(ABC):
         self.epochs, self.batch_size, self.learning_rate = epochs, batch_size, learning_rate
         self.weight_decay, self.ema, self.patience = weight_decay, ema, patience
         self.held_out, self.seed, self.observers = held_out, seed, observers
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Returns the constructor's arguments by name."""
-        return {name: getattr(self, name) for name in _DEFAULTS}
-
-    def set_params(self, **parameters: Any) -> Self:
-        """Changes arguments of the constructor.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
-        for name, value in parameters.items():
-            if name not in _DEFAULTS:
-                raise ConfigError(f"a {type(self).__name__} has no parameter '{name}'")
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != _DEFAULTS[n]]
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Trains.
@@ -153,10 +133,6 @@ class SequenceModel(ABC):
             numbers = np.arange(first, min(first + _BATCH, len(sequences)))
             found.append(self.network_(*sequences.batch(numbers, self._mean, self._std)))
         return torch.cat(found)
-
-
-_SIGNATURE = inspect.signature(SequenceModel)
-_DEFAULTS = {name: given.default for name, given in _SIGNATURE.parameters.items()}
 
 
 class SequenceRegressor(SequenceModel):

@@ -16,7 +16,7 @@ import pytest
 from fastlstm import Forecaster
 from fastlstm.run_directory import holds_forecaster
 from forecast_server import PAST, body, h, output, past_of, wait_until, waves
-from served_process import Process
+from served_process import Process, processes_of
 
 HELD = """
 import sys, time
@@ -35,17 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def start(plain_path: Path) -> Iterator[Any]:
-    started: list[Process] = []
-
-    def begin(*flags: str, **more: str) -> Process:
-        started.append(Process(plain_path, *flags, **more))
-        return started[-1]
-
-    yield begin
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
+    yield from processes_of(plain_path)
 
 
 def window(series: int = 0) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from fastlstm.cli import serve as command
 from fastlstm.errors import ConfigError
 from fastlstm.serve.settings import Settings
-from served_process import Process
+from served_process import Process, processes_of
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +40,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(run_path: Path) -> Iterator[Any]:
-    started: list[Process] = []
-
-    def begin(*flags: str, **more: str) -> Process:
-        started.append(Process(run_path, *flags, **more))
-        return started[-1]
-
-    yield begin
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
+    yield from processes_of(run_path)
 
 
 def test_a_request_is_answered_without_torch(start: Any) -> None:

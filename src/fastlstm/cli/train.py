@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
-from fastlstm.cli.config_file import read_config_file
-from fastlstm.cli.parser import Parsed, parse
-from fastlstm.config import TrainConfig, from_dict
+from fastlstm.cli.command import Command, Positional, options_from_dataclass
+from fastlstm.cli.parser import parse
+from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
+from fastlstm.config import TrainConfig
 from fastlstm.errors import EXIT_OK
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -78,25 +75,7 @@ COMMAND = Command(
         ),
     ),
     options=(
-        Option("out", str, None, "run directory to write", "run"),
-        Option(
-            "resume",
-            bool,
-            False,
-            "go on from the newest checkpoint in RUN if there is one, else start",
-            "run",
-            is_switch=True,
-        ),
-        Option(
-            "config",
-            str,
-            None,
-            "YAML file whose keys are the options below, or a run's config.json; flags win",
-            "run",
-        ),
-        Option(
-            "json", bool, False, "print one JSON object per event instead", "run", is_switch=True
-        ),
+        *RUN_OPTIONS,
         *CONFIG_OPTIONS,
     ),
     required=("out",),
@@ -110,7 +89,7 @@ COMMAND = Command(
 def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    config = resolve_config(parsed)
+    config, given = resolve_config(parsed, CONFIG_OPTIONS, TrainConfig)
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
@@ -126,32 +105,8 @@ def run(argv: list[str]) -> int:
             out=parsed.values["out"],
             resume=bool(parsed.values.get("resume")),
             config=config,
-            given=given_names(parsed),
+            given=given,
             observers=[output],
             stop=stop,
         )
     return EXIT_OK
-
-
-def given_names(parsed: Parsed) -> set[str]:
-    """Returns the fields that the command line or the file of --config gave."""
-    names = {option.name for option in CONFIG_OPTIONS} & set(parsed.values)
-    if (path := parsed.values.get("config")) is not None:
-        names |= set(read_config_file(Path(path), CONFIG_OPTIONS))
-    return names
-
-
-def resolve_config(parsed: Parsed) -> TrainConfig:
-    """Returns the configuration: defaults, then the file of --config, then flags."""
-    values: dict[str, Any] = {}
-    origin = "command line"
-    if (path := parsed.values.get("config")) is not None:
-        origin = str(path)
-        values.update(read_config_file(Path(path), CONFIG_OPTIONS))
-    names = {option.name for option in CONFIG_OPTIONS}
-    flags = {name: value for name, value in parsed.values.items() if name in names}
-    if {"steps", "epochs", "budget"} & set(flags):
-        # An end on the command line replaces the file's; two flags still contradict each other.
-        for name in ("steps", "epochs", "budget"):
-            values.pop(name, None)
-    return from_dict({**values, **flags}, origin)

@@ -38,9 +38,20 @@ def judge(
 
     Those of quantiles are of at most 2,000 of the windows, evenly spread.
     """
+    return _report(stored, inputs, rows, season, QuantileScores(quantiles, _INTERVALS), is_scaled)
+
+
+def _report(
+    stored: StoredForecaster,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    season: int,
+    scores: QuantileScores,
+    is_scaled: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Returns what `judge` does; `scores` hold all of the quantiles."""
     found = backtest(stored.network, inputs, rows, season, is_scaled)
-    report = {name: scores.result() for name, scores in found.items() if scores.num_values}
-    scores = QuantileScores(quantiles, _INTERVALS)
+    report = {name: one.result() for name, one in found.items() if one.num_values}
     some = _spread(rows, _MAX_QUANTILE_WINDOWS)
     judge_quantiles(stored.network, inputs, some, stored.calibration, scores, is_scaled)
     if scores.num_values:
@@ -66,13 +77,14 @@ def test_events(
         text = f"no test scores: {error}"
         return [{"event": "message", "level": "info", "text": text}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
-    curve = QuantileScores((), _CURVE, has_crps=False)
-    some = _spread(rows, _MAX_QUANTILE_WINDOWS)
-    judge_quantiles(stored.network, inputs, some, stored.calibration, curve)
+    curve = QuantileScores((), _CURVE)
+    scores = _report(stored, inputs, rows, season, curve)
+    for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
+        scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
     about = {"windows": len(rows), "of_windows": len(index), "season": season}
     observed = list(curve.coverage().values())
     return [
-        {"event": "test", "scores": judge(stored, inputs, rows, season), **about},
+        {"event": "test", "scores": scores, **about},
         {"event": "calibration", "levels": list(_CURVE), "observed": observed},
         *_pictures(stored, dataset, inputs, index.rows(_PICTURES)),
     ]

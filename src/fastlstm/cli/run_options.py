@@ -1,0 +1,61 @@
+"""What both kinds of `train` take beside their configuration, and how flags and file become it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.command import Option
+from fastlstm.cli.config_file import read_config_file
+from fastlstm.config import built
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.config import ConfigT
+
+_ENDS = frozenset({"steps", "epochs", "budget"})
+
+RUN_OPTIONS = (
+    Option("out", str, None, "run directory to write", "run"),
+    Option(
+        "resume",
+        bool,
+        False,
+        "go on from the newest checkpoint in RUN if there is one, else start",
+        "run",
+        is_switch=True,
+    ),
+    Option(
+        "config",
+        str,
+        None,
+        "YAML file whose keys are the options below, or a run's config.json; flags win",
+        "run",
+    ),
+    Option("json", bool, False, "print one JSON object per event instead", "run", is_switch=True),
+)
+
+
+def resolve_config(
+    parsed: Parsed, options: Sequence[Option], kind: type[ConfigT]
+) -> tuple[ConfigT, set[str]]:
+    """Returns the configuration, and which of its fields were given.
+
+    Args:
+        parsed: the command line.
+        options: one per field of the configuration.
+        kind: its class. Its defaults yield to the file of --config, that to flags.
+
+    Raises:
+        ConfigError: an unknown key, or a value outside its range.
+    """
+    path = parsed.values.get("config")
+    file: dict[str, Any] = {} if path is None else read_config_file(Path(path), options)
+    names = {option.name for option in options}
+    flags = {name: value for name, value in parsed.values.items() if name in names}
+    # An end on the command line replaces the file's; two flags still contradict each other.
+    kept = {k: v for k, v in file.items() if not (k in _ENDS and _ENDS & set(flags))}
+    origin = "command line" if path is None else str(path)
+    return built(kind, {**kept, **flags}, origin), set(file) | set(flags)

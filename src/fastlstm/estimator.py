@@ -1,0 +1,38 @@
+"""`Estimator`: a constructor's arguments by name, in the manner of scikit-learn."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Self
+
+from fastlstm.errors import ConfigError
+
+
+class Estimator:
+    """Base of what is fitted: every argument of the constructor is an attribute of its name."""
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        return {name: p.default for name, p in inspect.signature(cls).parameters.items()}
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Returns the constructor's arguments by name."""
+        return {name: getattr(self, name) for name in self._defaults()}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Changes arguments of the constructor.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        known = self._defaults()
+        for name, value in parameters.items():
+            if name not in known:
+                raise ConfigError(f"a {type(self).__name__} has no parameter '{name}'")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = self._defaults()
+        shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n]]
+        return f"{type(self).__name__}({', '.join(shown)})"
