@@ -54,9 +54,12 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return {"step": torch.tensor(found.step), **tensors}
 
 
+@pytest.mark.parametrize("given", [{}, {"tbptt": 12, "batch_size": 2}, {"balance": True}])
 @pytest.mark.parametrize("polls", [0, 3, 11, 20, 31])
-def test_a_stopped_run_goes_on_bit_equal(path: str, tmp_path: Path, polls: int) -> None:
-    config = ForecastConfig(**QUICK)
+def test_a_stopped_run_goes_on_bit_equal(
+    path: str, tmp_path: Path, polls: int, given: dict[str, Any]
+) -> None:
+    config = ForecastConfig(**{**QUICK, **given})
     whole = train_forecaster(path, config, out=tmp_path / "whole")
     with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same command with --resume"):
         train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
@@ -110,6 +113,20 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     report = (tmp_path / "run" / "report.html").read_text()
     for part in ("On the test part", "Forecast of y", "Calibration of the intervals", "windows/s"):
         assert part in report
+
+
+@pytest.mark.parametrize(("given", "needed"), [({}, 30), ({"tbptt": 12}, 18)])
+def test_series_too_short_to_be_trained_on_are_counted(given: Any, needed: int) -> None:
+    events: list[dict[str, Any]] = []
+    whole = long_table(120)
+    keep = [row for row in range(360) if row < 240 or row < 240 + needed - 1]
+    config = ForecastConfig(**{**QUICK, "steps": 1, **given})
+    train_forecaster(whole.take(keep), config, observers=[events.append])
+    said = [event["text"] for event in events if event["event"] == "message"]
+    assert f"1 of 3 series have no {needed} training rows on end: not trained on" in said
+    events.clear()
+    train_forecaster(whole.take([*keep, keep[-1] + 1]), config, observers=[events.append])
+    assert not [e for e in events if "not trained on" in e.get("text", "")]
 
 
 def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Path) -> None:

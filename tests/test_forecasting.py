@@ -51,7 +51,15 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
 
 
-@pytest.mark.parametrize("given", [{"decoder": "autoregressive"}, {"bidirectional": True}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"decoder": "autoregressive"},
+        {"bidirectional": True},
+        {"tbptt": 12, "batch_size": 4},
+        {"balance": True},
+    ],
+)
 def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str, Any]) -> None:
     model = Forecaster(**{**QUICK, "segment": 3, "steps": 150}, **given).fit(waves(noise=0.0))
     found = model.backtest()
@@ -311,6 +319,10 @@ BAD = [
     ({"steps": 5, "epochs": 1}, lambda: waves(), "--steps and --epochs contradict each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
+    ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
+    ({"tbptt": 13}, lambda: waves(), "tbptt is 13, no multiple of segment 6; give tbptt=12"),
+    ({"tbptt": 600}, lambda: waves(), "a chunk takes 600 rows and 6 behind them"),
+    ({"tbptt": 12, "bidirectional": True}, lambda: waves(), "leave out bidirectional or tbptt"),
 ]
 
 

@@ -51,13 +51,16 @@ class ForecastConfig:
             after reading the forecasts before it.
         bidirectional: read the input both ways; for the direct decoder.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing.
+        tbptt: train on long series in order, so many steps at once, state carried on, in place of
+            windows from zero state.
         dropout: probability before the last layer.
         output: a point, seven quantiles, Student's t, or a negative binomial of counts.
         loss: of a point: mae, mse or huber.
         budget: stop after this much wall clock, e.g. 90s, 5m; default 2m without another end.
         epochs: stop after this many passes over the training windows.
         steps: stop after this many optimizer steps.
-        batch_size: windows per step.
+        batch_size: windows per step; lanes with tbptt.
+        balance: draw every series equally often, however long it is.
         learning_rate: peak learning rate.
         ema: decay of the averaged weights that are judged and kept; 0 switches them off.
         patience: stop early after this many evaluations without improvement; 0 never does.
@@ -96,6 +99,7 @@ class ForecastConfig:
     decoder: Decoder = "direct"
     bidirectional: bool = False
     normalize: Normalize = "last"
+    tbptt: int | None = None
     dropout: float = 0.5
     output: OutputKind = "point"
     loss: Loss = "mae"
@@ -104,6 +108,7 @@ class ForecastConfig:
     epochs: float | None = None
     steps: int | None = None
     batch_size: int = 32
+    balance: bool = False
     learning_rate: float = 2e-3
     ema: float = 0.99
     patience: int = 0
@@ -123,12 +128,18 @@ class ForecastConfig:
             if str(field.type).startswith("Names"):
                 object.__setattr__(self, field.name, _names(getattr(self, field.name)))
         split_of(self.split)
+        if self.balance and self.tbptt is not None:
+            raise ConfigError(
+                "balance draws windows of all series equally often, tbptt reads series whole; leave"
+                " out one of them"
+            )
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "horizon": (1, 10**6),
     "input_size": (1, 10**6),
     "segment": (1, 10**6),
+    "tbptt": (1, 10**6),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),
     "dropout": (0.0, 0.95),

@@ -37,7 +37,14 @@ from fastlstm.series.inputs import Inputs
 from fastlstm.series.splits import Split, fit_scaler, split_table
 from fastlstm.training.checkpoint import Checkpoint, metrics_mark, save_checkpoint
 from fastlstm.training.events import peak_memory_bytes
-from fastlstm.training.forecast_plan import choose_architecture, choose_ending, flop_per_window
+from fastlstm.training.forecast_plan import (
+    choose_architecture,
+    choose_ending,
+    flop_per_window,
+    forecasts_per_epoch,
+    note_of_short_series,
+    training_loader,
+)
 from fastlstm.training.forecast_trainer import FitPlan, Fitted, ForecastTrainer
 from fastlstm.training.guard import first_non_finite
 from fastlstm.training.metrics import Observer
@@ -152,18 +159,18 @@ class _Session(RunSession):
             stored = _gone_on_from(start, config, dataset)
         config, sizes = stored.config, stored.network.config
         inputs = like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
-        train, valid = (
-            split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
-            for part in ("train", "valid")
-        )
-        plan = _plan(config, len(train))
+        loader = training_loader(config, sizes, dataset.table, split, self._stop)
+        valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+        plan = _plan(config, loader.steps_per_epoch)
         trainer = ForecastTrainer(
-            stored.network, inputs, train, valid, plan, self.emit, self._stop,
+            stored.network, inputs, loader, valid, plan, self.emit, self._stop,
             (lambda t: self._save(t, stored, valid)) if self._has_run else None,
         )  # fmt: skip
         with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
-            self._announce(stored, dataset, plan, (len(train), len(valid)), found)
-            for note in dataset.notes:
+            windows = forecasts_per_epoch(config, sizes, loader), len(valid)
+            self._announce(stored, dataset, plan, windows, found)
+            short = note_of_short_series(config, sizes, dataset.table, split)
+            for note in (*dataset.notes, *([] if short is None else [short])):
                 self.say("info", note)
             try:
                 fitted = trainer.train(found)
@@ -282,7 +289,8 @@ class _Session(RunSession):
     ) -> None:
         config, network = stored.config, stored.network
         sizes = network.config
-        steps, batch = sizes.input_size // sizes.segment, config.batch_size * network.num_channels
+        steps = (config.tbptt or sizes.input_size) // sizes.segment
+        batch = config.batch_size * network.num_channels
         with autocast(config.precision, torch.device("cpu")):
             kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
         threads = torch.get_num_threads()
@@ -340,11 +348,10 @@ def _untrained(
     )  # fmt: skip
 
 
-def _plan(config: ForecastConfig, num_windows: int) -> FitPlan:
-    ending = choose_ending(config, -(-num_windows // config.batch_size))
+def _plan(config: ForecastConfig, steps_per_epoch: int) -> FitPlan:
     return FitPlan(
-        ending, config.batch_size, config.learning_rate, ema=config.ema, patience=config.patience,
-        evaluations=config.evaluations, precision=config.precision,
+        choose_ending(config, steps_per_epoch), config.learning_rate, ema=config.ema,
+        patience=config.patience, evaluations=config.evaluations, precision=config.precision,
         checkpoint_every=config.checkpoint_every, seed=config.seed,
     )  # fmt: skip
 

@@ -59,7 +59,10 @@ class Forecaster(Estimator):
         budget: wall clock for training, such as "2m"; default 2m where no other end is given.
         epochs: passes over the training windows.
         steps: optimizer steps.
-        batch_size: windows per step.
+        batch_size: windows per step; lanes with `tbptt`.
+        tbptt: train on long series in order, so many steps at once, state carried on, in place of
+            windows from zero state.
+        balance: draw every series equally often, however long it is.
         learning_rate: peak.
         ema: decay of averaged weights.
         patience: evaluations without gain after which training ends; 0 never does.
@@ -108,10 +111,10 @@ class Forecaster(Estimator):
         dropout: float = 0.5,
         output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point",
         loss: Literal["mae", "mse", "huber"] = "mae",
-        budget: str | None = None,
-        epochs: float | None = None,
-        steps: int | None = None,
+        budget: str | None = None, epochs: float | None = None, steps: int | None = None,
         batch_size: int = 32,
+        tbptt: int | None = None,
+        balance: bool = False,
         learning_rate: float = 2e-3,
         ema: float = 0.99,
         patience: int = 0,
@@ -122,18 +125,24 @@ class Forecaster(Estimator):
         time_format: str | None = None,
         seed: int = 0,
         observers: Sequence[Observer] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.horizon, self.input_size, self.segment = horizon, input_size, segment
-        self.target, self.time, self.series, self.past = target, time, series, past
+        self.target, self.time, self.series, self.past, self.gaps = target, time, series, past, gaps
         self.future, self.static, self.categorical = future, static, categorical
-        self.ignore, self.split, self.gaps = ignore, split, gaps
-        self.hidden_size, self.num_layers, self.channels = hidden_size, num_layers, channels
-        self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
-        self.budget, self.epochs, self.steps, self.patience = budget, epochs, steps, patience
-        self.batch_size, self.learning_rate, self.ema = batch_size, learning_rate, ema
-        self.disorder, self.duplicates, self.seed = disorder, duplicates, seed
-        self.missing_value, self.time_format, self.decoder = missing_value, time_format, decoder
-        self.bidirectional, self.observers = bidirectional, observers
+        self.ignore, self.hidden_size, self.num_layers = ignore, hidden_size, num_layers
+        self.channels, self.decoder, self.bidirectional = channels, decoder, bidirectional
+        self.normalize, self.dropout, self.output, self.loss, self.split = (
+            normalize,
+            dropout,
+            output,
+            loss,
+            split,
+        )
+        self.budget, self.epochs, self.steps, self.batch_size = budget, epochs, steps, batch_size
+        self.tbptt, self.balance, self.patience, self.ema = tbptt, balance, patience, ema
+        self.learning_rate, self.seed, self.observers = learning_rate, seed, observers
+        self.disorder, self.duplicates = disorder, duplicates
+        self.missing_value, self.time_format = missing_value, time_format
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""

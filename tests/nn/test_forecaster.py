@@ -17,7 +17,8 @@ from fastlstm.nn.forecast_outputs import (
     StudentT,
     make_output,
 )
-from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.nn.forecaster_config import ForecasterConfig
 
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "segment": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
@@ -352,3 +353,103 @@ def test_counts_scale_with_their_window() -> None:
     empty = model(torch.zeros_like(x))
     assert (empty > 0).all()
     assert model.output.loss(empty, torch.zeros(3, 7, 1)).isfinite().all()
+
+
+STATEFUL: dict[str, Any] = {"stateful": True, "horizon": 7}
+
+
+def chunks_of(x: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Chunks of so many rows, each with the 7 rows behind it."""
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    return [x[:, end - size : end + 7] for end, size in zip(ends, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("has_missing", [True, False])
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+@pytest.mark.parametrize("normalize", ["last", "none"])
+@pytest.mark.parametrize("sizes", [(12, 12), (4, 8, 12), (24,)])
+def test_a_stream_is_the_same_in_chunks(
+    sizes: Any, channels: Any, has_missing: bool, normalize: Any
+) -> None:
+    given = {**EVERYTHING, "has_missing": has_missing, "num_layers": 2, "normalize": normalize}
+    model = network(**given, **STATEFUL, channels=channels)
+    x = torch.cat([everything()[0], everything()[0]], 1)[:, : 24 + 7]
+    if has_missing:
+        x[0, 2:9, 0] = math.nan
+        x[1, :, 1] = math.nan
+        x[2, :5] = math.nan
+    statics = everything()[1]
+    whole, behind = model.stream(x, statics)
+    assert whole.shape == (3 * 6, 7, 2, 1)
+    carried, found = None, []
+    for chunk in chunks_of(x, sizes):
+        answers, carried = model.stream(chunk, statics, carried)
+        found.append(answers.view(3, -1, 7, 2, 1))
+    torch.testing.assert_close(torch.cat(found, 1), whole.view(3, 6, 7, 2, 1))
+    assert carried is not None
+    for own, other in zip(carried, behind, strict=True):
+        torch.testing.assert_close(own, other, equal_nan=True)
+
+
+def test_a_stream_answers_what_windows_of_it_do() -> None:
+    """The last forecast of a chunk from zero state is that of forward()."""
+    model = network(**{**EVERYTHING, **STATEFUL})
+    x, statics = everything()
+    answers, _ = model.stream(x, statics)
+    torch.testing.assert_close(model(x, statics), answers.view(3, 3, 7, 2, 1)[:, -1])
+    horizons = model.horizons(x, 3).view(3, 3, 7, 6)
+    for origin in range(3):
+        assert torch.equal(horizons[:, origin], x[:, 4 * (origin + 1) :][:, :7])
+
+
+def test_lanes_that_begin_anew_know_nothing_of_before() -> None:
+    model = network(**STATEFUL, num_targets=2)
+    x = values(2, 4)
+    _, carried = model.stream(x)
+    anew = torch.tensor([True, False, True])
+    found, _ = model.stream(x[:3] + 1, None, carried.where(anew))
+    whole, _ = model.stream(x[:3] + 1, None, carried.where(torch.ones(3, dtype=torch.bool)))
+    fresh, _ = model.stream(x[:3] + 1)
+    shape = (3, 3, 7, 2, 1)
+    found, whole, fresh = found.view(shape), whole.view(shape), fresh.view(shape)
+    torch.testing.assert_close(found[[0, 2]], whole[[0, 2]])
+    torch.testing.assert_close(found[1], fresh[1])
+    assert not torch.allclose(found[0], fresh[0])
+
+
+@pytest.mark.parametrize("has_missing", [True, False])
+def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
+    changed = {"categories": (), "num_future": 0, "has_missing": has_missing}
+    model = network(**{**EVERYTHING, **STATEFUL, **changed})
+    x, statics = everything()
+    x = x[..., :4]
+    if has_missing:
+        x[0, :6, 0] = math.nan
+        x[1, 3:, 1] = math.nan
+    answers = model.stream(x, statics)[0].view(3, 3, 7, 2)
+    for origin in range(3):
+        other = x.clone()
+        other[:, 4 * (origin + 1) :] = 9.0
+        again = model.stream(other, statics)[0].view(3, 3, 7, 2)
+        torch.testing.assert_close(again[:, : origin + 1], answers[:, : origin + 1])
+        assert origin == 2 or not torch.allclose(again[:, origin + 1], answers[:, origin + 1])
+
+
+def test_a_moved_stream_moves_its_forecasts() -> None:
+    model = network(**STATEFUL, num_targets=2)
+    x = values(2)
+    torch.testing.assert_close(model.stream(x + 100)[0], model.stream(x)[0] + 100)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"decoder": "autoregressive"},
+        {"bidirectional": True},
+        {"normalize": "standard"},
+        {"output": "negative_binomial"},
+    ],
+)
+def test_what_no_stream_can_be_read_with_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is .*leave out .* or tbptt"):
+        ForecasterConfig(**{**SIZES, **STATEFUL, **given})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
 from fastlstm.series.table import MISSING_INT16, Segments, Table, table_from_array
-from fastlstm.series.windows import WindowIndex, WindowLoader, index_windows
+from fastlstm.series.window_index import WindowIndex, index_windows
+from fastlstm.series.windows import WindowLoader
 
 LENGTHS = (7, 3, 20, 5, 11)
 
@@ -163,6 +165,69 @@ def test_ranks_share_an_epoch(world_size: int, batch_size: int) -> None:
     assert len(seen) == len(set(seen))
     assert set(seen) <= set(everything)
     assert len(everything) - len(seen) < world_size
+
+
+def series_of_lengths(lengths: tuple[int, ...], per_series: int) -> Table:
+    """As `table`, but every series has so many segments."""
+    whole = table(lengths)
+    series = np.arange(len(lengths), dtype=np.int64) // per_series
+    segments = dataclasses.replace(whole.segments, series=series)
+    return dataclasses.replace(whole, segments=segments)
+
+
+@pytest.mark.parametrize("per_series", [1, 2])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_balanced_series_come_equally_often(per_series: int, shuffle: bool) -> None:
+    source = series_of_lengths((7, 3, 50, 5, 11, 200), per_series)
+    with WindowLoader(source, 3, 4, shuffle=shuffle, seed=3, balance=True) as loader:
+        for _ in range(3):
+            batches = list(loader.epoch())
+            segments = np.concatenate([batch.segments for batch in batches])
+            assert len(segments) == loader.num_windows
+            counts = np.bincount(source.segments.series[segments])
+            assert len(counts) == 6 // per_series
+            assert counts.max() - counts.min() <= 1
+
+
+def test_balanced_series_go_through_their_windows_in_turn() -> None:
+    """The draws of a series are whole passes through its windows, in ever new orders."""
+    source = table((7, 3, 50, 5, 11, 200))
+    drawn: dict[int, list[int]] = {n: [] for n in range(6)}
+    with WindowLoader(source, 3, 4, seed=3, balance=True) as loader:
+        for _ in range(40):
+            rows, segments = [], []
+            for batch in loader.epoch():
+                rows += batch.rows.tolist()
+                segments += batch.segments.tolist()
+            for row, segment in zip(rows, segments, strict=True):
+                drawn[segment].append(row)
+    for segment, rows in drawn.items():
+        first, num = int(source.segments.first_rows[segment]), (7, 3, 50, 5, 11, 200)[segment] - 2
+        counts = np.bincount(np.array(rows) - first, minlength=num)
+        assert len(counts) == num
+        assert counts.max() - counts.min() <= 1, segment
+    per_epoch = len(drawn[5]) // 40
+    assert per_epoch < 198  # a pass takes several epochs: no window comes twice within one
+    for begin in range(0, 198 - 198 % per_epoch, per_epoch):
+        some = drawn[5][begin : begin + per_epoch]
+        assert len(set(some)) == len(some)
+
+
+def test_a_balanced_position_goes_on_exactly() -> None:
+    def loader() -> WindowLoader:
+        return WindowLoader(table(), 3, 4, seed=5, balance=True)
+
+    with loader() as before:
+        for _ in range(13):
+            before.next()
+        position = before.state_dict()
+        rest = [before.next().rows.tolist() for _ in range(20)]
+    with loader() as after:
+        after.load_state_dict(position)
+        assert [after.next().rows.tolist() for _ in range(20)] == rest
+    with WindowLoader(table(), 3, 4, seed=6, balance=True) as other:
+        other.load_state_dict(position)
+        assert [other.next().rows.tolist() for _ in range(20)] != rest
 
 
 def test_a_batch_stays_what_it_was_while_it_is_held() -> None:

@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "training": (
         *("budget", "steps", "epochs", "patience", "evaluations", "batch_size"),
-        *("learning_rate", "ema", "seed"),
+        *("tbptt", "balance", "learning_rate", "ema", "seed"),
     ),
     "machine": ("precision", "threads", "strict_kernels"),
     "output": ("checkpoint_every", "keep_checkpoints", "tensorboard"),

@@ -74,12 +74,28 @@ uint64_t Permutation::operator()(uint64_t index) const {
   return x;
 }
 
-void locate_windows(const WindowIndex& index, const Permutation* order, const int64_t* numbers,
-                    int64_t count, int64_t* rows, int64_t* segments) {
+int64_t Groups::window(int64_t draw, int64_t epoch) const {
+  const int64_t all = ends[num_groups - 1], group = draw % num_groups;
+  const int64_t turns = all / num_groups + (group < all % num_groups ? 1 : 0);
+  const int64_t before = group == 0 ? 0 : ends[group - 1], size = ends[group] - before;
+  const int64_t drawn = epoch * turns + draw / num_groups;
+  uint64_t key = seed;  // of this group and this time through it
+  for (const int64_t part : {group, drawn / size}) {
+    key ^= static_cast<uint64_t>(part);
+    key = next_random(key);
+  }
+  const Permutation order(static_cast<uint64_t>(size), key);
+  return before + static_cast<int64_t>(order(static_cast<uint64_t>(drawn % size)));
+}
+
+void locate_windows(const WindowIndex& index, const Permutation* order, const Groups& groups,
+                    int64_t epoch, const int64_t* numbers, int64_t count, int64_t* rows,
+                    int64_t* segments) {
   for (int64_t i = 0; i < count; ++i) {
     auto number = static_cast<uint64_t>(numbers[i]);
     if (order != nullptr) number = (*order)(number);
-    const auto window = static_cast<int64_t>(number);
+    auto window = static_cast<int64_t>(number);
+    if (groups.num_groups > 0) window = groups.window(window, epoch);
     const int64_t* end = std::upper_bound(index.ends, index.ends + index.num_segments, window);
     const int64_t segment = end - index.ends;
     const int64_t before = segment == 0 ? 0 : index.ends[segment - 1];

@@ -32,6 +32,23 @@ struct WindowIndex {
   int64_t stride;
 };
 
+// The windows of an index in groups that follow each other (a series each, however many segments it
+// has), of which every epoch draws all equally often.
+//
+//   ends[g]   windows in the groups 0..g, so ends[num_groups - 1] is all; num_groups 0: no groups
+//
+// An epoch of N draws gives each of G groups N / G of them, one more to the first N % G. The draws
+// of a group, counted on from epoch to epoch, go through its windows in ever new orders: each of
+// them once before any comes again.
+struct Groups {
+  const int64_t* ends;
+  int64_t num_groups;
+  uint64_t seed;
+
+  // The window that draw number `draw` of an epoch takes.
+  int64_t window(int64_t draw, int64_t epoch) const;
+};
+
 // How a cell of a table is stored.
 enum class Cell { f32 = 0, f16 = 1, i16 = 2 };
 
@@ -45,9 +62,11 @@ struct TableView {
   const float* offset;
 };
 
-// Rows and segments of the windows number[0..count), through the permutation where there is one.
-void locate_windows(const WindowIndex& index, const Permutation* order, const int64_t* numbers,
-                    int64_t count, int64_t* rows, int64_t* segments);
+// Rows and segments of the windows number[0..count): through the permutation where there is one,
+// then through the groups where there are any.
+void locate_windows(const WindowIndex& index, const Permutation* order, const Groups& groups,
+                    int64_t epoch, const int64_t* numbers, int64_t count, int64_t* rows,
+                    int64_t* segments);
 
 // Copies windows of `length` rows that begin at rows[0..count) into out: (count, length,
 // num_columns) float32.

@@ -20,22 +20,25 @@ struct Source {
   WindowIndex index;
   TableView table;
   int64_t length;
+  Groups groups;
 
   Source(Address first_rows, Address ends, int64_t num_segments, int64_t stride, Address values,
-         int cell, int64_t num_columns, Address scale, Address offset, int64_t length)
+         int cell, int64_t num_columns, Address scale, Address offset, int64_t length,
+         Address group_ends, int64_t num_groups, uint64_t seed)
       : index{pointer<const int64_t>(first_rows), pointer<const int64_t>(ends), num_segments,
               stride},
         table{pointer<const void>(values), static_cast<Cell>(cell), num_columns,
               pointer<const float>(scale), pointer<const float>(offset)},
-        length(length) {
+        length(length),
+        groups{pointer<const int64_t>(group_ends), num_groups, seed} {
     if (cell < 0 || cell > 2) throw nb::value_error("unknown kind of cell");
   }
 
-  void locate(std::optional<uint64_t> key, const int64_t* numbers, int64_t count, int64_t* rows,
-              int64_t* segments) const {
+  void locate(std::optional<uint64_t> key, int64_t epoch, const int64_t* numbers, int64_t count,
+              int64_t* rows, int64_t* segments) const {
     std::optional<Permutation> order;
     if (key) order.emplace(static_cast<uint64_t>(index.ends[index.num_segments - 1]), *key);
-    locate_windows(index, order ? &*order : nullptr, numbers, count, rows, segments);
+    locate_windows(index, order ? &*order : nullptr, groups, epoch, numbers, count, rows, segments);
   }
 };
 
@@ -44,18 +47,19 @@ struct Source {
 void bind_windows(nb::module_& m) {
   nb::class_<Source>(m, "WindowSource")
       .def(nb::init<Address, Address, int64_t, int64_t, Address, int, int64_t, Address, Address,
-                    int64_t>(),
+                    int64_t, Address, int64_t, uint64_t>(),
            "first_rows"_a, "ends"_a, "num_segments"_a, "stride"_a, "values"_a, "cell"_a,
-           "num_columns"_a, "scale"_a, "offset"_a, "length"_a)
+           "num_columns"_a, "scale"_a, "offset"_a, "length"_a, "group_ends"_a, "num_groups"_a,
+           "seed"_a)
       .def(
           "locate",
-          [](const Source& source, std::optional<uint64_t> key, Address numbers, int64_t count,
-             Address rows, Address segments) {
+          [](const Source& source, std::optional<uint64_t> key, int64_t epoch, Address numbers,
+             int64_t count, Address rows, Address segments) {
             nb::gil_scoped_release release;
-            source.locate(key, pointer<const int64_t>(numbers), count, pointer<int64_t>(rows),
-                          pointer<int64_t>(segments));
+            source.locate(key, epoch, pointer<const int64_t>(numbers), count,
+                          pointer<int64_t>(rows), pointer<int64_t>(segments));
           },
-          "key"_a.none(), "numbers"_a, "count"_a, "rows"_a, "segments"_a)
+          "key"_a.none(), "epoch"_a, "numbers"_a, "count"_a, "rows"_a, "segments"_a)
       .def(
           "gather",
           [](const Source& source, Address rows, int64_t count, Address out) {
@@ -68,16 +72,17 @@ void bind_windows(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "submit",
-          [](JobQueue& queue, const Source& source, std::optional<uint64_t> key, Address numbers,
-             int64_t count, Address rows, Address segments, Address out) {
-            return queue.submit([source, key, numbers, count, rows, segments, out] {
+          [](JobQueue& queue, const Source& source, std::optional<uint64_t> key, int64_t epoch,
+             Address numbers, int64_t count, Address rows, Address segments, Address out) {
+            return queue.submit([source, key, epoch, numbers, count, rows, segments, out] {
               auto* where = pointer<int64_t>(rows);
-              source.locate(key, pointer<const int64_t>(numbers), count, where,
+              source.locate(key, epoch, pointer<const int64_t>(numbers), count, where,
                             pointer<int64_t>(segments));
               gather_windows(source.table, where, count, source.length, pointer<float>(out));
             });
           },
-          "source"_a, "key"_a.none(), "numbers"_a, "count"_a, "rows"_a, "segments"_a, "out"_a)
+          "source"_a, "key"_a.none(), "epoch"_a, "numbers"_a, "count"_a, "rows"_a, "segments"_a,
+          "out"_a)
       .def("wait", &JobQueue::wait, "number"_a, "timeout_s"_a,
            nb::call_guard<nb::gil_scoped_release>());
 }

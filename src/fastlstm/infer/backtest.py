@@ -10,7 +10,7 @@ from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores, Scores
-from fastlstm.series.windows import read_windows
+from fastlstm.series.window_index import read_windows
 
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24

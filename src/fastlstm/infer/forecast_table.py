@@ -18,7 +18,7 @@ from fastlstm.infer.forecasts import answer
 from fastlstm.infer.known_ahead import known_ahead
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.windows import read_windows
+from fastlstm.series.window_index import read_windows
 
 _SERIES_AT_ONCE = 256
 

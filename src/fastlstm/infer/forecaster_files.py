@@ -17,7 +17,8 @@ from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit
 from fastlstm.infer.forecasts import Calibration
-from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.nn.io import decode_tensors, encode_tensors
 from fastlstm.run_directory import FORECASTER, TRAINER_FILE, RunDirectory
 from fastlstm.series.splits import Scaler

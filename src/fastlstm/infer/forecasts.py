@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fastlstm.errors import ConfigError
 from fastlstm.nn.forecast_outputs import Output
-from fastlstm.nn.forecaster import ForecasterConfig, ForecastNetwork
+from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.windows import WindowIndex
+from fastlstm.series.window_index import WindowIndex
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
 """At which quantiles are calibrated; between them linear."""

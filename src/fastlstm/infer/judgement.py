@@ -16,7 +16,7 @@ from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores
 from fastlstm.series.splits import Split
-from fastlstm.series.windows import read_windows
+from fastlstm.series.window_index import read_windows
 
 MAX_WINDOWS = 20_000
 """Test windows that a run judges itself by, evenly spread."""

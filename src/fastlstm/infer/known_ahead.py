@@ -9,7 +9,7 @@ from fastlstm.errors import DataError
 from fastlstm.infer.fitted_table import Fit, numbers_at_fit
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.timeline import show_time
-from fastlstm.series.windows import read_windows
+from fastlstm.series.window_index import read_windows
 
 
 def known_ahead(

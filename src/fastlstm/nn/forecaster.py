@@ -11,96 +11,54 @@ by its position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs 
 more. Autoregressive: each is answered from the state after all segments before it, of which those
 of the horizon are the network's own forecasts, in training as at predict.
 Channels (targets) share the network and are told apart by an embedding, or go in together.
+Stateful: the input is a chunk of a longer stream, every segment is read over the last value before
+it, and every state answers, so that one pass over a stream trains as many origins as it has
+segments.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.errors import ShapeError
 from fastlstm.nn.categorical import CategoricalFeatures
 from fastlstm.nn.drop_in import LSTM
 from fastlstm.nn.forecast_outputs import make_output
+from fastlstm.nn.forecaster_config import ForecasterConfig
 
 
-@dataclass(frozen=True)
-class ForecasterConfig:
-    """Architecture of a forecaster.
+class Carried(NamedTuple):
+    """What a stateful network goes on from.
 
     Attributes:
-        input_size: L, steps of the past; a multiple of `segment`.
-        horizon: h, steps ahead.
-        num_targets: C.
-        num_past: further columns known up to now.
-        num_future: columns known ahead.
-        categories: size of every categorical column by its place among targets, past, future.
-        num_static: numbers known per series.
-        static_categories: size of every categorical one among them, by its place.
-        segment: s, steps that are read, and answered, at once.
-        hidden_size: H.
-        num_layers: layers of the LSTM.
-        embed_size: d, width of an embedded segment.
-        channels: shared gives every target its own pass through one network, joint reads all.
-        decoder: direct answers all segments at once, autoregressive one after the other.
-        bidirectional: the input is read both ways (direct only).
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
-            counts are divided by one more than their mean instead.
-        dropout: before the last layer.
-        has_missing: values may be missing: the network is told which.
-        output: point, quantiles, student_t or negative_binomial (of counts).
-        loss: of a point: mae, mse or huber.
+        hidden: shape ``(num_layers, B * channels, H)``.
+        cell: the same.
+        level: the last value there of each target, shape ``(B, C)``; NaN where none has been.
     """
 
-    input_size: int
-    horizon: int
-    num_targets: int = 1
-    num_past: int = 0
-    num_future: int = 0
-    categories: tuple[tuple[int, int], ...] = ()
-    num_static: int = 0
-    static_categories: tuple[tuple[int, int], ...] = ()
-    segment: int = 48
-    hidden_size: int = 256
-    num_layers: int = 1
-    embed_size: int = 256
-    channels: Literal["shared", "joint"] = "shared"
-    decoder: Literal["direct", "autoregressive"] = "direct"
-    bidirectional: bool = False
-    normalize: Literal["last", "standard", "none"] = "last"
-    dropout: float = 0.5
-    has_missing: bool = False
-    output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point"
-    loss: Literal["mae", "mse", "huber"] = "mae"
+    hidden: Tensor
+    cell: Tensor
+    level: Tensor
 
-    def __post_init__(self) -> None:
-        for name in (
-            "input_size",
-            "horizon",
-            "num_targets",
-            "segment",
-            "hidden_size",
-            "embed_size",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 or more")
-        if self.decoder not in ("direct", "autoregressive"):
-            raise ConfigError(f"decoder is {self.decoder!r}, expected direct or autoregressive")
-        if self.bidirectional and self.decoder != "direct":
-            raise ConfigError(
-                "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
-                " one of them"
-            )
-        if self.input_size % self.segment:
-            raise ConfigError(
-                f"input_size is {self.input_size}, no multiple of segment {self.segment}; give"
-                f" input_size={max(1, self.input_size // self.segment) * self.segment}"
-            )
+    def where(self, goes_on: Tensor) -> Carried:
+        """Returns the state of the first rows ``(B,)``, begun anew where they do not go on."""
+        rows = len(goes_on)
+        each = self.hidden.shape[1] // len(self.level)
+        states = goes_on.repeat_interleave(each)[:, None]
+        return Carried(
+            torch.where(states, self.hidden[:, : rows * each], 0.0),
+            torch.where(states, self.cell[:, : rows * each], 0.0),
+            torch.where(goes_on[:, None], self.level[:rows], math.nan),
+        )
+
+    def detach(self) -> Carried:
+        """Returns the same without what it was computed from."""
+        return Carried(self.hidden.detach(), self.cell.detach(), self.level.detach())
 
 
 class ForecastNetwork(nn.Module):
@@ -133,6 +91,7 @@ class ForecastNetwork(nn.Module):
         both = config.bidirectional
         self.hidden_of_both = nn.Linear(2 * H, H) if both else None
         self.cell_of_both = nn.Linear(2 * H, H) if both else None
+        self.cell_of_hidden = nn.Linear(H, H) if config.stateful else None
         self.num_segments = math.ceil(config.horizon / s)
         self.num_channels = C if is_shared else 1
         self.position = nn.Parameter(torch.randn(self.num_segments, d - d // 2))
@@ -171,6 +130,8 @@ class ForecastNetwork(nn.Module):
                 f"values have shape {tuple(values.shape)}, expected (B, {L + h}, {columns}):"
                 f" {L} + {h} steps of {columns} columns"
             )
+        if config.stateful:
+            return self._stream(values, statics, None, 1)[0]
         targets, is_there = values[:, :L, :C], None
         if config.has_missing:
             is_there = ~targets.isnan()
@@ -189,6 +150,89 @@ class ForecastNetwork(nn.Module):
         return self.output.restored(
             answered[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
         )
+
+    def stream(
+        self, values: Tensor, statics: Tensor | None = None, carried: Carried | None = None
+    ) -> tuple[Tensor, Carried]:
+        """Returns forecasts after every segment of a chunk, and what the next chunk goes on from.
+
+        Args:
+            values: shape ``(B, n * s + h, C + P + F)``: n segments to read, and the horizon.
+            statics: shape ``(B, S)``.
+            carried: of the chunk before; None begins anew.
+
+        Returns:
+            Parameters of the output, shape ``(B * n, h, C, num_parameters)``, in the order of
+            `horizons`; and the state behind the chunk.
+        """
+        origins = (values.shape[1] - self.config.horizon) // self.config.segment
+        return self._stream(values, statics, carried, origins)
+
+    def horizons(self, values: Tensor, origins: int) -> Tensor:
+        """Returns the rows behind the last origins of chunks, shape ``(B * origins, h, columns)``.
+
+        Args:
+            values: shape ``(B, n * s + h, columns)``.
+            origins: how many; every segment's end is one.
+        """
+        s, h = self.config.segment, self.config.horizon
+        found = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
+        return found.transpose(2, 3).flatten(0, 1)
+
+    def _stream(
+        self, values: Tensor, statics: Tensor | None, carried: Carried | None, origins: int
+    ) -> tuple[Tensor, Carried]:
+        config = self.config
+        s, h, C, H = config.segment, config.horizon, config.num_targets, config.hidden_size
+        B, steps = values.shape[0], values.shape[1] - h
+        targets, is_there = values[:, :steps, :C], None
+        if config.has_missing:
+            is_there = ~targets.isnan()
+        over, last = self._levels(targets, is_there, None if carried is None else carried.level)
+        targets = targets - over.repeat_interleave(s, 1)
+        if is_there is not None:
+            targets = torch.where(is_there, targets, 0.0)
+        static = None if self.static is None else self.static(self.statics(statics))
+        segments = self._segments(targets, is_there, self.past(values[:, :steps, C:]))
+        state = None if carried is None else (carried.hidden, carried.cell)
+        outputs, state = self.lstm(self._embedded(segments, static), state)
+        behind = Carried(state[0], state[1], last[:, -1])
+        each = outputs[len(outputs) - origins :].view(origins, B, -1, H).transpose(0, 1)
+        hidden = each.reshape(-1, H)
+        if static is not None:
+            static = static.repeat_interleave(origins, 0)
+        asked = self._asked(self.horizons(values[..., C + config.num_past :], origins), static)
+        assert self.cell_of_hidden is not None  # the LSTM returns no cell states but the last
+        answered = self._answer(asked, hidden, self.cell_of_hidden(hidden))[:, :h]
+        if config.normalize == "none":
+            return answered, behind
+        level = last[:, last.shape[1] - origins :].nan_to_num(0.0).reshape(-1, 1, C)
+        level = level.expand(-1, h, -1)
+        return self.output.restored(answered, torch.ones_like(level), level), behind
+
+    def _levels(
+        self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what every segment is read over, and the last value there at its end.
+
+        Shapes ``(B, n, C)``. A segment is read over the last value before it, or its own first one;
+        0 where there is none. The other is NaN where no value has been yet.
+        """
+        B, steps, C = targets.shape
+        s = self.config.segment
+        if is_there is None:
+            first, last = targets[:, ::s], targets[:, s - 1 :: s]
+        else:
+            begin = is_there.view(B, -1, s, C).int().argmax(2, keepdim=True)
+            first = targets.view(B, -1, s, C).gather(2, begin)[:, :, 0]
+            numbers = torch.arange(steps, device=targets.device)[None, :, None]
+            found = torch.where(is_there, numbers, -1).cummax(1).values[:, s - 1 :: s]
+            last = targets.gather(1, found.clamp(min=0)).where(found >= 0, math.nan)
+        before = targets.new_full((B, 1, C), math.nan) if carried is None else carried[:, None]
+        last = torch.where(last.isnan(), before, last)
+        before = torch.cat([before, last[:, :-1]], 1)
+        over = torch.where(before.isnan(), first, before).nan_to_num(0.0)
+        return (torch.zeros_like(over), last) if self.config.normalize == "none" else (over, last)
 
     def _level(self, targets: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns what is taken from each window and what it is divided by, shapes ``(B, C)``."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastlstm.series.splits import Scaler
 from fastlstm.series.table import Table
-from fastlstm.series.windows import read_windows
+from fastlstm.series.window_index import read_windows
 
 
 @dataclass(frozen=True)

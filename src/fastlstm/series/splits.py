@@ -12,7 +12,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast_config import split_of
 from fastlstm.series.table import Segments, Table
 from fastlstm.series.timeline import Frequency
-from fastlstm.series.windows import WindowIndex, index_windows
+from fastlstm.series.window_index import WindowIndex, index_windows
 
 _STRETCH = 1 << 18
 

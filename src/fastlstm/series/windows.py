@@ -1,9 +1,10 @@
-"""Windows of a table: numbered, put in an order without storing it, copied a chunk at a time.
+"""Batches of windows that a thread has copied ahead, in an order that is not stored.
 
-A window is `length` rows of one segment. Window n of epoch e is found, not looked up: a permutation
-by arithmetic says which number comes n-th, the segments' running counts say where that window
-begins, one native call copies a chunk of batches. So an epoch holds every window exactly once,
-10^8 windows take no memory, and a position is two numbers.
+Window n of epoch e is found, not looked up: a permutation by arithmetic says which number comes
+n-th, the segments' running counts say where that window begins, one native call copies a chunk of
+batches. So an epoch holds every window exactly once, 10^8 windows take no memory, and a position is
+two numbers. Or all series are drawn equally often: then a series goes through its own windows, each
+once before any comes again, over the epochs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -26,6 +26,13 @@ from fastlstm import hardware
 from fastlstm.data.loader import read_position
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.series.table import Table, table_from_array
+from fastlstm.series.window_index import (
+    NO_GROUPS,
+    WindowIndex,
+    index_windows,
+    native_source,
+    series_ends,
+)
 
 _CHUNK_BYTES = 2 << 20
 """Of one native call: what the second-level cache holds; smaller chunks pay more for Python."""
@@ -51,113 +58,6 @@ class WindowBatch(NamedTuple):
     segments: NDArray[np.int64]
     epoch: int
     number: int
-
-
-@dataclass(frozen=True)
-class WindowIndex:
-    """Which windows there are.
-
-    Attributes:
-        segments: the segment each run of windows belongs to, shape ``(S,)``, int64.
-        first_rows: where the first window of each run begins, shape ``(S,)``, int64.
-        ends: windows up to and with each run, shape ``(S,)``, int64, increasing.
-        length: rows of a window.
-        stride: rows from one window to the next.
-    """
-
-    segments: NDArray[np.int64]
-    first_rows: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    length: int
-    stride: int
-
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    @property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """What the native code takes: two addresses, the number of runs, the stride."""
-        return self.first_rows.ctypes.data, self.ends.ctypes.data, len(self.ends), self.stride
-
-    def rows(self, most: int | None = None) -> NDArray[np.int64]:
-        """Returns the first rows of all windows, or of at most so many, evenly spread."""
-        num = len(self) if most is None else min(len(self), most)
-        return self.locate(np.linspace(0, len(self) - 1, num).astype(np.int64))[0]
-
-    def locate(
-        self, numbers: NDArray[np.int64], key: int | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns first rows and segments of windows.
-
-        Args:
-            numbers: from 0 to ``len(self) - 1``, int64, contiguous.
-            key: of a permutation that the numbers go through first; below 2**64.
-        """
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self):
-            raise ValueError(f"window numbers are 0 to {len(self) - 1}")
-        rows, runs = np.empty_like(numbers), np.empty_like(numbers)
-        source = hardware.native().WindowSource(*self.addresses, 0, 0, 1, 0, 0, self.length)
-        source.locate(key, numbers.ctypes.data, len(numbers), rows.ctypes.data, runs.ctypes.data)
-        return rows, self.segments[runs]
-
-
-def index_windows(
-    table: Table,
-    length: int,
-    stride: int = 1,
-    begins: NDArray[np.int64] | None = None,
-    ends: NDArray[np.int64] | None = None,
-) -> WindowIndex:
-    """Finds the windows of a table.
-
-    Args:
-        table: the rows.
-        length: rows of a window.
-        stride: rows from one window to the next of the same segment.
-        begins: the first row that a window of each segment may use, shape ``(S,)``; default all.
-        ends: the row behind the last one that a window of each segment may use.
-
-    Raises:
-        DataError: no segment is as long as a window; the longest is named.
-    """
-    found = table.segments
-    first = found.first_rows if begins is None else np.maximum(begins, found.first_rows)
-    last = found.first_rows + found.num_rows
-    last = last if ends is None else np.minimum(ends, last)
-    counts = np.where(last - first >= length, (last - first - length) // stride + 1, 0)
-    used = np.flatnonzero(counts)
-    if len(used) == 0:
-        longest = int((last - first).max(initial=0))
-        raise DataError(
-            f"a window takes {length} rows and the longest stretch without a gap has"
-            f" {max(longest, 0)}; give longer series, or a smaller input_size or horizon"
-        )
-    ends_of_runs = np.cumsum(counts[used], dtype=np.int64)
-    first_rows = np.ascontiguousarray(first[used], dtype=np.int64)
-    return WindowIndex(used.astype(np.int64), first_rows, ends_of_runs, length, stride)
-
-
-def read_windows(table: Table, rows: NDArray[np.int64], length: int) -> Tensor:
-    """Returns the windows that begin at `rows`, shape ``(len(rows), length, C)``, float32.
-
-    Raises:
-        ValueError: a window that the table does not hold.
-    """
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) <= table.num_rows - length:
-        raise ValueError(f"windows of {length} rows begin at row 0 to {table.num_rows - length}")
-    wanted = np.ascontiguousarray(rows, dtype=np.int64)
-    values = np.empty((len(wanted), length, len(table.columns)), dtype=np.float32)
-    index = WindowIndex(wanted[:0], wanted[:0], wanted[:0], length, 1)
-    _source(table, index).gather(wanted.ctypes.data, len(wanted), values.ctypes.data)
-    return torch.from_numpy(values)
-
-
-def _source(table: Table, index: WindowIndex) -> Any:
-    """Returns what the native code knows of a table and its windows; both must outlive it."""
-    return hardware.native().WindowSource(
-        *index.addresses, table.values.ctypes.data, table.cell, len(table.columns),
-        table.scale.ctypes.data, table.offset.ctypes.data, index.length,
-    )  # fmt: skip
 
 
 class _Chunk(NamedTuple):
@@ -188,6 +88,7 @@ class WindowLoader:
         rank: which share of every global batch to hand out.
         world_size: processes that share the epoch.
         should_stop: polled while waiting.
+        balance: draw every series equally often, not every window once; an epoch is as long.
 
     Attributes:
         steps_per_epoch: batches in every epoch.
@@ -216,6 +117,7 @@ class WindowLoader:
         rank: int = 0,
         world_size: int = 1,
         should_stop: Callable[[], bool] | None = None,
+        balance: bool = False,
     ) -> None:
         sizes = {"length": length, "stride": stride, "batch_size": batch_size}
         for name, value in (*sizes.items(), ("world_size", world_size)):
@@ -235,7 +137,8 @@ class WindowLoader:
             raise DataError(
                 f"{self.num_windows} windows cannot be shared by {world_size} processes; use fewer"
             )
-        self._source = _source(table, self._index)
+        self._groups = series_ends(table, self._index) if balance else NO_GROUPS
+        self._source = native_source(table, self._index, self._groups, self._key(0, 1))
         self._row_floats = self._index.length * len(table.columns)
         fitting = _CHUNK_BYTES // (4 * batch_size * self._row_floats)
         self._chunk_batches = max(1, min(fitting, _MAX_CHUNK_BATCHES))
@@ -349,7 +252,7 @@ class WindowLoader:
         shape = (count, size, self._index.length, len(self._table.columns))
         values = torch.from_numpy(buffer)[: len(rows) * self._row_floats].view(shape)
         job = self._queue.submit(
-            self._source, self._key(epoch) if self._shuffle else None, numbers.ctypes.data,
+            self._source, self._key(epoch) if self._shuffle else None, epoch, numbers.ctypes.data,
             len(numbers), rows.ctypes.data, runs.ctypes.data, buffer.ctypes.data,
         )  # fmt: skip
         return _Chunk(job, epoch, first, count, size, numbers, rows, runs, values)
@@ -365,8 +268,8 @@ class WindowLoader:
         steps = np.arange(first, first + count, dtype=np.int64)[:, None] * (size * world)
         return (steps + np.arange(rank * size, (rank + 1) * size)).reshape(-1), size
 
-    def _key(self, epoch: int) -> int:
-        words = np.random.SeedSequence([self._seed, epoch]).generate_state(1, np.uint64)
+    def _key(self, *numbers: int) -> int:
+        words = np.random.SeedSequence([self._seed, *numbers]).generate_state(1, np.uint64)
         return int(words[0])
 
     def _free_buffer(self, num_windows: int) -> NDArray[np.float32]:

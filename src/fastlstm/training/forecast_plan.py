@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from fastlstm.config import parse_duration
-from fastlstm.errors import DataError
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast_config import ForecastConfig
-from fastlstm.nn.forecaster import ForecasterConfig
+from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.splits import Split
+from fastlstm.series.streams import StreamLoader
+from fastlstm.series.table import Table
+from fastlstm.series.windows import WindowLoader
 from fastlstm.training.schedule import Ending
 
 _SEGMENTS = (48, 24, 12, 8, 6, 4, 3, 2, 1)
@@ -59,6 +66,7 @@ def choose_architecture(
         has_missing=dataset.has_missing,
         output=config.output,
         loss=config.loss,
+        stateful=config.tbptt is not None,
     )
 
 
@@ -70,10 +78,66 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     if segment is None:
         fitting = [s for s in _SEGMENTS if s <= config.horizon and s * 4 <= wanted]
         exact = [s for s in fitting if config.input_size is None or wanted % s == 0]
+        exact = [s for s in exact if config.tbptt is None or config.tbptt % s == 0]
         segment = exact[0] if exact else 1
+    if config.tbptt is not None and config.tbptt % segment:
+        raise ConfigError(
+            f"tbptt is {config.tbptt}, no multiple of segment {segment}; give"
+            f" tbptt={max(1, config.tbptt // segment) * segment}"
+        )
     if config.input_size is None:
         wanted = max(1, wanted // segment) * segment
     return wanted, segment
+
+
+def training_loader(
+    config: ForecastConfig,
+    sizes: ForecasterConfig,
+    table: Table,
+    split: Split,
+    stop: Callable[[], bool] | None,
+) -> WindowLoader | StreamLoader:
+    """Returns what hands out the training part: windows, or chunks of streams with `tbptt`.
+
+    A stream is cut after twice the input's steps, so that a state has on average read as many as
+    it has at predict.
+
+    Raises:
+        DataError: the part holds no window, or no chunk.
+    """
+    if config.tbptt is not None:
+        return StreamLoader(
+            table, split.train_ends, config.tbptt, sizes.horizon, sizes.segment, config.batch_size,
+            2 * sizes.input_size, config.seed, stop,
+        )  # fmt: skip
+    return WindowLoader(
+        table, 1, config.batch_size, seed=config.seed, should_stop=stop, balance=config.balance,
+        index=split.windows(table, "train", sizes.input_size, sizes.horizon),
+    )  # fmt: skip
+
+
+def forecasts_per_epoch(
+    config: ForecastConfig, sizes: ForecasterConfig, loader: WindowLoader | StreamLoader
+) -> int:
+    """Returns how many forecasts an epoch trains: one per window, or per segment of a stream."""
+    if isinstance(loader, StreamLoader):
+        assert config.tbptt is not None
+        return loader.num_chunks * (config.tbptt // sizes.segment)
+    return loader.num_windows
+
+
+def note_of_short_series(
+    config: ForecastConfig, sizes: ForecasterConfig, table: Table, split: Split
+) -> str | None:
+    """Returns a line about series too short to be trained on, if there are any."""
+    needed = (config.tbptt or sizes.input_size) + sizes.horizon
+    found = table.segments
+    is_used = split.train_ends - found.first_rows >= needed
+    num = len(np.unique(found.series))
+    short = num - len(np.unique(found.series[is_used]))
+    if short == 0:
+        return None
+    return f"{short:,} of {num:,} series have no {needed} training rows on end: not trained on"
 
 
 def choose_ending(config: ForecastConfig, steps_per_epoch: int) -> Ending:
@@ -92,14 +156,15 @@ def flop_per_window(config: ForecasterConfig) -> int:
     """Returns the operations of a training step per window: three times the forward pass.
 
     The products of embedding, LSTM, decoder cell and head; what is the same for all windows of a
-    batch counts nothing.
+    batch counts nothing. A stateful network trains a window, with its horizon, per segment read.
     """
     s, d, H = config.segment, config.embed_size, config.hidden_size
     C = config.num_targets
     channels = C if config.channels == "shared" else 1
     own = C // channels * (2 if config.has_missing else 1)
     width = own + config.num_past + config.num_future
-    segments, answers = config.input_size // s, -(-config.horizon // s)
+    segments = 1 if config.stateful else config.input_size // s
+    answers = -(-config.horizon // s)
     ways = 2 if config.bidirectional else 1
     read = 2 * s * width * d + ways * 8 * H * (d + H)
     read += (config.num_layers - 1) * ways * 8 * H * (ways * H + H)
@@ -107,4 +172,5 @@ def flop_per_window(config: ForecasterConfig) -> int:
     answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
     if config.decoder == "autoregressive":
         segments += answers - 1
-    return 3 * channels * (segments * read + 8 * H * H + answers * answer)
+    state = 8 * H * H + (2 * H * H if config.stateful else 0)
+    return 3 * channels * (segments * read + state + answers * answer)

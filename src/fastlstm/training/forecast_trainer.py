@@ -1,4 +1,7 @@
-"""Trains a forecaster on windows: steps, validation on the way, the best weights at the end."""
+"""Trains a forecaster: steps, validation on the way, the best weights at the end.
+
+On windows, each from zero state, or on chunks of streams whose lanes carry their state on.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import NonFiniteError, Stopped, StorageError
-from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.nn.forecaster import Carried, ForecastNetwork
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.windows import WindowIndex, WindowLoader
+from fastlstm.series.streams import StreamBatch, StreamLoader
+from fastlstm.series.window_index import WindowIndex
+from fastlstm.series.windows import WindowBatch, WindowLoader
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.guard import bad_gradient
@@ -38,7 +43,6 @@ class FitPlan:
 
     Attributes:
         ending: when it is over.
-        batch_size: windows per step.
         learning_rate: peak.
         optimizer: see `OptimizerSet`.
         weight_decay: decoupled (AdamW).
@@ -50,11 +54,10 @@ class FitPlan:
         evaluations: of the validation windows in a run, evenly over it.
         precision: of the matrix products.
         checkpoint_every: steps between checkpoints; None is one a minute.
-        seed: of order and dropout.
+        seed: of dropout.
     """
 
     ending: Ending
-    batch_size: int = 32
     learning_rate: float = 2e-3
     optimizer: str = "adamw"
     weight_decay: float = 0.0
@@ -80,7 +83,7 @@ class Fitted:
         seconds: wall clock in all.
         input_wait_share: share of the steps' time spent waiting for windows.
         reason: why it ended.
-        windows: trained on.
+        windows: trained on; of streams forecasts, one after every segment read.
         train_s: seconds of it spent in steps.
     """
 
@@ -100,7 +103,7 @@ class ForecastTrainer:
     Args:
         model: on the CPU.
         inputs: the table and its scaler.
-        train: training windows.
+        loader: of training windows, or of streams for a stateful network.
         valid: validation windows; of more than 20,000 as many are used, evenly spread.
         plan: how.
         emit: receives every event, a plain dict.
@@ -116,7 +119,7 @@ class ForecastTrainer:
         self,
         model: ForecastNetwork,
         inputs: Inputs,
-        train: WindowIndex,
+        loader: WindowLoader | StreamLoader,
         valid: WindowIndex,
         plan: FitPlan,
         emit: Observer,
@@ -130,14 +133,13 @@ class ForecastTrainer:
             OptimizerSet(model, plan, plan.learning_rate),
             WeightAverage(model, plan.ema) if plan.ema > 0 else None,
         )
-        self._loader = WindowLoader(
-            inputs.table, 1, plan.batch_size, index=train, seed=plan.seed, should_stop=stop
-        )
+        self._loader = loader
+        self._carried: Carried | None = None
         self._best: dict[str, Tensor] = {}
         self._losses: list[float] = []
         self._bad, self._saved_step, self._reserve_s = 0, -1, 0.0
         self._began = self._logged = self._saved = time.perf_counter()
-        self._logged_state, self._earlier_s = (0, 0.0, 0.0), 0.0
+        self._logged_state, self._earlier_s = (0, 0, 0.0, 0.0), 0.0
 
     @property
     def progress(self) -> Progress:
@@ -198,6 +200,8 @@ class ForecastTrainer:
         tensors, meta = self._state.capture(self._loader.state_dict())
         if self._best:
             tensors["best"] = self._best
+        if self._carried is not None:
+            tensors["carried"] = self._carried._asdict()
         return tensors, meta
 
     @contextmanager
@@ -213,9 +217,11 @@ class ForecastTrainer:
     def _restore(self, found: Checkpoint) -> None:
         self._loader.load_state_dict(self._state.restore(found.tensors, found.meta))
         self._best = {n: t.clone() for n, t in found.tensors.get("best", {}).items()}
+        if "carried" in found.tensors:
+            self._carried = Carried(**found.tensors["carried"])
         self._saved_step = found.step
         self._earlier_s = self.progress.train_s
-        self._logged_state = (self.progress.step, self._earlier_s, 0.0)
+        self._logged_state = (self.progress.step, self.progress.tokens, self._earlier_s, 0.0)
 
     def _loop(self) -> str:
         """Steps and evaluates to the end; returns why it ended."""
@@ -262,8 +268,7 @@ class ForecastTrainer:
     def _take_step(self, done: float) -> None:
         started, plan, progress = time.perf_counter(), self.plan, self.progress
         self.model.train()
-        batch = self._loader.next()
-        loss = self._loss(*self.inputs.prepare(batch.values, batch.segments))
+        loss, num_forecasts = self._training_loss(self._loader.next())
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.grad_clip)
         value = float(loss.detach())
@@ -272,7 +277,7 @@ class ForecastTrainer:
             if self._state.average is not None:
                 self._state.average.update()
             progress.step, self._bad = progress.step + 1, 0
-            progress.tokens += len(batch.values)
+            progress.tokens += num_forecasts
             self._losses.append(value)
         else:
             self._skip()
@@ -283,6 +288,7 @@ class ForecastTrainer:
 
     def _skip(self) -> None:
         self._bad += 1
+        self._carried = None  # it may be what is not finite
         culprit = bad_gradient(self.model) or "loss"
         if self._bad >= _BAD_STEPS:
             raise NonFiniteError(
@@ -292,13 +298,32 @@ class ForecastTrainer:
         about = {"step": self.progress.step, "what": "non-finite", "tensor": culprit}
         self.emit({"event": "skip", **about, "action": "step skipped"})
 
+    def _training_loss(self, batch: WindowBatch | StreamBatch) -> tuple[Tensor, int]:
+        """Returns the mean loss of a batch and how many forecasts it is of."""
+        values, statics = self.inputs.prepare(batch.values, batch.segments)
+        if not isinstance(batch, StreamBatch):
+            return self._loss(values, statics), len(values)
+        config, carried = self.model.config, self._carried
+        if carried is not None:  # an epoch's last batch may have fewer lanes than the next one
+            goes_on = torch.from_numpy(batch.goes_on)
+            carried = carried.where(goes_on) if goes_on.any() else None
+        with autocast(self.plan.precision, _CPU):
+            parameters, carried = self.model.stream(values, statics, carried)
+        self._carried = carried.detach()
+        origins = len(parameters) // len(values)
+        target = self.model.horizons(values[..., : config.num_targets], origins)
+        return self._mean_loss(parameters.float(), target), len(parameters)
+
     def _loss(self, values: Tensor, statics: Tensor | None) -> Tensor:
-        """Returns the mean loss over the values that are there."""
+        """Returns the mean loss of windows."""
         config = self.model.config
-        target = values[:, config.input_size :, : config.num_targets]
         with autocast(self.plan.precision, _CPU):
             parameters = self.model(values, statics).float()
-        if not config.has_missing:
+        return self._mean_loss(parameters, values[:, config.input_size :, : config.num_targets])
+
+    def _mean_loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        """Returns the mean loss over the values that are there."""
+        if not self.model.config.has_missing:
             return self.model.output.loss(parameters, target).mean()
         is_there = ~target.isnan()
         losses = self.model.output.loss(parameters, target.nan_to_num(0.0))
@@ -346,8 +371,8 @@ class ForecastTrainer:
     def _log(self, done: float, norm: float) -> None:
         progress, wait_s = self.progress, self._loader.wait_s
         self._logged = time.perf_counter()
-        step, train_s, waited_s = self._logged_state
-        self._logged_state = (progress.step, progress.train_s, wait_s)
+        step, windows, train_s, waited_s = self._logged_state
+        self._logged_state = (progress.step, progress.tokens, progress.train_s, wait_s)
         spent = max(progress.train_s - train_s, 1e-9)
         steps_left = (self.plan.ending.total_steps or 0) - progress.step
         budget_s, per_step = self.plan.ending.budget_s, spent / max(progress.step - step, 1)
@@ -361,7 +386,7 @@ class ForecastTrainer:
             "grad_norm": norm,
             "lr": self.plan.learning_rate
             * learning_rate_factor(done, self.plan.warmup, self.plan.cooldown),
-            "windows_per_s": (progress.step - step) * self.plan.batch_size / spent,
+            "windows_per_s": (progress.tokens - windows) / spent,
             "input_wait_share": (wait_s - waited_s) / spent,
             "elapsed_s": self.elapsed_s(),
             "eta_s": max(left, 0.0),
