@@ -131,17 +131,11 @@ class Forecaster(Estimator):
         self.future, self.static, self.categorical = future, static, categorical
         self.ignore, self.hidden_size, self.num_layers = ignore, hidden_size, num_layers
         self.channels, self.decoder, self.bidirectional = channels, decoder, bidirectional
-        self.normalize, self.dropout, self.output, self.loss, self.split = (
-            normalize,
-            dropout,
-            output,
-            loss,
-            split,
-        )
+        self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
         self.budget, self.epochs, self.steps, self.batch_size = budget, epochs, steps, batch_size
         self.tbptt, self.balance, self.patience, self.ema = tbptt, balance, patience, ema
         self.learning_rate, self.seed, self.observers = learning_rate, seed, observers
-        self.disorder, self.duplicates = disorder, duplicates
+        self.disorder, self.duplicates, self.split = disorder, duplicates, split
         self.missing_value, self.time_format = missing_value, time_format
 
     def __sklearn_tags__(self) -> Any:
