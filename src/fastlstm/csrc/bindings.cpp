@@ -55,6 +55,8 @@ double copy_gb_s(int threads, int64_t bytes_per_thread, int rounds) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // Caches in Python hold kernels to the end of the process: static data, nothing is lost.
+  nb::set_leak_warnings(false);
   m.doc() = "fastlstm's native code: what this machine can do, and how fast it does it.";
   using Record = fastlstm::CpuidRecord;
   nb::class_<Record>(m, "CpuidRecord")

@@ -15,6 +15,8 @@
 
 #include <cstdint>
 
+#include "projection.h"
+
 namespace fastlstm {
 
 class Barrier;
@@ -141,6 +143,8 @@ struct Kernels {
   int64_t (*backward_workspace)(const BackwardArgs&);
   void (*forward)(const ForwardArgs&, Member);
   void (*backward)(const BackwardArgs&, Member);
+  int64_t (*projection_workspace)(const ProjectionArgs&);
+  void (*project)(const ProjectionArgs&, Member);
 };
 
 const Kernels& lstm_f32__scalar();

@@ -110,6 +110,30 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
   scratch().give_back();
 }
 
+void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Address features,
+             Address weight, Address bias, Address targets, Address nats, Address d, float scale,
+             Address df, Address dw, Address db) {
+  ProjectionArgs args{N,
+                      H,
+                      V,
+                      threads,
+                      pointer<const void>(features),
+                      pointer<const float>(weight),
+                      pointer<const float>(bias),
+                      pointer<const int64_t>(targets),
+                      pointer<float>(nats),
+                      pointer<void>(d),
+                      scale,
+                      pointer<void>(df),
+                      pointer<float>(dw),
+                      pointer<float>(db),
+                      nullptr};
+  nb::gil_scoped_release release;
+  args.workspace = scratch().take(k.projection_workspace(args));
+  run_team(threads, [&](Member me) { k.project(args, me); });
+  scratch().give_back();
+}
+
 void make_variant(Variant* self, int activation, int recurrent_activation, double zoneout_h,
                   double zoneout_c, int64_t first_row, Address seed, Address gamma_ih,
                   Address gamma_hh, Address gamma_c, Address beta_c, Address normed,
@@ -147,7 +171,9 @@ void bind_lstm(nb::module_& m) {
       .def_static("gate_rows", &gate_rows)
       .def("pack", &pack)
       .def("forward", &forward)
-      .def("backward", &backward);
+      .def("backward", &backward)
+      .def_static("logit_stride", &logit_stride)
+      .def("project", &project);
   m.def("lstm_kernels", &kernels, "isa"_a, "is_bf16"_a, nb::rv_policy::reference);
   m.def(
       "fill_scratch", [](int byte) { scratch().fill(byte); }, "byte"_a,

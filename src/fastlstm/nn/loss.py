@@ -1,4 +1,7 @@
-"""Output projection and cross-entropy in row chunks: `(T*B, V)` logits never exist at once."""
+"""Output projection and cross-entropy in row chunks: `(T*B, V)` logits never exist at once.
+
+On the CPU one native kernel does it all; elsewhere, and for other dtypes, torch's products do.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fastlstm.errors import ShapeError
+from fastlstm.ops.projection import (
+    Projection,
+    gradients_of,
+    is_native,
+    logits_gradient,
+    nats_and_gradients,
+    nats_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,12 +60,13 @@ def projected_cross_entropy(
         several chunks all of it is spent in the forward pass, while a chunk's logits are there, and
         backward only scales. Memory: one chunk.
     """
-    plan = _Plan.make(features, weight, targets, chunk_rows)
     _check(features, weight, bias, targets)
+    plan = _Plan.make(features, weight, bias, targets, chunk_rows)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (features, weight, bias)
     ):
-        loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        function = _NativeCrossEntropy if plan.is_native else _ProjectedCrossEntropy
+        loss: Tensor = function.apply(  # type: ignore[no-untyped-call]
             features, weight, bias, targets, plan
         )
         return loss
@@ -67,37 +79,43 @@ def projected_nats(
 ) -> Tensor:
     """As `projected_cross_entropy`, but one value per row, `(N,)`, without a gradient."""
     _check(features, weight, bias, targets)
-    plan = _Plan.make(features, weight, targets, None)
+    plan = _Plan.make(features, weight, bias, targets, None)
     return _row_nats(features, weight, bias, targets, plan)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to compute: rows per chunk, dtype of the GEMMs, dtype of softmax and sums."""
+    """How to compute: rows per chunk, dtype of the GEMMs, dtype of softmax and sums, by whom."""
 
     rows: int
     gemm: torch.dtype
     wide: torch.dtype
+    is_native: bool
 
     @staticmethod
-    def make(features: Tensor, weight: Tensor, targets: Tensor, rows: int | None) -> _Plan:
+    def make(
+        features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int | None
+    ) -> _Plan:
         device = features.device.type
         gemm = features.dtype
         if gemm != torch.float64 and torch.is_autocast_enabled(device):
             gemm = torch.get_autocast_dtype(device)
         wide = torch.float64 if gemm == torch.float64 else torch.float32
+        native = rows is None and is_native(features, weight, bias, gemm)
         if rows is None:
             rows = max(64, CHUNK_ELEMENTS // max(1, weight.shape[0]))
         if rows < 1:
             raise ShapeError(f"chunk_rows is {rows}, expected at least 1")
         num_chunks = -(-max(1, targets.numel()) // rows)
-        return _Plan(rows=-(-max(1, targets.numel()) // num_chunks), gemm=gemm, wide=wide)
+        return _Plan(-(-max(1, targets.numel()) // num_chunks), gemm, wide, native)
 
 
 def _row_nats(
     features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _Plan
 ) -> Tensor:
     """Returns the loss of every row, `(N,)` in `plan.wide`."""
+    if plan.is_native:
+        return nats_of(Projection.of(features, weight, bias, plan.gemm), targets.contiguous())
     with torch.autocast(features.device.type, enabled=False):
         weight_t = weight.to(plan.gemm).t()
         bias = None if bias is None else bias.to(plan.gemm)
@@ -116,6 +134,44 @@ def _chunk_log_probs(
     logits = torch.mm(f, weight_t) if bias is None else torch.addmm(bias, f, weight_t)
     log_p = torch.log_softmax(logits, dim=1, dtype=plan.wide)
     return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
+
+
+class _NativeCrossEntropy(torch.autograd.Function):
+    """As `_ProjectedCrossEntropy`, in the native kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        plan: _Plan,
+    ) -> Tensor:
+        p, targets = Projection.of(features, weight, bias, plan.gemm), targets.contiguous()
+        ctx.dtypes = (features.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.is_whole = targets.numel() <= plan.rows
+        if ctx.is_whole:
+            d = logits_gradient(p)
+            nats = nats_of(p, targets, d)
+            ctx.save_for_backward(*p, d)
+        else:
+            nats, found = nats_and_gradients(p, targets, ctx.needs_input_grad[:3])
+            ctx.save_for_backward(*found)
+        return nats.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = grads
+        found: tuple[Tensor | None, ...]
+        if ctx.is_whole:
+            *p, d = ctx.saved_tensors
+            found = gradients_of(Projection(*p), d, float(scale), ctx.needs_input_grad[:3])
+        else:
+            found = tuple(None if g is None else g * scale for g in ctx.saved_tensors)
+        pairs = zip(found, ctx.dtypes, strict=True)
+        return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -217,3 +273,9 @@ def _check(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+    if targets.device.type == "cpu" and targets.numel() > 0:
+        low, high = (int(t) for t in targets.aminmax())
+        if not 0 <= low <= high < weight.shape[0]:
+            raise ShapeError(
+                f"targets are {low} to {high}, expected 0 to {weight.shape[0] - 1}: rows of weight"
+            )

@@ -88,13 +88,12 @@ struct VectorEngine {
                                              int64_t inner, bool add, float* out) {
     Vec sum[kRow][kStrip];
     read(sum, add, out);
-    // The hardware does not foresee where the next block of the rows lies.
-    const int64_t step = a.block_stride == 0 ? 0 : kRow;
+    // The hardware does not foresee where the next block of the rows lies, or the next rows.
     for (int64_t at = 0; at < inner; at += a.block) {
-      const float* ahead = a.rows + a.block_stride;
+      const float* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
       for (int64_t k = 0; k < a.block; ++k) {
         __builtin_prefetch(ahead, 0, 3);
-        ahead += step;
+        ahead += kRow;
         Vec right[kStrip];
 #pragma GCC unroll 4
         for (int s = 0; s < kStrip; ++s) right[s] = Float32::load(b + s * strip_stride);
@@ -117,12 +116,11 @@ struct VectorEngine {
                                              float* out) {
     Vec sum[kRow][kStrip];
     read(sum, add, out);
-    const int64_t step = a.block_stride == 0 ? 0 : 2 * kRow;
     for (int64_t at = 0; at < inner; at += a.block) {
-      const uint16_t* ahead = a.rows + a.block_stride;
+      const uint16_t* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
       for (int64_t k = 0; k < a.block; k += 2) {
         __builtin_prefetch(ahead, 0, 3);
-        ahead += step;
+        ahead += 2 * kRow;
         Words right[kStrip];
 #pragma GCC unroll 4
         for (int s = 0; s < kStrip; ++s) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/norm_backward.h"
+#include "cpu/projection.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
@@ -18,7 +19,9 @@ const Kernels& kernel_table(const char* isa) {
                              forward_workspace<Format>,
                              backward_workspace<Format>,
                              forward<Format, Engine>,
-                             backward<Format, Engine>};
+                             backward<Format, Engine>,
+                             projection_workspace<Format>,
+                             project<Format, Engine>};
   return table;
 }
 

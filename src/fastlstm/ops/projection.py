@@ -1,0 +1,120 @@
+"""Output projection and cross-entropy in the native kernels, on tensors (csrc/projection.h)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fastlstm.ops.native_call import empty, fastest_kernels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INNER = 32
+_MIN_FLOP = 1 << 20
+"""Less work than this runs on one thread: meeting the others would cost more."""
+
+
+class Projection(NamedTuple):
+    """What is projected, in the dtypes of the kernels.
+
+    Attributes:
+        features: `(N, H)`, float32 or bfloat16, contiguous.
+        weight: `(V, H)`, float32, contiguous.
+        bias: `(V,)`, float32, or None.
+    """
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @staticmethod
+    def of(features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Projection:
+        """Returns it with products in `dtype`."""
+        return Projection(
+            features.detach().to(dtype).contiguous(),
+            weight.detach().contiguous(),
+            None if bias is None else bias.detach().contiguous(),
+        )
+
+
+def is_native(features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether the kernels take it: float32 weights on the CPU, products in float32 or bfloat16."""
+    if torch.compiler.is_compiling() or features.device.type != "cpu" or 0 in features.shape:
+        return False
+    if weight.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
+        return False
+    if dtype == torch.bfloat16:
+        return features.shape[1] % _INNER == 0
+    return dtype == torch.float32
+
+
+def logits_gradient(p: Projection) -> Tensor:
+    """Returns memory for the gradient of all logits, `(N, V padded)`."""
+    stride = fastest_kernels(_is_bf16(p)).logit_stride(p.weight.shape[0])
+    return empty((p.features.shape[0], stride), p.features.dtype)
+
+
+def nats_of(p: Projection, targets: Tensor, d: Tensor | None = None) -> Tensor:
+    """Returns the cross-entropy of every row, `(N,)` float32; its gradient goes to `d`."""
+    nats = empty((p.features.shape[0],))
+    _call(p, targets, nats, d, 1.0, (None, None, None))
+    return nats
+
+
+def gradients_of(
+    p: Projection, d: Tensor, scale: float, needs: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of features, weight and bias, `scale` times, where needed.
+
+    Args:
+        p: as given to `nats_of`.
+        d: what that filled.
+        scale: gradient of the summed cross-entropy.
+        needs: which are wanted.
+    """
+    found = _gradients(p, needs)
+    _call(p, None, None, d, scale, found)
+    return found
+
+
+def nats_and_gradients(
+    p: Projection, targets: Tensor, needs: tuple[bool, bool, bool]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Returns both at once, in the memory of one chunk of rows."""
+    nats, found = empty((p.features.shape[0],)), _gradients(p, needs)
+    _call(p, targets, nats, None, 1.0, found)
+    return nats, found
+
+
+def _gradients(p: Projection, needs: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:
+    df = empty(p.features.shape, p.features.dtype) if needs[0] else None
+    dw = empty(p.weight.shape) if needs[1] else None
+    db = empty(p.weight.shape[:1]) if needs[2] else None
+    return df, dw, db
+
+
+def _call(
+    p: Projection,
+    targets: Tensor | None,
+    nats: Tensor | None,
+    d: Tensor | None,
+    scale: float,
+    gradients: tuple[Tensor | None, ...],
+) -> None:
+    N, H = p.features.shape
+    V = p.weight.shape[0]
+    threads = 1 if 2 * N * H * V < _MIN_FLOP else torch.get_num_threads()
+    df, dw, db = (0 if t is None else t.data_ptr() for t in gradients)
+    bias, target, nat, gradient = (
+        0 if t is None else t.data_ptr() for t in (p.bias, targets, nats, d)
+    )
+    fastest_kernels(_is_bf16(p)).project(
+        threads, N, H, V, p.features.data_ptr(), p.weight.data_ptr(), bias, target, nat, gradient,
+        scale, df, dw, db,
+    )  # fmt: skip
+
+
+def _is_bf16(p: Projection) -> bool:
+    return p.features.dtype == torch.bfloat16
