@@ -222,7 +222,7 @@ def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> No
         Forecaster.load(tmp_path)
 
 
-def test_partial_fit_goes_on_from_the_weights_as_they_are() -> None:
+def test_partial_fit_goes_on_from_the_weights_as_they_are(tmp_path: Path) -> None:
     model = Forecaster(**{**QUICK, "steps": 20}).fit(waves())
     first, scaler = model.backtest()["forecaster"]["mse"], model.stored_.scaler
     before = {n: t.clone() for n, t in model.network_.state_dict().items()}
@@ -232,6 +232,15 @@ def test_partial_fit_goes_on_from_the_weights_as_they_are() -> None:
     assert model.stored_.scaler is scaler
     assert model.backtest(frame=waves())["forecaster"]["mse"] < first
     assert all(torch.equal(t, before[n]) for n, t in kept.network.state_dict().items())
+    still = model.network_.state_dict()
+    model.set_params(learning_rate=0.0, ema=0.0).partial_fit(shifted)
+    assert all(torch.equal(t, still[n]) for n, t in model.network_.state_dict().items())
+    model.save(tmp_path)
+    assert Forecaster.load(tmp_path).get_params() == model.get_params()
+    model.set_params(hidden_size=8)
+    with pytest.raises(ConfigError, match="hidden_size is 8 and was 16 at fit: partial_fit goes"):
+        model.partial_fit(shifted)
+    model.set_params(hidden_size=16)
     with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
         model.partial_fit(long_table(240))
     assert Forecaster(**{**QUICK, "steps": 2}).partial_fit(shifted).fitted_.steps == 2

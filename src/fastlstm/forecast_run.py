@@ -57,6 +57,13 @@ _MAY_CHANGE = frozenset(
 """Fields that a resumed run may be given anew; the others belong to what was begun."""
 
 
+_MAY_DIFFER = _MAY_CHANGE | frozenset(
+    {"batch_size", "balance", "learning_rate", "ema", "evaluations", "seed", "precision", "split"}
+    | {"gaps", "disorder", "duplicates", "missing_value", "time_format"}
+)
+"""Fields that more training, on another table, may be given anew."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """A trained forecaster with the table it was trained on.
@@ -148,8 +155,6 @@ class _Session(RunSession):
         if self._has_run or config.threads is not None:
             torch.set_num_threads(config.threads or hardware.default_threads())
         dataset = self._prepare(config, found)
-        if start is not None:
-            config = dataclasses.replace(start.config, **_ends(config))
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
@@ -360,12 +365,26 @@ def _gone_on_from(
     start: StoredForecaster, config: ForecastConfig, dataset: SeriesDataset
 ) -> StoredForecaster:
     """Returns a forecaster whose weights may change while those of `start` stay."""
+    changed = _set_since(start, config)
+    begun, given = (dataclasses.replace(one, **changed) for one in (start.config, start.given))
     network = copy.deepcopy(start.network)
-    return dataclasses.replace(start, config=config, network=network, key=dataset.key)
+    return dataclasses.replace(start, config=begun, given=given, network=network, key=dataset.key)
 
 
-def _ends(config: ForecastConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("budget", "epochs", "steps")}
+def _set_since(start: StoredForecaster, config: ForecastConfig) -> dict[str, Any]:
+    """Returns the fields that were given another value than at fit.
+
+    Raises:
+        ConfigError: one that the network or its columns were made by.
+    """
+    now, then = dataclasses.asdict(config), dataclasses.asdict(start.given)
+    changed = {name: value for name, value in now.items() if value != then[name]}
+    for name in changed.keys() - _MAY_DIFFER:
+        raise ConfigError(
+            f"{name} is {changed[name]!r} and was {then[name]!r} at fit: partial_fit goes on with"
+            f" that network; set {name} back, or call fit"
+        )
+    return changed
 
 
 def _source_text(frame: Any) -> str:

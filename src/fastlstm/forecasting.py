@@ -166,10 +166,11 @@ class Forecaster(Estimator):
     def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
         """Trains on, from the weights as they are, on another table of the same columns.
 
-        The scaler stays that of `fit`; `budget`, `steps` or `epochs` say how long. An unfitted
-        Forecaster is fitted.
+        The scaler stays that of `fit`. Parameters of training (how long, learning rate, batch
+        size, split …) are those set now. An unfitted Forecaster is fitted.
 
         Raises:
+            ConfigError: a parameter of the network or its columns was changed since `fit`.
             DataError: the table is not like the one that fit was given.
         """
         return self._train(frame, getattr(self, "stored_", None))
