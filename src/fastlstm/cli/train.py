@@ -63,6 +63,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 CONFIG_OPTIONS = options_from_dataclass(TrainConfig, GROUPS)
 
+_MAYBE_TABLES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
+
 COMMAND = Command(
     verb="train",
     summary="Train a language model on a text, until --budget, --steps or --epochs.",
@@ -100,6 +102,10 @@ def run(argv: list[str]) -> int:
     with StopFlag() as stop, default_output(use_json=use_json) as output:
         from fastlstm.run import train
 
+        for source in sources:
+            if source.endswith(_MAYBE_TABLES):
+                text = f"{source} is trained on as text; --horizon N makes it a table to forecast"
+                output({"event": "message", "level": "info", "text": text})
         train(
             sources[0] if len(sources) == 1 else sources,
             out=parsed.values["out"],
