@@ -163,12 +163,14 @@ void project_back(const ProjectionArgs& g, const ProjectionScratch<Format>& s, E
            });
 }
 
-// left[v][row] = d[row][v] for some rows of a chunk that has `count`; zero from there on.
+// left[v][row] = d[row][v] for some rows of a chunk that has `count`; zero from there on, as far as
+// the product reads.
 template <typename Format>
 void transpose_gradient(const ProjectionScratch<Format>& s, Range rows, int64_t count,
                         const typename Format::Element* d) {
   constexpr int64_t kPair = Format::kPair;
-  for (int64_t r = rows.begin; r < rows.end; r += kLanes * kPair) {
+  const int64_t end = rows.end == count ? round_up(count, Format::kInner) : rows.end;
+  for (int64_t r = rows.begin; r < end; r += kLanes * kPair) {
     for (int64_t k = 0; k < s.strips * kLanes; k += kLanes) {
       Words block[kLanes];
       for (int64_t j = 0; j < kLanes; ++j) {
@@ -276,11 +278,12 @@ void project(const ProjectionArgs& g, Member me) {
       if (g.targets != nullptr) project_rows(g, s, engine, first, some, d);
       if (g.df != nullptr) project_back(g, s, engine, first, some, d);
     }
-    if (!has_left) continue;
-    transpose_gradient(s, mine, count, d);
-    me.barrier->wait(me.count);
-    project_weights(g, s, engine, first, count, me);
-    me.barrier->wait(me.count);
+    if (has_left) {
+      transpose_gradient(s, mine, count, d);
+      me.barrier->wait(me.count);
+      project_weights(g, s, engine, first, count, me);
+    }
+    me.barrier->wait(me.count);  // a shorter chunk is shared out otherwise
   }
 }
 
