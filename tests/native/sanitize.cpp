@@ -16,6 +16,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/features.h"
 #include "cpu/threads.h"
+#include "projection.h"
 
 namespace fastlstm {
 namespace {
@@ -256,6 +257,88 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   return found;
 }
 
+struct ProjectionShape {
+  int64_t N, H, V;
+};
+
+constexpr ProjectionShape kProjections[] = {{1, 1, 1},     {5, 15, 2},    {47, 17, 16},
+                                            {49, 32, 31},  {130, 64, 33}, {513, 3, 17},
+                                            {600, 16, 70}, {70, 5, 9000}, {100, 9, 65600}};
+
+// What one team makes of an output projection: all at once, and in two calls by way of `d`.
+std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bias, int threads) {
+  const int64_t N = n.N, V = n.V, size = kernel.is_bf16 ? 2 : 4;
+  const int64_t H = kernel.is_bf16 ? (n.H + 31) / 32 * 32 : n.H;
+  Random random(static_cast<unsigned>(V));
+  const Buffer features = random.elements(N, H, H, kernel.is_bf16), weight = random.floats(V * H);
+  const Buffer bias = has_bias ? random.floats(V) : Buffer();
+  const Buffer targets(N * 8);
+  for (int64_t k = 0; k < N; ++k) targets.get<int64_t>()[k] = random.whole(0, V - 1);
+  std::vector<Named> found;
+  const auto output = [&](const char* name, bool bf16, int64_t bytes) {
+    found.push_back({name, bf16, Buffer(bytes)});
+    return found.back().value.get();
+  };
+  const auto run = [&](const int64_t* given, float* nats, void* d, bool has_gradients) {
+    ProjectionArgs args{N,
+                        H,
+                        V,
+                        threads,
+                        features.get(),
+                        weight.get<float>(),
+                        bias.get<float>(),
+                        given,
+                        nats,
+                        d,
+                        0.5f,
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        nullptr};
+    if (has_gradients) {
+      args.df = output("df", kernel.is_bf16, N * H * size);
+      args.dw = static_cast<float*>(output("dw", false, V * H * 4));
+      args.db = static_cast<float*>(output("db", false, V * 4));
+    }
+    const Buffer workspace(kernel.projection_workspace(args));
+    args.workspace = workspace.get();
+    run_team(threads, [&](Member me) { kernel.project(args, me); });
+  };
+  const auto* const given = targets.get<int64_t>();
+  run(given, static_cast<float*>(output("nats", false, N * 4)), nullptr, true);
+  void* const d = output("d", kernel.is_bf16, N * logit_stride(V) * size);
+  run(given, static_cast<float*>(output("nats kept", false, N * 4)), d, false);
+  run(nullptr, nullptr, d, true);
+  return found;
+}
+
+// Returns the number of outputs of the projection that are wrong.
+int compare_projections(const Kernels& kernel) {
+  int wrong = 0;
+  for (const ProjectionShape& n : kProjections) {
+    for (const bool has_bias : {true, false}) {
+      std::vector<Named> alone;
+      for (const int threads : {1, 3}) {
+        std::vector<Named> found = project(kernel, n, has_bias, threads);
+        for (size_t k = 0; k < found.size(); ++k) {
+          const Named& it = found[k];
+          const auto bytes = static_cast<size_t>(it.value.size());
+          const bool is_same =
+              threads == 1 || std::memcmp(it.value.get(), alone[k].value.get(), bytes) == 0;
+          if (is_same && it.value.is_written(it.is_bf16)) continue;
+          ++wrong;
+          std::printf("%s %s N=%d H=%d V=%d, %d threads: %s %s\n", kernel.isa,
+                      kernel.is_bf16 ? "bf16" : "fp32", static_cast<int>(n.N),
+                      static_cast<int>(n.H), static_cast<int>(n.V), threads, it.name,
+                      is_same ? "is NaN or not written" : "differs from that of one thread");
+        }
+        if (threads == 1) alone = std::move(found);
+      }
+    }
+  }
+  return wrong;
+}
+
 // Returns the number of outputs that are wrong.
 int compare(const Kernels& kernel, Shape n, unsigned options) {
   int wrong = 0;
@@ -291,6 +374,7 @@ int run_all() {
   }
   int wrong = 0, cases = 0;
   for (const Kernels* kernel : kernels) {
+    wrong += compare_projections(*kernel);
     for (const Shape& shape : kShapes) {
       const unsigned at = static_cast<unsigned>(cases);
       for (const unsigned options : {0u, (at * 37 + 5) % 128, 31u - at % 4, 127u - at % 4}) {

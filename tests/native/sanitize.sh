@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the kernels and sanitize.cpp without Python, once per sanitizer, and runs them.
+# Builds the kernels and the programs here without Python, once per sanitizer, and runs them.
 #
 # usage: tests/native/sanitize.sh [address,undefined | thread | none]...
 set -eu
@@ -35,7 +35,9 @@ for sanitizer; do
   for source in threads dispatch features lstm_scalar decode_dispatch decode_scalar; do
     $CXX $common $definitions -I$csrc -c "$csrc/cpu/$source.cpp" -o "$folder/$source.o"
   done
-  $CXX $common -I$csrc -c "$csrc/decode_stream.cpp" -o "$folder/decode_stream.o"
+  for source in decode_stream windows job_queue; do
+    $CXX $common -I$csrc -c "$csrc/$source.cpp" -o "$folder/$source.o"
+  done
   for isa in $isas; do
     eval "flags=\$$isa"
     for part in lstm decode; do
@@ -44,7 +46,7 @@ for sanitizer; do
     done
   done
   echo "-fsanitize=$sanitizer:"
-  for program in sanitize sanitize_decode; do
+  for program in sanitize sanitize_decode sanitize_windows; do
     $CXX $common -I$csrc "tests/native/$program.cpp" "$folder"/*.o -o "$folder/$program" -pthread -ldl
     TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} "$folder/$program"
   done
