@@ -35,6 +35,15 @@ SHAPES = (  # T, B, I, H
     (2, 2, 6203, 5),
     (2, 7, 3, 401),
 )
+PROJECTIONS = (  # N, H, V
+    (1, 1, 1),
+    (5, 15, 2),
+    (47, 17, 16),
+    (48, 33, 15),
+    (49, 31, 17),
+    (513, 64, 33),
+    (70, 3, 5001),
+)
 OPTIONS = ("tokens", "lengths", "mask", "initial", "last", "only states", "norm", "zoneout")
 
 
@@ -222,6 +231,50 @@ def run_case(
     arena.check()
 
 
+def run_projection(
+    kernel: Any, place: str, threads: int, shape: tuple[int, ...], needs: set[str], seed: int
+) -> None:
+    """The output projection: all at once, then by way of a kept gradient of the logits."""
+    N, H, V = shape
+    is_bf16, size = kernel.is_bf16, 2 if kernel.is_bf16 else 4
+    H = -(-H // 32) * 32 if is_bf16 else H
+    rng = np.random.default_rng(seed)
+    arena = Arena(place)
+    features = arena.input("features", elements(rng.uniform(-1, 1, (N, H)), is_bf16), size)
+    weight = arena.input("weight", rng.uniform(-1, 1, (V, H)).astype(np.float32))
+    bias = None
+    if seed % 2 == 0:
+        bias = arena.input("bias", rng.uniform(-1, 1, V).astype(np.float32))
+    targets = arena.input("targets", rng.integers(0, V, N), 8)
+
+    def run(*given: np.ndarray | None, has_gradients: bool) -> list[np.ndarray]:
+        sizes = {"df": N * H * size, "dw": V * H * 4, "db": V * 4}
+        found = {}
+        for name in sorted(needs) if has_gradients else ():
+            found[name] = arena.output(name, sizes[name], size if name == "df" else 4)
+        gradients = map(address, (found.get("df"), found.get("dw"), found.get("db")))
+        addresses = map(address, (features, weight, bias, *given))
+        hardware.native().fill_scratch(PATTERN)
+        kernel.project(threads, N, H, V, *addresses, 0.5, *gradients)
+        for name, out in found.items():
+            assert is_written(out, is_bf16 and name == "df"), f"{name} has holes"
+        return list(found.values())
+
+    nats = [arena.output("nats", N * 4) for _ in range(3)]
+    d = arena.output("d", N * kernel.logit_stride(V) * size, size)
+    run(targets, nats[0], None, has_gradients=False)
+    at_once = run(targets, nats[1], None, has_gradients=True)
+    run(targets, nats[2], d, has_gradients=False)
+    assert is_written(d, is_bf16), "d has holes"
+    arena.freeze(d)
+    kept = run(None, None, d, has_gradients=True)
+    assert all(is_written(out, False) for out in nats), "nats have holes"
+    assert all((nats[0] == out).all() for out in nats), "gradients change the values"
+    pairs = zip(at_once, kept, strict=True)
+    assert all((a == b).all() for a, b in pairs), "keeping changes the gradients"
+    arena.check()
+
+
 def main(place: str) -> None:
     native = hardware.native()
     isas = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
@@ -236,6 +289,12 @@ def main(place: str) -> None:
                 what = (isa, "bf16" if is_bf16 else "fp32", shape, threads, sorted(options), seed)
                 print(*what, flush=True)
                 run_case(kernel, place, threads, shape, options, seed)
+        for shape, threads in itertools.product(PROJECTIONS, (1, 2)):
+            seed += 1
+            needs = {name for name in ("df", "dw", "db") if rng.random() < 0.7}
+            what = (isa, "bf16" if is_bf16 else "fp32", "projection", shape, threads, sorted(needs))
+            print(*what, seed, flush=True)
+            run_projection(kernel, place, threads, shape, needs, seed)
 
 
 def both(native: Any, isa: str) -> list[Any]:
