@@ -36,6 +36,7 @@ TESTS_OF_SERIES = [
     "tests/test_forecast_run.py",
     "tests/test_sequences.py",
 ]
+TESTS_OF_PROJECTION = ["tests/ops/test_projection.py", "tests/nn/test_loss.py"]
 TIMEOUT_S = 300
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
@@ -54,6 +55,8 @@ class Bug(NamedTuple):
         """The tests that should catch it."""
         if self.name.startswith("series: "):
             return TESTS_OF_SERIES
+        if self.name.startswith("projection: "):
+            return TESTS_OF_PROJECTION
         is_decoding = self.name.startswith(("decode: ", "sampler: ", "stream: "))
         return TESTS_OF_DECODING if is_decoding else TESTS
 
@@ -64,6 +67,7 @@ FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
 WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
 CELL, NORM = "csrc/cpu/cell.h", "csrc/cpu/norm.h"
 NORM_FORWARD, NORM_BACKWARD = "csrc/cpu/norm_forward.h", "csrc/cpu/norm_backward.h"
+PROJECTION = "csrc/cpu/projection.h"
 DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
 STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
@@ -235,6 +239,40 @@ BUGS = (
         "            pass\n"),
     Bug("parts: draws begin anew", CELL, "first_row_ + static_cast<uint32_t>(row)",
         "static_cast<uint32_t>(row)"),
+    Bug("projection: target of another row", PROJECTION, "g.targets[first + row]",
+        "g.targets[row]"),
+    Bug("projection: bias left out", PROJECTION, "if (g.bias != nullptr) v +=",
+        "if (false) v +="),
+    Bug("projection: padding has a chance", PROJECTION,
+        "first_lanes(scale + scale * e, V - k);", "scale + scale * e;"),
+    Bug("projection: the largest not taken off", PROJECTION,
+        "Float32::load(logits + k) - highest,", "Float32::load(logits + k),"),
+    Bug("projection: padding may be the largest", PROJECTION,
+        "for (int64_t k = g.V; k < pad; ++k) logits[k] = -__builtin_inff();", "(void)pad;"),
+    Bug("projection: no one at the target", PROJECTION, "    logits[target] -= sum;\n", ""),
+    Bug("projection: scale not in df", PROJECTION,
+        "Float32::load(sums + q * kLanes) * g.scale,\n", "Float32::load(sums + q * kLanes),\n"),
+    Bug("projection: dw of the last chunk", PROJECTION,
+        "if (!is_new) sum += load_part<Float32>(out, g.H - k);", "(void)is_new;"),
+    Bug("projection: db of the last chunk", PROJECTION, "(is_new ? 0.0f : g.db[v])", "0.0f"),
+    Bug("projection: features of the first chunk", PROJECTION,
+        "static_cast<const Element*>(g.features) + first * g.H;",
+        "static_cast<const Element*>(g.features) + 0 * first;"),
+    Bug("projection: d not padded", PROJECTION,
+        "k < stride; k += kLanes) Format::store(d + k, Vec{});",
+        "k < stride; k += kLanes) (void)0;"),
+    Bug("projection: rows beyond the last", PROJECTION,
+        "for (int64_t r = rows.begin; r < end; r += kLanes * kPair)",
+        "for (int64_t r = rows.begin; r < rows.end; r += kLanes * kPair)"),
+    Bug("projection: odd rows left out", PROJECTION,
+        "if (r + 1 < count) __builtin_memcpy(&high, row + g.H, sizeof high);", ""),
+    Bug("projection: no meeting before weights", PROJECTION,
+        "      me.barrier->wait(me.count);\n      project_weights", "      project_weights"),
+    Bug("projection: no meeting after packing", PROJECTION,
+        "  pack_projection(g, s, me);\n  me.barrier->wait(me.count);\n",
+        "  pack_projection(g, s, me);\n"),
+    Bug("projection: no meeting after a chunk", PROJECTION,
+        "    me.barrier->wait(me.count);  // a shorter", "    // a shorter"),
     Bug("decode: gates i and f swapped", DECODE,
         "i = Gate::sigmoid(gate(0)), f = Gate::sigmoid(gate(1))",
         "i = Gate::sigmoid(gate(1)), f = Gate::sigmoid(gate(0))"),
@@ -297,6 +335,16 @@ BUGS = (
         "(window - before)"),
     Bug("series: every order begins alike", WINDOWS_CPP, "offsets_[round] = next_random(key);",
         "offsets_[round] = 0;"),
+    Bug("series: a group begins anew each epoch", WINDOWS_CPP,
+        "epoch * turns + draw / num_groups", "draw / num_groups"),
+    Bug("series: every pass of a group alike", WINDOWS_CPP, "{group, drawn / size}",
+        "{group, int64_t{0}}"),
+    Bug("series: one order for all groups", WINDOWS_CPP, "{group, drawn / size}",
+        "{drawn / size}"),
+    Bug("series: turns of the first groups", WINDOWS_CPP, "(group < all % num_groups ? 1 : 0)",
+        "0"),
+    Bug("series: seed not in the groups", WINDOWS_CPP, "uint64_t key = seed;",
+        "uint64_t key = 0;"),
     Bug("series: a missing int16 is a number", WINDOWS_CPP,
         "cell == std::numeric_limits<int16_t>::min()", "false"),
     Bug("series: small halves are zero", WINDOWS_CPP, "static_cast<float>(fraction) * 0x1p-24f",
