@@ -156,11 +156,14 @@ def judge(got, want, limits):
         assert error <= limits[name], f"{name}: {error:.2e} > {limits[name]:.2e}"  # not for NaN
 
 
+def whole_rows(N, H, V):
+    """The kernels take bf16 rows of a multiple of 32."""
+    return N, -(-H // 32) * 32, V
+
+
 def limits_of(shape, has_bias, dtype):
     if dtype == torch.float32:
         return dict.fromkeys(NAMES, TOLERANCE)
-    if shape[1] % 32 != 0:
-        pytest.skip("in bfloat16 H is a multiple of 32")
     errors = torch_errors(shape, has_bias)
     return {name: max(2 * error, ROUNDING) for name, error in errors.items()}
 
@@ -173,6 +176,8 @@ def equal(one, other):
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_instruction_set(isa, dtype, shape, has_bias):
+    if dtype == torch.bfloat16:
+        shape = whole_rows(*shape)
     limits = limits_of(shape, has_bias, dtype)
     inputs, want = make_inputs(*shape, has_bias), small_reference(shape, has_bias)
     for got in (kept(inputs, dtype), at_once(inputs, dtype)):
@@ -375,7 +380,7 @@ def test_random_shapes(isa, dtype, seed, use_threads):
     for number in range(7):
         shape = (rng.randrange(1, 600), rng.randrange(1, 140), rng.randrange(1, 300))
         if dtype == torch.bfloat16:
-            shape = (shape[0], shape[1] // 32 * 32 + 32, shape[2])
+            shape = whole_rows(*shape)
         has_bias = rng.random() < 0.5
         use_threads(rng.randrange(1, 5))
         inputs = make_inputs(*shape, has_bias, seed=number)

@@ -213,6 +213,38 @@ def test_balanced_series_go_through_their_windows_in_turn() -> None:
         assert len(set(some)) == len(some)
 
 
+def draws_by_series(num_windows: tuple[int, ...], epochs: int, seed: int) -> list[list[int]]:
+    """The windows of each series in the order in which they are drawn, counted from 0."""
+    source = table(tuple(num + 2 for num in num_windows))
+    drawn: list[list[int]] = [[] for _ in num_windows]
+    with WindowLoader(source, 3, 4, shuffle=False, seed=seed, balance=True) as loader:
+        for _ in range(epochs):
+            for batch in loader.epoch():
+                for row, segment in zip(batch.rows.tolist(), batch.segments.tolist(), strict=True):
+                    drawn[segment].append(row - int(source.segments.first_rows[segment]))
+    return drawn
+
+
+def test_every_pass_of_a_series_is_whole_in_an_order_of_its_own() -> None:
+    """Also where an epoch cannot be dealt out evenly: 73 draws for three series."""
+    num_windows = (40, 20, 13)
+    passes = []
+    for drawn, num in zip(draws_by_series(num_windows, 9, seed=3), num_windows, strict=True):
+        whole = len(drawn) // num * num
+        passes.append([drawn[begin : begin + num] for begin in range(0, whole, num)])
+    for found, num in zip(passes, num_windows, strict=True):
+        assert len(found) > 3
+        assert all(sorted(one) == list(range(num)) for one in found)
+        assert len(set(map(tuple, found))) == len(found)
+
+
+def test_series_of_one_length_and_other_seeds_have_orders_of_their_own() -> None:
+    first, second = draws_by_series((30, 30), 2, seed=3)
+    assert first != second
+    assert draws_by_series((30, 30), 2, seed=3) == [first, second]
+    assert first not in draws_by_series((30, 30), 2, seed=4)
+
+
 def test_a_balanced_position_goes_on_exactly() -> None:
     def loader() -> WindowLoader:
         return WindowLoader(table(), 3, 4, seed=5, balance=True)
