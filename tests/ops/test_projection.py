@@ -291,6 +291,19 @@ def test_logits_far_apart(isa, dtype):
     torch.testing.assert_close(got[0].double(), want[0], rtol=1e-5, atol=0.02)
 
 
+@pytest.mark.parametrize("V", [1, 17, 100])
+def test_all_logits_far_below_zero(isa, dtype, V):
+    """Where columns are padded, nothing there counts."""
+    features, weight, _, targets = make_inputs(20, 32, V)
+    inputs = (features, weight, torch.full((V,), -512.0), targets)
+    with_none = kept((features, weight, torch.zeros(V), targets), dtype)
+    tolerance = (
+        {"rtol": 2e-4, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    )
+    for got, want in zip(kept(inputs, dtype), with_none, strict=True):
+        torch.testing.assert_close(got, want, **tolerance)
+
+
 def test_a_row_without_any_chance_is_nan_as_in_torch(isa, dtype):
     features, weight, bias, targets = make_inputs(3, 32, 7)
     bias[:] = -float("inf")
