@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet as pq
@@ -115,18 +116,63 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
         assert part in report
 
 
-@pytest.mark.parametrize(("given", "needed"), [({}, 30), ({"tbptt": 12}, 18)])
-def test_series_too_short_to_be_trained_on_are_counted(given: Any, needed: int) -> None:
+@pytest.mark.parametrize(
+    ("given", "needed", "advice"),
+    [({}, 30, "; --input-size 23 takes all"), ({"tbptt": 12}, 18, "")],
+)
+def test_series_too_short_to_be_trained_on_are_named(
+    given: dict[str, Any], needed: int, advice: str
+) -> None:
     events: list[dict[str, Any]] = []
     whole = long_table(120)
-    keep = [row for row in range(360) if row < 240 or row < 240 + needed - 1]
+    keep = list(range(240 + needed - 1))
     config = ForecastConfig(**{**QUICK, "steps": 1, **given})
     train_forecaster(whole.take(keep), config, observers=[events.append])
-    said = [event["text"] for event in events if event["event"] == "message"]
-    assert f"1 of 3 series have no {needed} training rows on end: not trained on" in said
+    warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
+    assert warned == [
+        f"1 of 3 series have no {needed} training rows on end, first 's2' with {needed - 1}:"
+        f" not trained on{advice}"
+    ]
     events.clear()
     train_forecaster(whole.take([*keep, keep[-1] + 1]), config, observers=[events.append])
     assert not [e for e in events if "not trained on" in e.get("text", "")]
+
+
+def test_the_input_that_is_chosen_is_for_most_series() -> None:
+    quick = {**QUICK, "steps": 1, "input_size": None, "segment": None, "split": "80/10/10"}
+    lengths = [60] * 2 + [400] * 8  # a fifth is short: they decide; below a tenth they would not
+    tables = [long_table(n, 1, unique_id=[f"s{k:02}"] * n) for k, n in enumerate(lengths)]
+    sizes = []
+    for some in (tables, tables[1:] + tables[2:] + tables[2:]):
+        names = [f"s{k:02}" for k, t in enumerate(some) for _ in range(len(t))]
+        table = pa.concat_tables(some).set_column(0, "unique_id", pa.array(names))
+        stored = train_forecaster(table, ForecastConfig(**quick)).stored
+        sizes.append(stored.config.input_size)
+    assert sizes[0] is not None
+    assert sizes[1] is not None
+    assert sizes[0] <= 27 < sizes[1]
+
+
+def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_path: Path) -> None:
+    pq.write_table(long_table(2400), path)
+    quick = {**QUICK, "evaluations": 2, "steps": 1, "checkpoint_every": 1}
+    for given, num in (
+        ({"batch_size": 16}, 512),
+        ({"batch_size": 400}, 800),
+        ({"batch_size": 16, "steps": None, "budget": "2s"}, None),
+        ({"batch_size": 1000}, 1425),
+    ):
+        out = tmp_path / str(given)
+        events: list[dict[str, Any]] = []
+        config = ForecastConfig(**{**quick, **given})
+        train_forecaster(path, config, out=out, observers=[events.append])
+        said = [e["text"] for e in events if "each evaluation reads" in e.get("text", "")]
+        found, _ = find_checkpoint(RunDirectory(out))
+        assert found is not None
+        kept = found.meta["valid_windows"]
+        assert num is None or kept == num
+        assert bool(said) == (kept < 1425)
+        assert not said or f"reads {kept:,} of 1,425 validation windows" in said[0]
 
 
 def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Path) -> None:

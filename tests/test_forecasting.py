@@ -357,6 +357,13 @@ def test_another_table_at_predict_is_refused(fitted: Forecaster) -> None:
         fitted.predict(table.set_column(1, "ds", pa.array(minutes)))
 
 
+def test_series_that_are_left_out_are_a_warning() -> None:
+    table = waves()
+    short = table.take([*range(480), *range(480, 500)])
+    with pytest.warns(UserWarning, match="1 of 3 series have no 30 training rows on end"):
+        Forecaster(**{**QUICK, "steps": 1}).fit(short)
+
+
 def test_a_path_is_a_table(tmp_path: Path) -> None:
     pq.write_table(waves(120), tmp_path / "a.parquet")
     model = Forecaster(**{**QUICK, "steps": 2}).fit(tmp_path / "a.parquet")

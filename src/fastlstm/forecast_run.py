@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fastlstm.infer.forecaster_files import (
 from fastlstm.infer.forecasts import Calibration, calibrate
 from fastlstm.infer.judgement import test_events
 from fastlstm.nn.forecaster import ForecastNetwork
+from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.ops.dispatch import explain
 from fastlstm.run_directory import RunDirectory
 from fastlstm.run_session import RunSession, resumed_config
@@ -50,6 +52,7 @@ from fastlstm.training.guard import first_non_finite
 from fastlstm.training.metrics import Observer
 from fastlstm.training.precision import autocast
 
+_ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "checkpoint_every", "keep_checkpoints"}
     | {"tensorboard", "threads", "strict_kernels", "cache_dir"}
@@ -166,7 +169,7 @@ class _Session(RunSession):
         inputs = like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
         loader = training_loader(config, sizes, dataset.table, split, self._stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        plan = _plan(config, loader.steps_per_epoch)
+        plan = _plan(config, sizes, loader.steps_per_epoch)
         trainer = ForecastTrainer(
             stored.network, inputs, loader, valid, plan, self.emit, self._stop,
             (lambda t: self._save(t, stored, valid)) if self._has_run else None,
@@ -174,9 +177,11 @@ class _Session(RunSession):
         with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
             windows = forecasts_per_epoch(config, sizes, loader), len(valid)
             self._announce(stored, dataset, plan, windows, found)
-            short = note_of_short_series(config, sizes, dataset.table, split)
-            for note in (*dataset.notes, *([] if short is None else [short])):
+            for note in dataset.notes:
                 self.say("info", note)
+            short = note_of_short_series(config, sizes, dataset, split)
+            if short is not None:
+                self.say("warning", short)
             try:
                 fitted = trainer.train(found)
             except Stopped:
@@ -258,9 +263,13 @@ class _Session(RunSession):
 
     def _judge(self, trained: Trained) -> None:
         """Says how good the forecasts of the test part are, beside naive ones, and ends the run."""
+        self.say("info", "judging the forecasts of the test part")
+        started = time.perf_counter()
         for event in test_events(trained.stored, trained.dataset, trained.split, trained.inputs):
             self.emit(event)
-        self.emit({"event": "end", "reason": trained.fitted.reason, **self._totals(trained)})
+        totals = self._totals(trained)
+        totals["elapsed_s"] += time.perf_counter() - started
+        self.emit({"event": "end", "reason": trained.fitted.reason, **totals})
 
     def _totals(self, done: Trained | ForecastTrainer) -> dict[str, Any]:
         if isinstance(done, Trained):
@@ -310,7 +319,7 @@ class _Session(RunSession):
                 "source": _source_text(self._frame),
                 "rows": dataset.table.num_rows,
                 "series": len(dataset.series),
-                "target": list(dataset.roles.target),
+                **{role: list(getattr(dataset.roles, role)) for role in _ROLES},
                 "frequency": str(dataset.frequency),
                 "train_windows": windows[0],
                 "valid_windows": windows[1],
@@ -322,6 +331,8 @@ class _Session(RunSession):
                 "ceiling_gflops": ceiling,
                 "threads": threads,
                 "batch_size": config.batch_size,
+                "tbptt": config.tbptt,
+                "balance": config.balance,
                 "optimizer": plan.optimizer,
                 "learning_rate": config.learning_rate,
                 "dropout": config.dropout,
@@ -353,9 +364,10 @@ def _untrained(
     )  # fmt: skip
 
 
-def _plan(config: ForecastConfig, steps_per_epoch: int) -> FitPlan:
+def _plan(config: ForecastConfig, sizes: ForecasterConfig, steps_per_epoch: int) -> FitPlan:
+    per_step = config.batch_size * (config.tbptt or sizes.input_size) / sizes.input_size
     return FitPlan(
-        choose_ending(config, steps_per_epoch), config.learning_rate, ema=config.ema,
+        choose_ending(config, steps_per_epoch), config.learning_rate, per_step, ema=config.ema,
         patience=config.patience, evaluations=config.evaluations, precision=config.precision,
         checkpoint_every=config.checkpoint_every, seed=config.seed,
     )  # fmt: skip

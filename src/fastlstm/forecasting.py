@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores
 from fastlstm.series.splits import split_table
-from fastlstm.training.metrics import Observer
+from fastlstm.training.metrics import Event, Observer
 
 
 class Forecaster(Estimator):
@@ -177,7 +178,8 @@ class Forecaster(Estimator):
 
     def _train(self, frame: Any, start: StoredForecaster | None) -> Forecaster:
         config = self._config()
-        trained = train_forecaster(frame, config, observers=self.observers, start=start)
+        observers = (*self.observers, _warn)
+        trained = train_forecaster(frame, config, observers=observers, start=start)
         self._came = frame if not isinstance(frame, str | Path) else None
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
@@ -356,6 +358,12 @@ class Forecaster(Estimator):
         )
         found.stored_, found._came = stored, None
         return found
+
+
+def _warn(event: Event) -> None:
+    """Hands a warning of the training to Python's own, which shows it where nobody observes."""
+    if event["event"] == "message" and event["level"] == "warning":
+        warnings.warn(event["text"], stacklevel=2)
 
 
 _COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -156,3 +156,30 @@ def test_a_forecaster_writes_no_text(
 ) -> None:
     assert main(["generate", run[1]]) == 2
     assert "holds a forecaster: fastlstm forecast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("mend it, or give disorder='sort'", "mend it, or give --disorder sort"),
+        ("leave it out with ignore=['a b']", "leave it out with --ignore a b"),
+        ("fewer rows than input_size=720, first", "fewer rows than --input-size 720, first"),
+        ("to forecast; name one with target=…", "to forecast; name one with --target NAME"),
+        ("to be forecast, as future=…", "to be forecast, as --future FILE"),
+        ("with time_format='%d.%m.%Y %H:%M'", "with --time-format %d.%m.%Y %H:%M"),
+        ("y=3 and other=4", "y=3 and other=4"),
+    ],
+)
+def test_errors_about_tables_name_flags(message: str, typed: str) -> None:
+    from fastlstm.cli.series_options import in_flags
+
+    assert in_flags(message) == typed
+
+
+def test_a_table_out_of_order_is_told_by_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = long_table(30)
+    csv.write_csv(table.take([1, 0, *range(2, 90)]), tmp_path / "a.csv")
+    assert main(["prepare", str(tmp_path / "a.csv")]) == 2
+    assert "mend it, or give --disorder sort" in capsys.readouterr().err

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TABLE_MODULES = {"train": "train_series", "evaluate": "evaluate_series"}
 """Verb -> module for tables; the module named as the verb is for texts."""
+ABOUT_TABLES = (*TABLE_MODULES.values(), "prepare", "forecast")
 _TABLE_SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _HORIZON_KEY = re.compile(r'^\s*"?horizon"?\s*:', re.MULTILINE)
 

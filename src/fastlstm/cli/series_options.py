@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from fastlstm.cli.command import Option, options_from_dataclass
 from fastlstm.forecast_config import ForecastConfig
@@ -38,3 +39,17 @@ CONFIG_OPTIONS = tuple(
     _as_text(option) for option in options_from_dataclass(ForecastConfig, GROUPS)
 )
 TABLE_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.group in ("columns", "table"))
+
+_NAMES = "|".join(field.name for field in dataclasses.fields(ForecastConfig))
+_SETTING = re.compile(rf"\b({_NAMES})=(?:'([^']*)'|\['?([^\]']*)'?\]|(…)|([\w./%-]+))")
+
+
+def in_flags(message: str) -> str:
+    """Returns a message that speaks of parameters (``disorder='sort'``) with flags instead."""
+
+    def flag(found: re.Match[str]) -> str:
+        value = next(part for part in found.groups()[1:] if part is not None)
+        name = found[1].replace("_", "-")
+        return f"--{name} {'NAME' if value == '…' else value}"
+
+    return _SETTING.sub(flag, message.replace("as future=…", "as --future FILE"))

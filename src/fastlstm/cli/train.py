@@ -105,7 +105,7 @@ def run(argv: list[str]) -> int:
         for source in sources:
             if source.endswith(_MAYBE_TABLES):
                 text = f"{source} is trained on as text; --horizon N makes it a table to forecast"
-                output({"event": "message", "level": "info", "text": text})
+                output({"event": "message", "level": "warning", "text": text})
         train(
             sources[0] if len(sources) == 1 else sources,
             out=parsed.values["out"],

@@ -57,6 +57,7 @@ def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
         ("data", _data_text(event)),
         ("tokens", _split_text(event)),
         ("windows", _windows_text(event)),
+        ("", _order_text(event)),
         ("model", _model_text(event)),
         ("", _cost_text(event)),
         ("", _variant_text(event)),
@@ -94,8 +95,9 @@ def _split_text(event: Event) -> str:
 def _windows_text(event: Event) -> str:
     parts = ("train_windows", "training"), ("valid_windows", "validation")
     found = [counted(event, key, word) for key, word in parts if event.get(key)]
-    target = text_of(event, "target")
-    return joined([*found, f"of {target}" if target else ""])
+    roles = ("target", "of"), ("past", "past"), ("future", "known ahead"), ("static", "static")
+    named = [f"{word} {text_of(event, role)}" for role, word in roles if event.get(role)]
+    return joined([joined([*found, *named[:1]]), *named[1:]], "; ")
 
 
 def _model_text(event: Event) -> str:
@@ -124,6 +126,13 @@ def _forecaster_text(model: dict[str, Any]) -> str:
             f"targets {model.get('channels')}",
         ]
     )
+
+
+def _order_text(event: Event) -> str:
+    """How a forecaster's training windows are drawn, where it is not each once an epoch."""
+    if is_number(event.get("tbptt")):
+        return f"streams in order, {event['tbptt']} steps a chunk, state carried on"
+    return "every series equally often" if event.get("balance") is True else ""
 
 
 def _variant_text(event: Event) -> str:

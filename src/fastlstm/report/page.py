@@ -281,7 +281,7 @@ def _settings(config: dict[str, Any], history: History) -> str:
             "seed",
         )
         config = {name: start[name] for name in names if start.get(name) is not None}
-    resolved = {name: start.get(name) for name, value in config.items() if value is None}
+    resolved = {name: start.get(name) for name, value in config.items() if value in (None, [])}
     facts = {
         name: start[name]
         for name in (
@@ -294,7 +294,7 @@ def _settings(config: dict[str, Any], history: History) -> str:
     rows = "".join(
         f"<div><dt>{_text(name)}</dt><dd>{_text(_setting(value))}</dd></div>"
         for name, value in merged.items()
-        if value is not None
+        if value not in (None, [])
     )
     return f"<h2>Settings</h2>\n<dl>{rows}</dl>" if rows else ""
 
@@ -304,6 +304,8 @@ def _setting(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, int) and value >= 10_000:
         return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

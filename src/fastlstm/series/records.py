@@ -339,7 +339,8 @@ def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
     """Returns the error for a text where a number was expected; `row` counts from 0."""
     return DataError(
         f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected numbers;"
-        f" mend it, call the column categorical, or leave it out with ignore=['{column}']"
+        f" mend it, or, unless it is a target, call the column categorical or leave it out with"
+        f" ignore=['{column}']"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.config import parse_duration
 from fastlstm.errors import ConfigError, DataError
@@ -20,6 +21,8 @@ from fastlstm.training.schedule import Ending
 _SEGMENTS = (48, 24, 12, 8, 6, 4, 3, 2, 1)
 _LONGEST_INPUT = 720
 _DEFAULT_BUDGET_S = 120.0
+_SHARE_OF_SHORT = 0.1
+"""Of the series, too short for the input that is chosen where none is asked for."""
 
 
 def choose_architecture(
@@ -32,13 +35,15 @@ def choose_architecture(
         ConfigError: sizes that do not go together.
     """
     roles, table = dataset.roles, dataset.table
-    longest = int((split.train_ends - table.segments.first_rows).max())
+    stretches = longest_stretches(table, split)
+    longest = int(stretches.max())
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest stretch of training rows has {longest}, a horizon of {config.horizon}"
             f" needs {config.horizon + 1} at least; give longer series or a smaller horizon"
         )
-    input_size, segment = _sizes(config, longest)
+    usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
+    input_size, segment = _sizes(config, usual if usual > 3 * config.horizon else longest)
     in_rows = [name for name in roles.categorical if name in table.columns]
     return ForecasterConfig(
         input_size=input_size,
@@ -71,7 +76,7 @@ def choose_architecture(
 
 
 def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
-    """Returns steps of the past and of a segment for training stretches of at most `longest`."""
+    """Returns steps of the past and of a segment for training stretches of `longest` rows."""
     wanted, segment = config.input_size, config.segment
     if wanted is None:
         wanted = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
@@ -127,17 +132,30 @@ def forecasts_per_epoch(
 
 
 def note_of_short_series(
-    config: ForecastConfig, sizes: ForecasterConfig, table: Table, split: Split
+    config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
     """Returns a line about series too short to be trained on, if there are any."""
     needed = (config.tbptt or sizes.input_size) + sizes.horizon
-    found = table.segments
-    is_used = split.train_ends - found.first_rows >= needed
-    num = len(np.unique(found.series))
-    short = num - len(np.unique(found.series[is_used]))
-    if short == 0:
+    longest = longest_stretches(dataset.table, split)
+    short = np.flatnonzero(longest < needed)
+    if len(short) == 0:
         return None
-    return f"{short:,} of {num:,} series have no {needed} training rows on end: not trained on"
+    first, least = dataset.series[short[0]], int(longest[short].min())
+    told = (
+        f"{len(short):,} of {len(longest):,} series have no {needed} training rows on end, first"
+        f" '{first}' with {longest[short[0]]:,}: not trained on"
+    )
+    if config.tbptt is not None or least <= sizes.horizon:
+        return told
+    return f"{told}; --input-size {least - sizes.horizon} takes all"
+
+
+def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:
+    """Returns the longest stretch of training rows of every series, shape ``(series,)``."""
+    found = table.segments
+    rows = np.clip(split.train_ends - found.first_rows, 0, None)
+    begins = np.flatnonzero(np.diff(found.series, prepend=found.series[0] - 1))
+    return np.asarray(np.maximum.reduceat(rows, begins))
 
 
 def choose_ending(config: ForecastConfig, steps_per_epoch: int) -> Ending:

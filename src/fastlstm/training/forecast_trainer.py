@@ -12,7 +12,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import NonFiniteError, Stopped, StorageError
@@ -30,7 +32,11 @@ from fastlstm.training.precision import autocast
 from fastlstm.training.schedule import Ending, learning_rate_factor
 from fastlstm.training.state import Progress, Tensors, TrainingState
 
-_MAX_VALID_WINDOWS = 20_000
+_MIN_VALID_WINDOWS, _MAX_VALID_WINDOWS = 512, 20_000
+_VALID_PER_TRAINED = 4
+"""Windows that all evaluations read, at most, per window trained on: forward alone is a third."""
+_VALID_SHARE = 0.4
+"""Of a budget, for all evaluations, at most."""
 _LOG_S = 1.0
 _SAVE_S = 60.0
 _BAD_STEPS = 10
@@ -44,6 +50,7 @@ class FitPlan:
     Attributes:
         ending: when it is over.
         learning_rate: peak.
+        windows_per_step: what a step reads, in windows of the input's length.
         optimizer: see `OptimizerSet`.
         weight_decay: decoupled (AdamW).
         warmup: share of the run that raises the learning rate.
@@ -59,6 +66,7 @@ class FitPlan:
 
     ending: Ending
     learning_rate: float = 2e-3
+    windows_per_step: float = 32.0
     optimizer: str = "adamw"
     weight_decay: float = 0.0
     warmup: float = 0.02
@@ -104,7 +112,8 @@ class ForecastTrainer:
         model: on the CPU.
         inputs: the table and its scaler.
         loader: of training windows, or of streams for a stateful network.
-        valid: validation windows; of more than 20,000 as many are used, evenly spread.
+        valid: validation windows; as many are used, evenly spread, as keep the evaluations cheap
+            beside the training, 512 to 20,000.
         plan: how.
         emit: receives every event, a plain dict.
         stop: polled.
@@ -127,7 +136,8 @@ class ForecastTrainer:
         save: Callable[[ForecastTrainer], None] | None = None,
     ) -> None:
         self.model, self.inputs, self.plan, self.emit = model, inputs, plan, emit
-        self._valid, self._stop, self._save_with = valid.rows(_MAX_VALID_WINDOWS), stop, save
+        self._all_valid, self._valid = valid, valid.rows(_MIN_VALID_WINDOWS)
+        self._stop, self._save_with = stop, save
         self._state = TrainingState(
             model,
             OptimizerSet(model, plan, plan.learning_rate),
@@ -160,6 +170,8 @@ class ForecastTrainer:
         torch.manual_seed(self.plan.seed)
         if found is not None:
             self._restore(found)
+        most = self._affordable() if found is None else found.meta.get("valid_windows")
+        self._valid = self._all_valid.rows(most)
         progress = self.progress
         self._began = time.perf_counter() - progress.elapsed_s
         due = int(self._done() * self.plan.evaluations)  # fewer than before, if the end is later
@@ -198,6 +210,7 @@ class ForecastTrainer:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
         self.progress.elapsed_s = self.elapsed_s()
         tensors, meta = self._state.capture(self._loader.state_dict())
+        meta["valid_windows"] = len(self._valid)
         if self._best:
             tensors["best"] = self._best
         if self._carried is not None:
@@ -222,6 +235,26 @@ class ForecastTrainer:
         self._saved_step = found.step
         self._earlier_s = self.progress.train_s
         self._logged_state = (self.progress.step, self.progress.tokens, self._earlier_s, 0.0)
+
+    def _affordable(self) -> int:
+        """Returns how many windows an evaluation reads, and says so where it is not all."""
+        plan = self.plan
+        if plan.ending.total_steps is not None:
+            trained = plan.ending.total_steps * plan.windows_per_step
+            fitting = _VALID_PER_TRAINED * trained / plan.evaluations
+        else:
+            rows = self._all_valid.rows(64)
+            self._validation_loss(rows)
+            started = time.perf_counter()
+            self._validation_loss(rows)
+            per_window = (time.perf_counter() - started) / len(rows)
+            fitting = _VALID_SHARE * (plan.ending.budget_s or 0.0) / plan.evaluations / per_window
+        num = int(min(max(fitting, _MIN_VALID_WINDOWS), _MAX_VALID_WINDOWS))
+        if num < len(self._all_valid):
+            of = f"{num:,} of {len(self._all_valid):,}"
+            text = f"each evaluation reads {of} validation windows, evenly spread"
+            self.emit({"event": "message", "level": "info", "text": text})
+        return num
 
     def _loop(self) -> str:
         """Steps and evaluates to the end; returns why it ended."""
@@ -332,7 +365,7 @@ class ForecastTrainer:
     def _evaluate(self) -> None:
         started, progress, average = time.perf_counter(), self.progress, self._state.average
         with average.applied() if average is not None else nullcontext():
-            loss, kept = self._validation_loss(), self._copy()
+            loss, kept = self._validation_loss(self._valid), self._copy()
         is_best = loss < progress.best_loss
         progress.without_gain = 0 if is_best else progress.without_gain + 1
         progress.evaluations = int(self._done() * self.plan.evaluations)
@@ -357,11 +390,11 @@ class ForecastTrainer:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     @torch.no_grad()
-    def _validation_loss(self) -> float:
+    def _validation_loss(self, rows: NDArray[np.int64]) -> float:
         self.model.eval()
         total, count = 0.0, 0
         config = self.model.config
-        for values, statics in self.inputs.read(self._valid, config.input_size + config.horizon):
+        for values, statics in self.inputs.read(rows, config.input_size + config.horizon):
             if self._stop is not None and self._stop():
                 raise Stopped("stopped while evaluating")
             total += float(self._loss(values, statics)) * len(values)
