@@ -180,7 +180,7 @@ def draw(quality: dict[str, Any], keras: dict[str, Any] | None, path: Path) -> N
     axes.set_ylabel("validation bits per character")
     axes.set_title("War and Peace, one LSTM layer of 512 units")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="best")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 
@@ -204,13 +204,13 @@ def grid_summary(folder: Path) -> list[str]:
     return [f"The drop-in layer: {'; '.join(means)} (docs/results.md).", ""] if means else []
 
 
-def quality_lines(folder: Path) -> list[str]:
+def quality_lines(folder: Path, suffix: str) -> list[str]:
     """Returns what was reached in which time, and draws it; nothing where nothing was measured."""
     quality = newest(folder, "quality.jsonl", "experiment")
     if not quality:
         return []
     keras = newest(folder, "keras.jsonl", "peer").get("keras/tensorflow")
-    draw(quality, keras, REPOSITORY / "docs" / "images" / "quality.svg")
+    draw(quality, keras, REPOSITORY / "docs" / "images" / f"quality{suffix}.svg")
     head = "Default recipe, judged with carried state:"
     return [head, "", *table(quality), "", *keras_lines(quality, keras), ""]
 
@@ -229,15 +229,16 @@ def main() -> None:
     folders = machine_folders(RESULTS)
     for folder in folders:
         suffix, machine = image_suffix(folder, folders), machine_line(folder)
-        block, steps = quality_lines(folder), step_lines(folder)
+        block, steps = quality_lines(folder, suffix), step_lines(folder)
         page += [f"## {folder.name}", "", machine, "", *block]
         if block:
-            page += ["![quality against time](images/quality.svg)", ""]
+            page += [f"![quality against time](images/quality{suffix}.svg)", ""]
             page += ["Each row: `python benchmarks/quality.py EXPERIMENT TEXT`.", ""]
         page += [*steps, "By `python benchmarks/training_step.py`.", ""] if steps else []
         page += [*layer_lines(folder, suffix), *series_page(folder)]
         if folder == folders[0]:  # the README tells of one machine
-            summary = [machine, "", *block, "![quality against time](docs/images/quality.svg)", ""]
+            summary = [machine, "", *block]
+            summary += ["![quality against time](docs/images/quality.svg)", ""] if block else []
             summary += [*steps, *grid_summary(folder)]
             summary += decode_page(decode_rows(folder), f"docs/images/decode{suffix}.svg")
     told = [series_summary(folder) for folder in folders]
