@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fastlstm.forecast_run import train_forecaster
 from fastlstm.report.history import read_history
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import find_checkpoint
+from fastlstm.training.forecast_trainer import ForecastTrainer
 from series_frames import long_table
 
 QUICK: dict[str, Any] = {
@@ -247,3 +249,23 @@ def test_a_report_that_cannot_be_written_is_a_warning(path: str, tmp_path: Path)
     config = ForecastConfig(**{**QUICK, "steps": 3})
     train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
     assert any(e["event"] == "message" and e["level"] == "warning" for e in events)
+
+
+def test_the_time_left_counts_the_evaluations_to_come(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastlstm.training import forecast_trainer
+
+    monkeypatch.setattr(forecast_trainer, "_LOG_S", 0.0)
+    evaluate = ForecastTrainer._validation_loss
+
+    def slow(trainer: ForecastTrainer, rows: Any) -> float:
+        time.sleep(0.2)
+        return evaluate(trainer, rows)
+
+    monkeypatch.setattr(ForecastTrainer, "_validation_loss", slow)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), observers=[events.append])
+    first = next(k for k, event in enumerate(events) if event["event"] == "eval")
+    left = next(event["eta_s"] for event in events[first:] if event["event"] == "step")
+    assert left > 4 * 0.2  # of five evaluations four are to come

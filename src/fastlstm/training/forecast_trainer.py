@@ -409,7 +409,10 @@ class ForecastTrainer:
         spent = max(progress.train_s - train_s, 1e-9)
         steps_left = (self.plan.ending.total_steps or 0) - progress.step
         budget_s, per_step = self.plan.ending.budget_s, spent / max(progress.step - step, 1)
-        left = steps_left * per_step if budget_s is None else budget_s - self.elapsed_s()
+        evaluations_left = self.plan.evaluations - progress.evaluations
+        left = steps_left * per_step + evaluations_left * self._reserve_s / 2
+        if budget_s is not None:
+            left = budget_s - self.elapsed_s()
         event: Event = {
             "event": "step",
             "step": progress.step,
