@@ -120,7 +120,7 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "needed", "advice"),
-    [({}, 30, "; --input-size 23 takes all"), ({"tbptt": 12}, 18, "")],
+    [({}, 30, "; --input-size 18 takes all"), ({"tbptt": 12}, 18, "")],
 )
 def test_series_too_short_to_be_trained_on_are_named(
     given: dict[str, Any], needed: int, advice: str
@@ -136,8 +136,25 @@ def test_series_too_short_to_be_trained_on_are_named(
         f" not trained on{advice}"
     ]
     events.clear()
+    if advice:  # what is told to be enough is
+        smaller = ForecastConfig(**{**QUICK, "steps": 1, "input_size": 18})
+        train_forecaster(whole.take(keep), smaller, observers=[events.append])
     train_forecaster(whole.take([*keep, keep[-1] + 1]), config, observers=[events.append])
     assert not [e for e in events if "not trained on" in e.get("text", "")]
+
+
+@pytest.mark.parametrize("polls", [0, 1])
+def test_a_stop_while_evaluations_are_measured_is_resumed(
+    path: str, tmp_path: Path, polls: int
+) -> None:
+    quick = {**QUICK, "steps": None, "budget": "1s"}
+    with pytest.raises(Stopped, match="checkpoint-0 is saved"):
+        train_forecaster(path, ForecastConfig(**quick), out=tmp_path / "run", stop=StopAt(polls))
+    assert find_checkpoint(RunDirectory(tmp_path / "run"))[0] is not None
+    train_forecaster(path, ForecastConfig(**quick), out=tmp_path / "run", resume=True)
+    found, _ = find_checkpoint(RunDirectory(tmp_path / "run"))
+    assert found is not None
+    assert found.meta["valid_windows"] > 0
 
 
 def test_the_input_that_is_chosen_is_for_most_series() -> None:

@@ -43,7 +43,6 @@ from fastlstm.training.forecast_plan import (
     choose_architecture,
     choose_ending,
     flop_per_window,
-    forecasts_per_epoch,
     note_of_short_series,
     training_loader,
 )
@@ -175,8 +174,7 @@ class _Session(RunSession):
             (lambda t: self._save(t, stored, valid)) if self._has_run else None,
         )  # fmt: skip
         with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
-            windows = forecasts_per_epoch(config, sizes, loader), len(valid)
-            self._announce(stored, dataset, plan, windows, found)
+            self._announce(stored, dataset, plan, (loader.num_windows, len(valid)), found)
             for note in dataset.notes:
                 self.say("info", note)
             short = note_of_short_series(config, sizes, dataset, split)
@@ -391,7 +389,7 @@ def _set_since(start: StoredForecaster, config: ForecastConfig) -> dict[str, Any
     """
     now, then = dataclasses.asdict(config), dataclasses.asdict(start.given)
     changed = {name: value for name, value in now.items() if value != then[name]}
-    for name in changed.keys() - _MAY_DIFFER:
+    for name in sorted(changed.keys() - _MAY_DIFFER):
         raise ConfigError(
             f"{name} is {changed[name]!r} and was {then[name]!r} at fit: partial_fit goes on with"
             f" that network; set {name} back, or call fit"

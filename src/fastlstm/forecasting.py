@@ -361,7 +361,7 @@ class Forecaster(Estimator):
 
 
 def _warn(event: Event) -> None:
-    """Hands a warning of the training to Python's own, which shows it where nobody observes."""
+    """Hands a warning of the training to Python's own: `fit` prints nothing else."""
     if event["event"] == "message" and event["level"] == "warning":
         warnings.warn(event["text"], stacklevel=2)
 

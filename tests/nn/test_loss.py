@@ -198,3 +198,13 @@ def test_wrong_arguments_are_named(changes, message):
 def test_chunk_rows_must_be_positive():
     with pytest.raises(ShapeError, match="chunk_rows is 0, expected at least 1"):
         projected_cross_entropy(*make_inputs(3, 2, 2), chunk_rows=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's tracer does that
+def test_the_loss_is_traced_whole():
+    torch.manual_seed(0)
+    features, weight = torch.randn(8, 32, requires_grad=True), torch.randn(5, 32)
+    targets = torch.randint(0, 5, (8,))
+    traced = torch.compile(projected_cross_entropy, backend="eager", fullgraph=True)
+    loss = traced(features, weight, None, targets)
+    torch.testing.assert_close(loss, projected_cross_entropy(features, weight, None, targets))

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FastLSTMError as error:
         # Being stopped is no error: its message says what is saved and how to go on.
         word = "" if isinstance(error, Stopped) else "error: "
-        return _fail(f"{word}{_as_typed(arguments, str(error))}", error.exit_code)
+        return _fail(f"{word}{error}", error.exit_code)
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_PIPE_CLOSED
@@ -103,15 +103,12 @@ def _dispatch(arguments: list[str]) -> int:
         elif name == "evaluate":
             sys.stdout.write("\nOf a forecaster: fastlstm evaluate RUN --help\n")
         return EXIT_OK
+    except FastLSTMError as error:
+        if name in ABOUT_TABLES:  # what Python calls a parameter is a flag here
+            from fastlstm.cli.series_options import in_flags
 
-
-def _as_typed(arguments: list[str], message: str) -> str:
-    """Returns an error about a table with flags where Python's parameters are named."""
-    if not arguments or module_of(arguments[0], arguments[1:]) not in ABOUT_TABLES:
-        return message
-    from fastlstm.cli.series_options import in_flags
-
-    return in_flags(message)
+            error.args = (in_flags(str(error)),)
+        raise
 
 
 def command(name: str) -> Command:

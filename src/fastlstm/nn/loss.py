@@ -169,9 +169,8 @@ class _NativeCrossEntropy(torch.autograd.Function):
             *p, d = ctx.saved_tensors
             found = gradients_of(Projection(*p), d, float(scale), ctx.needs_input_grad[:3])
         else:
-            found = tuple(None if g is None else g * scale for g in ctx.saved_tensors)
-        pairs = zip(found, ctx.dtypes, strict=True)
-        return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
+            found = _scaled(ctx.saved_tensors, scale)
+        return _gradients(found, ctx.dtypes)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -229,9 +228,21 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             d = wide.to(w.dtype)
             found = (torch.mm(d, w) if need_f else None, torch.mm(d.t(), f) if need_w else None, db)
         else:
-            found = tuple(None if g is None else g * scale for g in ctx.saved_tensors)
-        pairs = zip(found, ctx.dtypes, strict=True)
-        return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
+            found = _scaled(ctx.saved_tensors, scale)
+        return _gradients(found, ctx.dtypes)
+
+
+def _scaled(saved: tuple[Tensor | None, ...], scale: Tensor) -> tuple[Tensor | None, ...]:
+    """Returns what forward has formed, times the gradient of the loss."""
+    return tuple(None if g is None else g * scale for g in saved)
+
+
+def _gradients(
+    found: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns gradients of all arguments of forward, in the dtypes of the first three."""
+    pairs = zip(found, dtypes, strict=True)
+    return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
 
 
 def _chunk_gradient(
@@ -273,7 +284,8 @@ def _check(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
-    if targets.device.type == "cpu" and targets.numel() > 0:
+    is_traced = torch.compiler.is_compiling()  # values are not known, and torch checks them itself
+    if targets.device.type == "cpu" and targets.numel() > 0 and not is_traced:
         low, high = (int(t) for t in targets.aminmax())
         if not 0 <= low <= high < weight.shape[0]:
             raise ShapeError(

@@ -201,10 +201,10 @@ def forward(
     variant = _variant(s, cell, first_row, kept)
     kernel.forward(
         threads, T, B, I, H,
-        rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens),
-        weights.data_ptr(), *map(_address, state), *map(_address, whole),
+        rows.data_ptr(), rows.shape[0], rows.shape[1], address_of(tokens),
+        weights.data_ptr(), *map(address_of, state), *map(address_of, whole),
         y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
-        *(map(_address, kept[:2]) if kept is not None else (0, 0)),
+        *(map(address_of, kept[:2]) if kept is not None else (0, 0)),
         0 if variant is None else variant.native.address,
     )  # fmt: skip
     return y, hT, cT, kept
@@ -240,7 +240,7 @@ def backward(
     threads = num_threads(B, I, H)
     weights = _scratch(kernel.backward_bytes(I, H))
     w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
-    kernel.pack(threads, True, I, H, _address(w_ih), _address(w_hh), 0, 0, weights.data_ptr())
+    kernel.pack(threads, True, I, H, address_of(w_ih), address_of(w_hh), 0, 0, weights.data_ptr())
     rows = elements(s.rows, is_bf16)
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
     d_state = [_floats(t) for t in grads[1:]]
@@ -258,9 +258,9 @@ def backward(
     variant = _variant(s, cell, first_row, kept)
     kernel.backward(
         threads, T, B, I, H,
-        rows.data_ptr(), rows.shape[0], rows.shape[1], _address(tokens), weights.data_ptr(),
-        *map(_address, (h0, mask, begins, ends, y, kept.cells, kept.gates, dy, *d_state)),
-        *map(_address, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
+        rows.data_ptr(), rows.shape[0], rows.shape[1], address_of(tokens), weights.data_ptr(),
+        *map(address_of, (h0, mask, begins, ends, y, kept.cells, kept.gates, dy, *d_state)),
+        *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
         0 if variant is None else variant.native.address,
     )  # fmt: skip
     return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
@@ -280,7 +280,7 @@ def _variant(s: Sequence, cell: Cell, first_row: int, kept: Kept | None) -> _Var
     norm = tuple(_floats(t) for t in s.norm)
     tensors = (_dense(s.seed), *norm, *(kept[2:] if kept is not None else (None, None)))
     return _Variant(
-        hardware.native().LSTMVariant(*cell, first_row, *map(_address, tensors)), tensors
+        hardware.native().LSTMVariant(*cell, first_row, *map(address_of, tensors)), tensors
     )
 
 
@@ -289,7 +289,7 @@ def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
     _, _, I, H = s.sizes  # noqa: E741
     packed = empty((kernel.forward_bytes(I, H),), torch.uint8)
     given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
-    kernel.pack(threads, False, I, H, *map(_address, given), packed.data_ptr())
+    kernel.pack(threads, False, I, H, *map(address_of, given), packed.data_ptr())
     return packed
 
 
@@ -397,7 +397,8 @@ def _scratch(size: int) -> Tensor:
     return found
 
 
-def _address(t: Tensor | None) -> int:
+def address_of(t: Tensor | None) -> int:
+    """Returns where a tensor lies, 0 for none."""
     return 0 if t is None else t.data_ptr()
 
 

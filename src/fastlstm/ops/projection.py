@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fastlstm.ops.native_call import empty, fastest_kernels
+from fastlstm.ops.native_call import address_of, empty, fastest_kernels, padded_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INNER = 32
 _MIN_FLOP = 1 << 20
 """Less work than this runs on one thread: meeting the others would cost more."""
 
@@ -45,9 +44,9 @@ def is_native(features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torc
         return False
     if weight.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
         return False
-    if dtype == torch.bfloat16:
-        return features.shape[1] % _INNER == 0
-    return dtype == torch.float32
+    H = features.shape[1]
+    is_whole = padded_columns(H, dtype == torch.bfloat16) == H
+    return dtype in (torch.float32, torch.bfloat16) and is_whole
 
 
 def logits_gradient(p: Projection) -> Tensor:
@@ -106,13 +105,9 @@ def _call(
     N, H = p.features.shape
     V = p.weight.shape[0]
     threads = 1 if 2 * N * H * V < _MIN_FLOP else torch.get_num_threads()
-    df, dw, db = (0 if t is None else t.data_ptr() for t in gradients)
-    bias, target, nat, gradient = (
-        0 if t is None else t.data_ptr() for t in (p.bias, targets, nats, d)
-    )
     fastest_kernels(_is_bf16(p)).project(
-        threads, N, H, V, p.features.data_ptr(), p.weight.data_ptr(), bias, target, nat, gradient,
-        scale, df, dw, db,
+        threads, N, H, V, *map(address_of, (*p, targets, nats, d)), scale,
+        *map(address_of, gradients),
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +61,8 @@ class StreamLoader:
         ends: the row behind the last to be used of each segment, shape ``(S,)``, int64.
         length: rows of a chunk that are read.
         horizon: rows behind them that come along.
-        phases: how many first rows a series should at least be able to begin at.
+        segment: rows after which a forecast is made; `length` is a multiple of it. A long series
+            begins at any of so many first rows.
         batch_size: lanes; fewer where there are fewer chunks.
         stretch: rows after which a series is cut, so that its parts are shuffled, too.
         seed: of the orders.
@@ -70,6 +70,7 @@ class StreamLoader:
 
     Attributes:
         num_chunks: chunks in every epoch.
+        num_windows: forecasts in every epoch.
         steps_per_epoch: batches in every epoch.
         wait_s: seconds that the caller has waited for batches: copying is not done ahead.
 
@@ -83,7 +84,7 @@ class StreamLoader:
         ends: NDArray[np.int64],
         length: int,
         horizon: int,
-        phases: int,
+        segment: int,
         batch_size: int,
         stretch: int,
         seed: int = 0,
@@ -99,12 +100,13 @@ class StreamLoader:
                 f" has {longest}; give longer series, or a smaller tbptt or horizon"
             )
         usable = usable[self._segments]
-        self._counts = np.maximum(1, (usable - (phases - 1)) // length)
+        self._counts = np.maximum(1, (usable - (segment - 1)) // length)
         self._slack = usable - self._counts * length
         self._table, self._length, self._horizon = table, length, horizon
         self._per_stretch = max(1, stretch // length)
         self._seed, self._should_stop = seed, should_stop
         self.num_chunks = int(self._counts.sum())
+        self.num_windows = self.num_chunks * (length // segment)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
         self._epoch = self._order(0)
         self._position = {"epoch": 0, "index": 0}
@@ -145,15 +147,7 @@ class StreamLoader:
         epoch, index = read_position(state, self.steps_per_epoch, "table")
         self._position = {"epoch": epoch, "index": index}
 
-    def __enter__(self) -> StreamLoader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Does nothing; a `WindowLoader` ends its thread here."""
 
     def _order(self, epoch: int) -> _Epoch:

@@ -43,6 +43,7 @@ def choose_architecture(
             f" needs {config.horizon + 1} at least; give longer series or a smaller horizon"
         )
     usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
+    # Where most are too short for an input longer than the horizon, the long ones decide.
     input_size, segment = _sizes(config, usual if usual > 3 * config.horizon else longest)
     in_rows = [name for name in roles.categorical if name in table.columns]
     return ForecasterConfig(
@@ -121,16 +122,6 @@ def training_loader(
     )  # fmt: skip
 
 
-def forecasts_per_epoch(
-    config: ForecastConfig, sizes: ForecasterConfig, loader: WindowLoader | StreamLoader
-) -> int:
-    """Returns how many forecasts an epoch trains: one per window, or per segment of a stream."""
-    if isinstance(loader, StreamLoader):
-        assert config.tbptt is not None
-        return loader.num_chunks * (config.tbptt // sizes.segment)
-    return loader.num_windows
-
-
 def note_of_short_series(
     config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
@@ -145,9 +136,10 @@ def note_of_short_series(
         f"{len(short):,} of {len(longest):,} series have no {needed} training rows on end, first"
         f" '{first}' with {longest[short[0]]:,}: not trained on"
     )
-    if config.tbptt is not None or least <= sizes.horizon:
+    fitting = (least - sizes.horizon) // sizes.segment * sizes.segment
+    if config.tbptt is not None or fitting < 1:
         return told
-    return f"{told}; --input-size {least - sizes.horizon} takes all"
+    return f"{told}; --input-size {fitting} takes all"
 
 
 def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:

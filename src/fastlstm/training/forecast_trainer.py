@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ class ForecastTrainer:
         save: Callable[[ForecastTrainer], None] | None = None,
     ) -> None:
         self.model, self.inputs, self.plan, self.emit = model, inputs, plan, emit
-        self._all_valid, self._valid = valid, valid.rows(_MIN_VALID_WINDOWS)
+        self._all_valid, self._valid = valid, valid.rows(0)  # chosen when training begins
         self._stop, self._save_with = stop, save
         self._state = TrainingState(
             model,
@@ -147,7 +147,7 @@ class ForecastTrainer:
         self._carried: Carried | None = None
         self._best: dict[str, Tensor] = {}
         self._losses: list[float] = []
-        self._bad, self._saved_step, self._reserve_s = 0, -1, 0.0
+        self._bad, self._saved_step, self._evaluation_s = 0, -1, 0.0
         self._began = self._logged = self._saved = time.perf_counter()
         self._logged_state, self._earlier_s = (0, 0, 0.0, 0.0), 0.0
 
@@ -170,14 +170,17 @@ class ForecastTrainer:
         torch.manual_seed(self.plan.seed)
         if found is not None:
             self._restore(found)
-        most = self._affordable() if found is None else found.meta.get("valid_windows")
-        self._valid = self._all_valid.rows(most)
         progress = self.progress
         self._began = time.perf_counter() - progress.elapsed_s
         due = int(self._done() * self.plan.evaluations)  # fewer than before, if the end is later
         progress.evaluations = min(progress.evaluations, due)
         try:
-            with self._loader:
+            with closing(self._loader):
+                if found is not None and found.step > 0:
+                    most = found.meta.get("valid_windows")
+                else:
+                    most = self._affordable()
+                self._valid = self._all_valid.rows(most)
                 if found is None:
                     self._save_if_possible()
                 reason = self._loop()
@@ -272,7 +275,8 @@ class ForecastTrainer:
         return plan.ending.text
 
     def _done(self) -> float:
-        return self.plan.ending.progress(self.progress.step, self.elapsed_s(), self._reserve_s)
+        reserve_s = 2 * self._evaluation_s  # of a budget, for the last evaluation and calibration
+        return self.plan.ending.progress(self.progress.step, self.elapsed_s(), reserve_s)
 
     def _save_is_due(self) -> bool:
         every = self.plan.checkpoint_every
@@ -373,7 +377,7 @@ class ForecastTrainer:
         if is_best:
             self._best, progress.best_loss, progress.best_step = kept, loss, progress.step
         seconds = time.perf_counter() - started
-        self._reserve_s = 2 * seconds  # of a budget, for the last evaluation and the calibration
+        self._evaluation_s = seconds
         self.emit(
             {
                 "event": "eval",
@@ -410,7 +414,7 @@ class ForecastTrainer:
         steps_left = (self.plan.ending.total_steps or 0) - progress.step
         budget_s, per_step = self.plan.ending.budget_s, spent / max(progress.step - step, 1)
         evaluations_left = self.plan.evaluations - progress.evaluations
-        left = steps_left * per_step + evaluations_left * self._reserve_s / 2
+        left = steps_left * per_step + evaluations_left * self._evaluation_s
         if budget_s is not None:
             left = budget_s - self.elapsed_s()
         event: Event = {
