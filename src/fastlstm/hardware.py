@@ -405,20 +405,30 @@ def _best_seconds(call: Callable[[], object]) -> float:
     return best
 
 
-@functools.cache
 def join_openmp() -> bool:
     """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded.
 
+    Cheap enough for every call: it looks again only when a library was loaded since.
+
     Returns:
-        False where none is found; the kernels then start threads of their own.
+        False where none is found, and in a forked child, where the runtime has lost its threads;
+        the kernels then start threads of their own.
     """
+    module = native()
+    if not module.has_openmp():
+        _look_for_openmp(module.libraries_loaded())
+    return bool(module.has_openmp())
+
+
+@functools.lru_cache(maxsize=1)
+def _look_for_openmp(_libraries_loaded: int) -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
-        return False
+        return
     loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
     runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
     # Another library may have brought a runtime of its own; torch's lies beside torch.
-    return any(map(native().use_openmp, sorted(runtimes, key=_beside_torch)))
+    any(map(native().use_openmp, sorted(runtimes, key=_beside_torch)))
 
 
 def _beside_torch(path: str) -> tuple[bool, str]:

@@ -2,6 +2,9 @@
 
 import ctypes
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -290,6 +293,47 @@ def test_one_call_at_a_time(make_model):
     assert all("in use by another call" in message for message in met)
 
 
+def test_a_stream_that_is_being_run_is_left_alone(make_model):
+    decoder = Decoder.of(make_model(rnn_size=200))
+    streams = [decoder.stream() for _ in range(2)]
+    for s in streams:
+        s.set(Sampling(seed=3))
+        s.feed([1])
+        s.begin(10**9)
+    stream, undisturbed = streams
+    blob = stream.save()
+    methods = (
+        lambda: stream.set(Sampling(seed=7)),
+        lambda: stream.feed([2]),
+        lambda: stream.begin(5),
+        stream.take,
+        stream.take_scores,
+        stream.save,
+        lambda: stream.restore(blob),
+        stream.fork,
+        lambda: stream.native.num_waiting,
+    )
+    native = [stream.native]
+    thread = threading.Thread(target=decoder._native.run, args=(native, 200_000, 1))
+    thread.start()
+
+    def save_until_refused():
+        while thread.is_alive():
+            stream.save()
+
+    with pytest.raises(RuntimeError, match="in use by another call"):
+        save_until_refused()
+    native.clear()  # the call holds its streams
+    for method in methods:
+        with pytest.raises(RuntimeError, match="in use by another call"):
+            method()
+    assert stream.is_running
+    thread.join()
+    decoder.run([undisturbed], 200_000, 1)
+    assert stream.take() == undisturbed.take()
+    assert stream.save() == undisturbed.save()
+
+
 def test_wrong_use_is_refused(make_model):
     decoder = Decoder.of(make_model())
     stream = decoder.stream()
@@ -361,3 +405,119 @@ def test_a_stop_may_not_begin_in_the_prompt(make_model):
     assert written([[5, text[0]]]) == (text, "length")
     at = next(k for k in range(30) if text[k : k + 2] == text[6:8])
     assert written([[5, text[0]], text[6:8]]) == (text[: at + 2], "stop")
+
+
+DECODE = """
+import numpy as np
+from fastlstm.config import ModelConfig
+from fastlstm.infer.decoder import Decoder
+
+V, E, H = 20, 8, 64
+shapes = {
+    "embedding.weight": (V, E),
+    "layers.0.weight_ih_l0": (4 * H, E),
+    "layers.0.weight_hh_l0": (4 * H, H),
+    "layers.0.bias_ih_l0": (4 * H,),
+    "layers.0.bias_hh_l0": (4 * H,),
+    "output.weight": (V, H),
+    "output.bias": (V,),
+}
+rng = np.random.default_rng(0)
+weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+decoder = Decoder(weights, ModelConfig(V, E, H, 1))
+
+def write(threads):
+    stream = decoder.stream()
+    stream.feed([1])
+    stream.begin(20)
+    decoder.run([stream], 100, threads)
+    return stream.take()
+"""
+SEQUENCE = """
+import torch
+import fastlstm
+
+torch.set_num_threads(2)
+layer, x = fastlstm.LSTM(64, 64), torch.ones(9, 32, 64)
+with torch.no_grad():
+    large = torch.ones(2048, 512)
+    large @ large.T  # starts the threads of torch's OpenMP
+    layer(x)
+"""
+FORK = """
+import os, signal, threading
+
+def of_a_child(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if work() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def run_alone(code):
+    """Runs a program in a process of its own, with two threads."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("before", ["", SEQUENCE], ids=["decoder", "torch"])
+def test_a_forked_child_writes(before):
+    test = """
+expected = write(2)
+assert of_a_child(lambda: write(2) == expected) == 0
+grandchild = lambda: write(2) == expected and of_a_child(lambda: write(2) == expected) == 0
+assert of_a_child(grandchild) == 0
+assert write(2) == expected
+"""
+    run_alone(before + DECODE + FORK + test)
+
+
+def test_a_child_forked_during_a_call_writes():
+    test = """
+expected = write(2)
+is_over = False
+
+def call():
+    while not is_over:
+        write(2)
+
+thread = threading.Thread(target=call)
+thread.start()
+codes = {of_a_child(lambda: write(2) == expected) for _ in range(20)}
+is_over = True
+thread.join()
+assert codes == {0}, codes
+"""
+    run_alone(DECODE + FORK + test)
+
+
+def test_a_forked_child_runs_a_sequence():
+    test = """
+expected = layer(x)[0]
+assert of_a_child(lambda: bool((layer(x)[0] == expected).all())) == 0
+"""
+    run_alone(SEQUENCE + "torch.set_grad_enabled(False)\n" + FORK + test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries are found by /proc/self/maps")
+def test_torch_imported_after_a_decoder_shares_its_threads():
+    test = """
+from fastlstm import hardware
+
+expected = write(2)
+assert not hardware.join_openmp()
+import torch
+assert hardware.join_openmp()
+assert write(2) == expected
+assert hardware.native().has_openmp()
+"""
+    run_alone(DECODE + test)

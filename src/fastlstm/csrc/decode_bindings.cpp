@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <utility>
 
 #include "cpu/threads.h"
 #include "decode_stream.h"
@@ -15,6 +16,24 @@ using namespace nb::literals;
 
 namespace fastlstm {
 namespace {
+
+// Keeps a stream from any other call while it lives: `run` reads and writes it without the GIL.
+class Hold {
+ public:
+  explicit Hold(Stream& stream) : stream_(&stream) {
+    if (stream.is_busy.exchange(true)) {
+      throw std::runtime_error(
+          "a stream is in use by another call, or given twice; wait for that call to return");
+    }
+  }
+  Hold(Hold&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  ~Hold() {
+    if (stream_ != nullptr) stream_->is_busy = false;
+  }
+
+ private:
+  Stream* stream_;
+};
 
 // A model whose arrays someone else keeps.
 class Model {
@@ -43,9 +62,11 @@ class Model {
   // Has every stream read up to `steps` tokens, and write after them.
   void run(const nb::list& streams, int64_t steps, int threads) {
     if (steps < 1 || threads < 1) throw nb::value_error("steps and threads must be at least 1");
+    const nb::tuple kept(streams);  // the list may change
     std::vector<Stream*> found;
-    for (const auto& item : streams) found.push_back(nb::cast<Stream*>(item));
-    const Hold hold(found);
+    for (const auto& item : kept) found.push_back(nb::cast<Stream*>(item));
+    std::vector<Hold> holds;
+    for (Stream* s : found) holds.emplace_back(*s);
     for (const Stream* s : found) {
       if (s->vocab_size != model_.V || s->hidden_size != model_.H || s->num_layers != model_.L) {
         throw nb::value_error("a stream of a model of other sizes");
@@ -70,29 +91,6 @@ class Model {
   }
 
  private:
-  // Keeps streams from being used by two calls at once, and from being given twice.
-  class Hold {
-   public:
-    explicit Hold(const std::vector<Stream*>& streams) : streams_(streams) {
-      for (; held_ < streams.size(); ++held_) {
-        if (streams[held_]->is_busy.exchange(true)) {
-          let_go();
-          throw std::runtime_error("a stream is in use by another call, or given twice");
-        }
-      }
-    }
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
-    ~Hold() { let_go(); }
-
-   private:
-    void let_go() {
-      while (held_ > 0) streams_[--held_]->is_busy = false;
-    }
-    const std::vector<Stream*>& streams_;
-    size_t held_ = 0;
-  };
-
   static DecodeMatrix matrix(const std::vector<Address>& from, size_t at) {
     return {pointer<const void>(from[at]), pointer<const float>(from[at + 1]),
             pointer<const int32_t>(from[at + 2])};
@@ -204,26 +202,49 @@ void bind_decode(nb::module_& m) {
       .def_rw("stops", &Settings::stops);
   nb::class_<Stream>(m, "DecodeStream")
       .def(nb::init<int64_t, int64_t, int64_t>(), "vocab_size"_a, "hidden_size"_a, "num_layers"_a)
-      .def("set", &Stream::set)
-      .def("feed", &Stream::feed)
-      .def("begin", &Stream::begin)
+      .def("set",
+           [](Stream& s, const Settings& settings) {
+             const Hold hold(s);
+             s.set(settings);
+           })
+      .def("feed",
+           [](Stream& s, const std::vector<int32_t>& tokens) {
+             const Hold hold(s);
+             s.feed(tokens);
+           })
+      .def("begin",
+           [](Stream& s, int64_t room) {
+             const Hold hold(s);
+             s.begin(room);
+           })
       .def_prop_ro("status", &status_name)
-      .def_ro("room", &Stream::room)
-      .def_prop_ro("num_waiting", [](const Stream& s) { return s.given.size(); })
-      .def("take", [](Stream& s) { return taken(s.written); })
+      .def_prop_ro("room", [](const Stream& s) { return s.room.load(); })
+      .def_prop_ro("num_waiting",
+                   [](Stream& s) {
+                     const Hold hold(s);
+                     return s.given.size();
+                   })
+      .def("take",
+           [](Stream& s) {
+             const Hold hold(s);
+             return taken(s.written);
+           })
       .def("take_scores",
            [](Stream& s) {
+             const Hold hold(s);
              return nb::make_tuple(taken(s.scores.own), taken(s.scores.top_tokens),
                                    taken(s.scores.top));
            })
       .def_prop_ro("state_address",
                    [](const Stream& s) { return reinterpret_cast<Address>(s.state.data()); })
       .def("save",
-           [](const Stream& s) {
+           [](Stream& s) {
+             const Hold hold(s);
              const std::string blob = s.save();
              return nb::bytes(blob.data(), blob.size());
            })
       .def("restore", [](Stream& s, const nb::bytes& blob) {
+        const Hold hold(s);
         s.restore(std::string(blob.c_str(), blob.size()));
       });
 }

@@ -99,7 +99,7 @@ void Stream::begin(int64_t tokens) {
 }
 
 DecodeRow Stream::start(int64_t steps) {
-  const auto size = static_cast<size_t>(std::max<int64_t>(0, std::min(steps, room)));
+  const auto size = static_cast<size_t>(std::max<int64_t>(0, std::min(steps, room.load())));
   const int64_t num_top = sampler_.num_top;
   new_tokens_.resize(size);
   if (num_top >= 0) {
@@ -126,7 +126,7 @@ DecodeRow Stream::start(int64_t steps) {
   row.scores = new_scores_.data();
   row.top_tokens = new_top_tokens_.data();
   row.top_scores = new_top_.data();
-  row.status = row.num_given > 0 ? status : RowStatus::full;
+  row.status = row.num_given > 0 ? status.load() : RowStatus::full;
   return row;
 }
 

@@ -49,8 +49,9 @@ class Stream {
   std::vector<int32_t> given;    // to be read; the first was written where knows_first
   std::vector<int32_t> written;  // since the caller last looked
   TokenScores scores;
-  RowStatus status = RowStatus::full;
-  int64_t room = 0;  // tokens that may still be written
+  // These two may be looked at while a call runs.
+  std::atomic<RowStatus> status{RowStatus::full};
+  std::atomic<int64_t> room{0};  // tokens that may still be written
   bool knows_first = false;
   std::atomic<bool> is_busy{false};
 

@@ -181,6 +181,8 @@ void bind_lstm(nb::module_& m) {
   m.def(
       "use_openmp", [](const std::string& library) { return use_openmp(library.c_str()); },
       "library"_a);
+  m.def("has_openmp", &has_openmp);
+  m.def("libraries_loaded", &libraries_loaded);
 }
 
 }  // namespace fastlstm

@@ -134,9 +134,12 @@ class Decoder:
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
         """Has every running stream read up to `steps` tokens, and write after the last it was fed.
 
-        A stream's text does not depend on the others, on `steps` or on `threads`. The streams may
-        be used by one call at a time. Without `threads`, what was fastest of late is chosen: on
-        cores that are busy otherwise one thread can be.
+        A stream's text does not depend on the others, on `steps` or on `threads`. Without
+        `threads`, what was fastest of late is chosen: on cores that are busy otherwise one thread
+        can be.
+
+        Raises:
+            RuntimeError: another call has one of the streams, or it is given twice.
         """
         hardware.join_openmp()
         native = [stream.native for stream in streams]
@@ -252,6 +255,9 @@ class Pace:
 
 class Stream:
     """One text being written: what the model has read, what it is to read, how it chooses.
+
+    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
+    only; everything else raises a RuntimeError.
 
     Attributes:
         decoder: the model.

@@ -1,6 +1,7 @@
 #include "cpu/threads.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <climits>
 #include <condition_variable>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #if defined(__linux__)
+#include <link.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -46,30 +48,22 @@ void wake_all(std::atomic<uint32_t>& word) { word.notify_all(); }
 
 // The entry points of an OpenMP runtime that is already in the process.
 struct OpenMP {
-  void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
-  int (*thread_num)() = nullptr;
-  int (*num_threads)() = nullptr;
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*thread_num)();
+  int (*num_threads)();
 };
-OpenMP openmp;
+std::atomic<const OpenMP*> openmp{nullptr};
 
 struct Call {
   void (*body)(void*, Member);
   void* context;
   Barrier barrier;
+  const OpenMP* openmp;
 };
 
 // Threads that sleep between calls. One call at a time; a second caller waits its turn.
 class Pool {
  public:
-  ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
-
   void run(int threads, Call& call) {
     std::lock_guard turn(turn_);
     {
@@ -93,8 +87,7 @@ class Pool {
   void serve(int index, uint64_t seen) {
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return is_over_ || generation_ != seen; });
-      if (is_over_) return;
+      wake_.wait(lock, [&] { return generation_ != seen; });
       seen = generation_;
       if (index >= count_) continue;
       Call& call = *call_;
@@ -115,14 +108,21 @@ class Pool {
   int count_ = 0;
   int pending_ = 0;
   uint64_t generation_ = 0;
-  bool is_over_ = false;
 };
 
-Pool& pool() {
-  // Never destroyed: its threads may still be asleep when the process ends.
-  static Pool* const instance = new Pool;
-  return *instance;
+// Never destroyed: its threads may still be asleep when the process ends.
+std::atomic<Pool*> pool{new Pool};
+std::atomic<bool> is_forked{false};
+
+// A child of fork() has one thread. The workers of the pool and of libgomp are not in it, whatever
+// they were doing when it was made, and locks may be held by threads that it does not have. So it
+// begins with a new pool, and stays with it: libgomp would wait for its workers for ever.
+void start_anew() {
+  pool = new Pool;
+  openmp = nullptr;
+  is_forked = true;
 }
+[[maybe_unused]] const int handler = pthread_atfork(nullptr, nullptr, start_anew);
 
 }  // namespace
 
@@ -145,22 +145,26 @@ void Barrier::wait(int count) {
 }
 
 void run_team(int threads, void (*body)(void*, Member), void* context) {
-  Call call{body, context, {}};
+  const OpenMP* const runtime = openmp;
+  Call call{body, context, {}, runtime};
   if (threads <= 1) {
     body(context, {0, 1, &call.barrier});
-  } else if (openmp.parallel != nullptr) {
-    openmp.parallel(
+  } else if (runtime != nullptr) {
+    runtime->parallel(
         [](void* data) {
           auto& shared = *static_cast<Call*>(data);
-          shared.body(shared.context, {openmp.thread_num(), openmp.num_threads(), &shared.barrier});
+          const Member me{shared.openmp->thread_num(), shared.openmp->num_threads(),
+                          &shared.barrier};
+          shared.body(shared.context, me);
         },
         &call, static_cast<unsigned>(threads), 0);
   } else {
-    pool().run(threads, call);
+    pool.load()->run(threads, call);
   }
 }
 
 bool use_openmp(const char* library) {
+  if (is_forked) return false;
   void* handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
   if (handle == nullptr) return false;
   OpenMP found;
@@ -168,8 +172,22 @@ bool use_openmp(const char* library) {
   found.thread_num = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_thread_num"));
   found.num_threads = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_num_threads"));
   if (!found.parallel || !found.thread_num || !found.num_threads) return false;
-  openmp = found;
+  openmp = new OpenMP(found);  // never deleted: a team may still run on the one before
   return true;
 }
+
+uint64_t libraries_loaded() {
+  unsigned long long count = 0;
+#if defined(__linux__)
+  const auto read = [](dl_phdr_info* info, size_t, void* out) {
+    *static_cast<unsigned long long*>(out) = info->dlpi_adds;
+    return 1;
+  };
+  dl_iterate_phdr(read, &count);
+#endif
+  return count;
+}
+
+bool has_openmp() { return openmp.load() != nullptr; }
 
 }  // namespace fastlstm

@@ -34,7 +34,13 @@ void run_team(int threads, Body&& body) {
 //
 // A second pool of threads beside torch's would fight it for the cores: an OpenMP worker keeps
 // spinning after its work is done. Returns false when the library is not there or has no
-// GOMP_parallel; then teams run on threads of our own.
+// GOMP_parallel; then teams run on threads of our own. So they do in a child of fork(): the
+// threads of the runtime are not in it.
 bool use_openmp(const char* library);
+bool has_openmp();
+
+// How many libraries this process has loaded so far, those at its start included; 0 where the
+// system does not say. While it stays, a library that was not found is still not there.
+uint64_t libraries_loaded();
 
 }  // namespace fastlstm

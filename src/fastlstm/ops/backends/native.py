@@ -97,4 +97,7 @@ def _slower(table: Any, threads: int) -> Iterator[str]:
         which = "with slow" if slow else "without"
         yield f"{which} bf16 instructions it multiplies at the speed of fp32"
     if threads > 1 and not hardware.join_openmp():
-        yield "its threads stand beside torch's: no OpenMP runtime to share was found"
+        yield (
+            "its threads stand beside torch's: there is no OpenMP runtime to share (after a fork"
+            " none can be shared)"
+        )
