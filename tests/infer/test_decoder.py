@@ -115,6 +115,24 @@ def texts(decoder, count, *, threads, steps, order=1, alone=False):
 
 
 @pytest.mark.parametrize("weights", FORMATS)
+def test_long_memories_decay_as_their_forget_gates_say(make_model, isa, weights):
+    model = make_model(rnn_size=41)
+    forget = torch.arange(-20.0, 21.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.layers[0].bias_ih_l0[41:82] = forget
+    stream = Decoder.of(model, weights).stream()
+    stream.feed([0] * 65)  # the last one waits for what is to be written after it
+    stream.begin(0)
+    state_of(stream)[41:] = 1.0
+    stream.decoder.run([stream], 65)
+    lost = 1 - state_of(stream)[41:].astype(np.float64)[24:] ** (1 / 64)
+    exact = 1 - forget.double().sigmoid().numpy()[24:]
+    assert (abs(lost - exact) <= 1e-3 * exact + 2**-24).all()
+
+
+@pytest.mark.parametrize("weights", FORMATS)
 def test_a_text_depends_on_nothing_beside_it(make_model, isa, weights):
     decoder = Decoder.of(make_model(num_layers=2, rnn_size=40, layer_norm=True), weights)
     alone = texts(decoder, 45, threads=1, steps=1, alone=True)

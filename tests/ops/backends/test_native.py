@@ -69,6 +69,47 @@ def test_the_asked_instruction_set_runs(isa, dtype):
     assert table.isa == expected
 
 
+def run_one_unit_each(dtype, T, logits, c0, *, keep=False):
+    """H units without weights: unit j's gates i, f, g, o are `logits[:, j]` in every step."""
+    H = logits.shape[1]
+    weights = torch.zeros(4 * H, 1), torch.zeros(4 * H, H), logits.flatten(), torch.zeros(4 * H)
+    x, h0 = torch.zeros(T, 1, 1, dtype=dtype), torch.zeros(1, H)
+    return run_sequence(Sequence(x, None, h0, c0[None], *weights), dtype, keep=keep)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_memories_decay_as_their_forget_gates_say(isa, dtype):
+    forget = torch.arange(-20.0, 21.0)
+    logits = torch.zeros(4, len(forget))
+    logits[1] = forget
+    T = 64
+    many = run_one_unit_each(dtype, T, logits, torch.ones(len(forget)))[2][0].double()
+    one = run_one_unit_each(dtype, 1, logits, torch.ones(len(forget)))[2][0].double()
+    exact = forget.double().sigmoid()
+    assert ((one - exact).abs() <= 2e-4 * exact).all()
+    # Per step, as far as float32 has a number beside 1.
+    lost, exact_lost = 1 - many[24:] ** (1 / T), 1 - exact[24:]
+    assert ((lost - exact_lost).abs() <= 1e-3 * exact_lost + 2**-24).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinite_logits_close_and_open_gates(isa, dtype):
+    logits = torch.zeros(4, 2)
+    logits[1] = torch.tensor([-torch.inf, torch.inf])
+    assert run_one_unit_each(dtype, 3, logits, torch.ones(2))[2][0].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_slope_of_a_full_cell(isa, dtype):
+    c0 = torch.arange(-8.0, 8.25, 0.25).requires_grad_()
+    logits = torch.zeros(4, len(c0))
+    logits[1] = logits[3] = 30.0
+    h = run_one_unit_each(dtype, 1, logits, c0, keep=True)[1]
+    h.sum().backward()
+    slope = 1 - c0.detach().double().tanh() ** 2
+    assert ((c0.grad - slope).abs() <= 1e-3 * slope + 4 * 2**-24).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [(6, 4, 7, 20, 40), (3, 40, 9, 64, 64), (1, 2, 1, 8, 4)])
 def test_tokens_equal_rows_of_the_embedding(ops, isa, dtype, sizes, threads):
