@@ -40,7 +40,7 @@ def isa(request, monkeypatch):
         if "avx512" not in ISAS:
             pytest.skip("this CPU has no AVX-512")
         name, features = "avx512", features - {"avx512_vnni"}
-    info = dataclasses.replace(hardware.cpu(), isa=name, features=features)
+    info = dataclasses.replace(hardware.cpu(), isa=name, bf16_isa=name, features=features)
     monkeypatch.setattr(hardware, "cpu", lambda: info)
     return request.param
 
@@ -309,6 +309,15 @@ def test_one_call_at_a_time(make_model):
     thread.join()
     assert met
     assert all("in use by another call" in message for message in met)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_bf16_takes_the_instructions_that_training_takes(make_model, monkeypatch, weights):
+    info = dataclasses.replace(hardware.cpu(), isa="scalar", bf16_isa=ISAS[-1])
+    monkeypatch.setattr(hardware, "cpu", lambda: info)
+    expected = hardware.native().lstm_kernels(ISAS[-1], weights == "bf16").isa
+    decoder = Decoder.of(make_model(), weights)
+    assert decoder.isa == (expected if weights == "bf16" else "scalar")
 
 
 def test_a_stream_that_is_being_run_is_left_alone(make_model):
