@@ -314,8 +314,8 @@ def test_bfloat16_without_autocast_is_refused_as_by_torch(pair):
 
 def test_bfloat16_steps_pack_their_weights_once(pair, monkeypatch):
     packed = []
-    pack = native_call._pack_forward
-    monkeypatch.setattr(native_call, "_pack_forward", lambda *a: packed.append(1) or pack(*a))
+    pack = native_call._pack
+    monkeypatch.setattr(native_call, "_pack", lambda *a: packed.append(1) or pack(*a))
     for _ in range(5):
         under_autocast(pair[1], torch.randn(1, B, I))
     assert len(packed) == 1

@@ -128,6 +128,9 @@ struct BackwardArgs {
   void* workspace;              // backward_workspace(...) bytes, aligned to 64
 };
 
+constexpr int64_t kLineBytes = 64;
+constexpr int64_t kMaxLineSets = 257;  // their running sums fit the first-level cache
+
 // The kernels of one instruction set and element.
 struct Kernels {
   const char* isa;
@@ -145,6 +148,10 @@ struct Kernels {
   void (*backward)(const BackwardArgs&, Member);
   int64_t (*projection_workspace)(const ProjectionArgs&);
   void (*project)(const ProjectionArgs&, Member);
+  // Lines of `bytes` bytes are dealt out to sets, line k to set k mod num_sets: gives the sums of
+  // sets first to first + count, at most num_sets and kMaxLineSets. All instruction sets agree.
+  void (*sum_lines)(const uint8_t* data, int64_t bytes, int64_t num_sets, int64_t first,
+                    int64_t count, uint64_t* out);
 };
 
 const Kernels& lstm_f32__scalar();

@@ -1,11 +1,14 @@
 // The LSTM kernels in Python: addresses come in as integers from
 // ops/native_call.py and nn/ready.py, which know the sizes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "cpu/dispatch.h"
 #include "cpu/features.h"
 #include "cpu/threads.h"
+#include "fingerprint.h"
 #include "lstm.h"
 #include "memory.h"
 
@@ -174,6 +177,16 @@ void bind_lstm(nb::module_& m) {
       .def("backward", &backward)
       .def_static("logit_stride", &logit_stride)
       .def("project", &project);
+  nb::class_<Fingerprint>(m, "Fingerprint")
+      .def(nb::init<const Kernels&, const Fingerprint::Regions&, int>(),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("is_still",
+           [](Fingerprint& f, int64_t rows, int threads) {
+             if (f.bytes_read(rows) <= Fingerprint::kAlone) return f.is_still(rows, threads);
+             nb::gil_scoped_release release;
+             return f.is_still(rows, threads);
+           })
+      .def_ro_static("rows", &Fingerprint::kRows);
   m.def("lstm_kernels", &kernels, "isa"_a, "is_bf16"_a, nb::rv_policy::reference);
   m.def(
       "fill_scratch", [](int byte) { scratch().fill(byte); }, "byte"_a,

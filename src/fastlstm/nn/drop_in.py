@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from operator import is_not
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -206,9 +208,13 @@ class LSTM(nn.LSTM):
     def _weights(self) -> list[LSTMWeights]:
         """The weights of every layer and direction, whoever has put them there."""
         own: dict[str, Any] = self._parameters
-        found = []
+        flat = [own[n] if n in own else getattr(self, n) for n in self._flat_weights_names]
+        if not torch.compiler.is_compiling() and any(map(is_not, flat, self._flat_weights)):
+            have_changed = self._weights_have_changed()  # type: ignore[no-untyped-call]
+            flat = flat if have_changed else self._flat_weights  # as torch decides
+        found, given = [], iter(flat)
         for names in self._all_weights:
-            w_ih, w_hh, *rest = [own[n] if n in own else getattr(self, n) for n in names]
+            w_ih, w_hh, *rest = islice(given, len(names))
             b_ih, b_hh = rest[:2] if self.bias else (None, None)
             found.append(LSTMWeights(w_ih, w_hh, b_ih, b_hh))
         return found
@@ -247,6 +253,8 @@ class LSTM(nn.LSTM):
                     return False
         if hx is None:
             return True
+        if not isinstance(hx, tuple | list) or [isinstance(t, Tensor) for t in hx] != [True, True]:
+            return False
         sizes: tuple[int, ...] = (len(weights),)
         if batch_sizes is not None:
             sizes += (int(batch_sizes[0]),)

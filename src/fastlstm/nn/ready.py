@@ -5,6 +5,7 @@ Checking a call, packing weights and choosing kernels costs more than a step of 
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fastlstm.ops import native_call
 from fastlstm.ops.call import compute_dtype
-from fastlstm.ops.native_call import Sequence, Source
+from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.sequence import is_traced
 
 if TYPE_CHECKING:
@@ -48,13 +49,12 @@ class Ready:
         kernel = native_call.fastest_kernels(is_bf16)
         threads = native_call.num_threads(B, I, self.hidden)
         s = Sequence(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
-        self.packed = native_call.packed_forward(s, kernel, threads)
-        pairs = zip(layer._all_weights[0], weights, strict=False)  # without biases, no such names
-        self.sources = [(name, Source.of(w)) for name, w in pairs if w is not None]
+        self.packed = native_call.packed(s, kernel, threads)
+        self.names = layer._all_weights[0]
         self.run = kernel.forward
         self.sizes = (threads, T, B, I, self.hidden)
         columns = native_call.padded_columns(I, is_bf16)
-        self.middle = (T * B, columns, 0, self.packed.data_ptr())
+        self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -71,11 +71,11 @@ class Ready:
             or self.threads != torch.get_num_threads()
         ):
             return None
-        parameters = layer._parameters
-        for name, source in self.sources:
-            w = parameters.get(name)
-            if w is None or not source.is_still(w):
-                return None
+        weights = [w for name in self.names if (w := layer._parameters.get(name)) is not None]
+        if any(map(is_not, weights, layer._flat_weights)):  # some write to that list
+            return None
+        if not self.packed.is_still(weights, self.middle[0], self.sizes[0]):
+            return None
         if hx is None:
             h0 = c0 = self.zero
         elif type(hx) is not tuple or len(hx) != 2:

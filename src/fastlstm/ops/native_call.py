@@ -18,6 +18,8 @@ from fastlstm import hardware
 from fastlstm.ops.variant import ACTIVATIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor
 
 _INNER = 32
@@ -26,6 +28,9 @@ _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work than this runs on one thread: meeting the others would cost more."""
 CHUNK_ROWS = 128
 """Rows of whole steps that lie together in `Kept`: chunk_steps of csrc/lstm.h."""
+_MANY_ROWS = 1024
+"""With this many steps times lanes a training step packs its weights anew: it costs next to nothing
+there, and they change before the next."""
 _HUGE = 4 << 20
 """Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
 
@@ -182,11 +187,12 @@ def forward(
     T, B, I, H = s.sizes  # noqa: E741
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
-    if keep:
-        _PACKED.pop(s.w_hh, None)  # what is trained will change, perhaps without counting versions
-        weights = _pack_forward(s, kernel, threads)
+    if keep and T * B >= _MANY_ROWS:
+        _PACKED[False].pop(s.w_hh, None)  # memory that the next step would not use
+        weights = empty((kernel.forward_bytes(I, H),), torch.uint8)
+        _pack(s, kernel, threads, False, weights)
     else:
-        weights = packed_forward(s, kernel, threads)
+        weights = packed(s, kernel, threads).memory
     rows = elements(s.rows, is_bf16)
     y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
     hT, cT = empty((B, H)), empty((B, H))
@@ -238,9 +244,11 @@ def backward(
     is_bf16 = y.dtype == torch.bfloat16
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
-    weights = _scratch(kernel.backward_bytes(I, H))
-    w_ih, w_hh = _floats(s.w_ih), _floats(s.w_hh)
-    kernel.pack(threads, True, I, H, address_of(w_ih), address_of(w_hh), 0, 0, weights.data_ptr())
+    if T * B >= _MANY_ROWS:
+        weights = _scratch(kernel.backward_bytes(I, H))
+        _pack(s, kernel, threads, True, weights)
+    else:
+        weights = packed(s, kernel, threads, is_backward=True).memory
     rows = elements(s.rows, is_bf16)
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
     d_state = [_floats(t) for t in grads[1:]]
@@ -284,25 +292,28 @@ def _variant(s: Sequence, cell: Cell, first_row: int, kept: Kept | None) -> _Var
     )
 
 
-def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
-    """Returns the weights as the forward kernel reads them."""
+def _pack(s: Sequence, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
+    """Lays the weights out as the kernels read them."""
     _, _, I, H = s.sizes  # noqa: E741
-    packed = empty((kernel.forward_bytes(I, H),), torch.uint8)
     given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
-    kernel.pack(threads, False, I, H, *map(address_of, given), packed.data_ptr())
-    return packed
+    kernel.pack(threads, is_backward, I, H, *map(address_of, given), memory.data_ptr())
 
 
-class _Packed(NamedTuple):
-    """Packed weights and what they were made of."""
+class Packed(NamedTuple):
+    """Packed weights and what they were made of, None where that cannot be told again."""
 
-    kernel: Any
-    sources: tuple[Source, ...]
-    packed: Tensor
+    memory: Tensor
+    kernel: Any = None
+    sources: tuple[Source, ...] = ()
+    fingerprint: Any = None
 
-    def is_still(self, given: list[Tensor]) -> bool:
-        """Whether it was made of these weights as they are now."""
-        return len(self.sources) == len(given) and all(map(Source.is_still, self.sources, given))
+    def is_still(self, given: Collection[Tensor], rows: int, threads: int) -> bool:
+        """Whether it was made of these weights as they are now, before a call of `rows` T * B."""
+        return (
+            len(self.sources) == len(given)
+            and all(map(Source.is_still, self.sources, given))
+            and self.fingerprint.is_still(rows, threads)
+        )
 
 
 class Source(NamedTuple):
@@ -344,28 +355,44 @@ def _count_fused(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
 register_optimizer_step_post_hook(_count_fused)
 
 
-_PACKED: Any = WeakIdKeyDictionary()
-"""w_hh -> `_Packed`."""
+_PACKED: tuple[Any, Any] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
+"""w_hh -> `Packed`, for the forward and for the backward pass."""
 
 
-def packed_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
-    """As `_pack_forward`, but done once as long as the weights stay what they are.
+def packed(s: Sequence, kernel: Any, threads: int, *, is_backward: bool = False) -> Packed:
+    """Returns packed weights, those of an earlier call while the weights are what they were.
 
     A version counts every in-place change that torch knows of; fused optimizers are told by a hook
-    of theirs. A write through `.data` or numpy is none of them, until the weights are trained on.
+    of theirs. A write through `.data` or NumPy is none of them: a fingerprint sees it.
     """
-    given = [t for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh) if t is not None]
-    found: _Packed | None = _PACKED.get(s.w_hh)
+    T, B, I, H = s.sizes  # noqa: E741
+    weights = (s.w_ih, s.w_hh) if is_backward else (s.w_ih, s.w_hh, s.b_ih, s.b_hh)
+    given = [t for t in weights if t is not None]
+    found: Packed | None = _PACKED[is_backward].get(s.w_hh)
+    sources: tuple[Source, ...] | None
     try:
-        if found is not None and found.kernel is kernel and found.is_still(given):
-            return found.packed
+        if found is not None and found.kernel is kernel and found.is_still(given, T * B, threads):
+            return found
         sources = tuple(map(Source.of, given))
     except RuntimeError:  # tensors made in inference mode count no versions
-        return _pack_forward(s, kernel, threads)
-    packed = _pack_forward(s, kernel, threads)
-    if not any(t.is_shared() for t in given):  # other processes' changes count no version here
-        _PACKED[s.w_hh] = _Packed(kernel, sources, packed)
-    return packed
+        sources = None
+    size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
+    memory = empty((size,), torch.uint8)
+    if sources is None or any(t.is_shared() for t in given):  # other processes count no version
+        _pack(s, kernel, threads, is_backward, memory)
+        return Packed(memory)
+    regions = [(t.data_ptr(), _span(t)) for t in given]
+    fingerprint = hardware.native().Fingerprint(kernel, regions, threads)
+    _pack(s, kernel, threads, is_backward, memory)
+    made = Packed(memory, kernel, sources, fingerprint)
+    _PACKED[is_backward][s.w_hh] = made
+    return made
+
+
+def _span(t: Tensor) -> int:
+    """Returns the bytes from a tensor's first value to the end of its last."""
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.itemsize
 
 
 def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741

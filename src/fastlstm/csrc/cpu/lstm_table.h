@@ -1,6 +1,7 @@
 // The table of kernels of one instruction set and memory format.
 #pragma once
 
+#include "cpu/line_sums.h"
 #include "cpu/norm_backward.h"
 #include "cpu/projection.h"
 
@@ -21,7 +22,8 @@ const Kernels& kernel_table(const char* isa) {
                              forward<Format, Engine>,
                              backward<Format, Engine>,
                              projection_workspace<Format>,
-                             project<Format, Engine>};
+                             project<Format, Engine>,
+                             sum_lines};
   return table;
 }
 
