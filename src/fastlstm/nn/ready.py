@@ -96,11 +96,12 @@ class Ready:
             x, h0, c0 = native_call.elements(x, True), h0.float(), c0.float()
         y = native_call.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
         h, c = native_call.empty(self.state_shape), native_call.empty(self.state_shape)
-        self.run(
-            *self.sizes, x.data_ptr(), *self.middle,
-            h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
-            y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
-        )  # fmt: skip
+        with native_call.profiled("fastlstm::lstm", x):
+            self.run(
+                *self.sizes, x.data_ptr(), *self.middle,
+                h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
+                y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
+            )  # fmt: skip
         return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
 
 
