@@ -150,6 +150,12 @@ class LSTM(nn.LSTM):
                 stacklevel=2,
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold nothing that belongs to the very tensors of this layer."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("_ready", None)
+        return state
+
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses `torch.jit.script`, which asks this first."""
         raise UsageError(
@@ -223,8 +229,7 @@ class LSTM(nn.LSTM):
 
     def _fx_node(self, input: Proxy, hx: Any, **options: Any) -> tuple[Any, State]:
         """One node of a graph that `torch.fx` traces, as torch's own layers are."""
-        defaults = {"lengths": None, "padding": "right"}
-        given = {name: value for name, value in options.items() if value != defaults[name]}
+        given = {} if options["lengths"] is None else options
         args = (input,) if hx is None else (input, hx)
         tracer = input.tracer
         path = tracer.path_of_module(self)  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ class Ready:
 
     Weights are float32; the matrix operands are too, or bfloat16 under autocast.
 
-    Pickles and deep-copies as None: it belongs to the very tensors it was made of.
+    It belongs to the very tensors it was made of and is left out of pickles and copies.
     """
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
@@ -55,9 +55,6 @@ class Ready:
         self.sizes = (threads, T, B, I, self.hidden)
         columns = native_call.padded_columns(I, is_bf16)
         self.middle = (T * B, columns, 0, self.packed.data_ptr())
-
-    def __reduce__(self) -> Any:
-        return type(None), ()
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
         """Returns output and state, or None where anything is not as it was."""
