@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     )
     from fastlstm.forecasting import Forecaster
     from fastlstm.infer.language_model import LM
-    from fastlstm.nn.drop_in import LSTM, accelerate
+    from fastlstm.nn.convert import accelerate, restore
+    from fastlstm.nn.drop_in import LSTM
     from fastlstm.ops.dispatch import explain, select
     from fastlstm.run import train
     from fastlstm.sequences import SequenceClassifier, SequenceRegressor
@@ -67,8 +68,9 @@ _HOMES = {
     "SequenceClassifier": "fastlstm.sequences",
     "SequenceRegressor": "fastlstm.sequences",
     "TrainConfig": "fastlstm.config",
-    "accelerate": "fastlstm.nn.drop_in",
+    "accelerate": "fastlstm.nn.convert",
     "explain": "fastlstm.ops.dispatch",
+    "restore": "fastlstm.nn.convert",
     "select": "fastlstm.ops.dispatch",
     "train": "fastlstm.run",
     **dict.fromkeys(_ERRORS, "fastlstm.errors"),
@@ -98,6 +100,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "explain",
+    "restore",
     "select",
     "train",
 ]

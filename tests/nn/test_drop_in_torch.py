@@ -1,4 +1,4 @@
-"""`fastlstm.LSTM` inside torch: accelerate, compile, export, opcheck and distributed."""
+"""`fastlstm.LSTM` inside torch: compile, export, opcheck and distributed."""
 
 import copy
 import subprocess
@@ -31,39 +31,8 @@ class Twice(nn.Module):
         return self.alias(y, state)[0]
 
 
-class Own(nn.LSTM):
-    def forward(self, x, hx=None):
-        return super().forward(-x, hx)
-
-
 def must_not_run(*args, **kwargs):
     raise AssertionError("torch's own LSTM ran")
-
-
-def test_accelerate_keeps_the_objects():
-    model = nn.Sequential(nn.LSTM(I, H), nn.ModuleList([nn.LSTM(I, H), Own(I, H), nn.GRU(I, H)]))
-    seen = []
-    model[0].register_forward_hook(lambda module, args, out: seen.append(module))
-    layers, parameters = list(model.modules()), list(model.parameters())
-    model.eval()
-    assert fastlstm.accelerate(model) is model
-    assert all(a is b for a, b in zip(layers, model.modules(), strict=True))
-    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    assert [type(m) for m in (model[0], *model[1])] == [fastlstm.LSTM, fastlstm.LSTM, Own, nn.GRU]
-    assert not model[0].training
-    model[0](torch.zeros(3, 2, I))
-    assert seen == [layers[1]]
-    fastlstm.accelerate(model)
-    assert type(model[0]) is fastlstm.LSTM
-
-
-def test_accelerate_of_a_layer_itself(monkeypatch):
-    layer = nn.LSTM(I, H)
-    x = torch.randn(4, 3, I)
-    want = layer(x)[0]
-    assert fastlstm.accelerate(layer) is layer
-    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
-    torch.testing.assert_close(layer(x)[0], want)
 
 
 def test_gradients_of_a_layer_used_twice_sum():

@@ -329,7 +329,7 @@ def test_without_options_nothing_is_added():
     theirs, ours = nn.LSTM(I, H, 2), fastlstm.LSTM(I, H, 2, zoneout=(0.0, 0.0), layer_norm=False)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert ours.__dict__.keys() == theirs.__dict__.keys()
-    assert repr(ours) == repr(theirs)
+    assert repr(ours) == f"fastlstm.{theirs!r}"
     zero = {name: 0.3 for name in ("recurrent_dropout", "zoneout")}
     others = fastlstm.LSTM(I, H, 2, **zero, activation="relu", recurrent_activation="linear")
     assert list(others.state_dict()) == list(theirs.state_dict())
@@ -348,10 +348,10 @@ def test_copies_are_equal_and_apart(copied):
 
 
 def test_repr_names_the_options():
-    assert repr(fastlstm.LSTM(I, H, zoneout=0.1)) == "LSTM(5, 7, zoneout=(0.1, 0.1))"
+    assert repr(fastlstm.LSTM(I, H, zoneout=0.1)) == "fastlstm.LSTM(5, 7, zoneout=(0.1, 0.1))"
     assert repr(fastlstm.LSTM(I, H, 2, **ALL)) == (
-        "LSTM(5, 7, num_layers=2, layer_norm=True, recurrent_dropout=0.3, zoneout=(0.2, 0.4),"
-        " activation='softsign', recurrent_activation='hard_sigmoid')"
+        "fastlstm.LSTM(5, 7, num_layers=2, layer_norm=True, recurrent_dropout=0.3,"
+        " zoneout=(0.2, 0.4), activation='softsign', recurrent_activation='hard_sigmoid')"
     )
 
 

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from fastlstm.errors import KernelError
+from fastlstm.nn.convert import accelerate
+from fastlstm.nn.drop_in import LSTM
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.dispatch import BACKENDS, explain, select
 
@@ -70,7 +72,7 @@ def test_the_last_backend_runs_everything():
 
 
 def test_explain_has_one_line_per_layer_and_follows_autocast():
-    stack = nn.Sequential(nn.LSTM(16, 32), nn.LSTM(32, 32))
+    stack = nn.Sequential(LSTM(16, 32), LSTM(32, 32))
     reports = explain(stack, torch.zeros(6, 5, dtype=torch.long))
     assert [report.layer for report in reports] == ["layer 0", "layer 1"]
     assert (reports[1].call.T, reports[1].call.B, reports[1].call.I) == (6, 5, 32)
@@ -78,14 +80,12 @@ def test_explain_has_one_line_per_layer_and_follows_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert explain(stack)[0].call.dtype == torch.bfloat16
     slow = explain(stack.double())[0]
-    assert str(slow) == (
-        f"layer 0: aten, ATen per-step loop ({REFUSED}; because oneDNN has no LSTM in float64)"
-    )
+    assert str(slow) == f"layer 0: torch, its own nn.LSTM ({REFUSED})"
     assert not slow.is_fast
 
 
 def test_explain_has_one_line_per_direction():
-    model = nn.ModuleList([nn.LSTM(16, 32, 2, bidirectional=True), nn.LSTM(8, 4, bias=False)])
+    model = nn.ModuleList([LSTM(16, 32, 2, bidirectional=True), LSTM(8, 4, bias=False)])
     reports = explain(model, T=3, B=2)
     assert [(r.layer, r.call.I, r.call.H, r.call.has_bias) for r in reports] == [
         ("layer 0", 16, 32, True),
@@ -103,6 +103,49 @@ def test_explain_says_that_a_projection_is_left_to_torch():
         (f"layer {k}: torch, its own nn.LSTM (no kernel here projects its output, proj_size=5)", *v)
         for k, v in enumerate([(16, False), (5, False)])
     ]
+
+
+def test_explain_says_that_torch_runs_what_is_not_accelerated():
+    layer = nn.LSTM(16, 32)
+    (report,) = explain(layer)
+    assert (report.backend, report.is_fast) == ("torch", True)
+    assert report.kernel.startswith("nn.LSTM, oneDNN fused LSTM fp32")
+    assert report.why.startswith("accelerate makes it native, fused LSTM fp32")
+    assert explain(accelerate(layer))[0].backend == "native"
+
+
+def test_explain_of_what_accelerate_left_alone():
+    class Own(nn.LSTM):
+        def forward(self, x, hx=None):
+            return super().forward(-x, hx)
+
+    model = nn.ModuleDict({"own": Own(16, 32, 2), "gru": nn.GRU(16, 32), "ours": LSTM(8, 4)})
+    reports = explain(model)
+    assert [(r.layer, r.module, r.backend, r.kernel) for r in reports[:3]] == [
+        ("layer 0", "own", "torch", "forward pass of Own"),
+        ("layer 1", "own", "torch", "forward pass of Own"),
+        ("layer 2", "gru", "torch", "nn.GRU"),
+    ]
+    assert "may be its own" in reports[0].why
+    assert reports[1].call.I == 32
+    assert reports[2].call is None
+    assert (reports[3].layer, reports[3].module, reports[3].backend) == (
+        "layer 3",
+        "ours",
+        "native",
+    )
+
+
+def test_a_report_prints_as_an_aligned_table():
+    reports = explain(nn.ModuleDict({"first": nn.GRU(4, 4), "second": LSTM(4, 4)}))
+    assert isinstance(reports, list)
+    header, first, second = str(reports).splitlines()
+    assert header.split() == ["layer", "module", "backend", "kernel", "why", "not", "faster"]
+    for name, cells in (("module", ("first", "second")), ("backend", ("torch", "native"))):
+        assert [first.find(cells[0]), second.find(cells[1])] == [header.find(name)] * 2
+    assert repr(reports) == str(reports)
+    assert "module" not in str(explain(LSTM(4, 4))).split()
+    assert str(explain(nn.Linear(1, 1))) == "no recurrent layer"
 
 
 def test_explain_knows_training_from_inference():

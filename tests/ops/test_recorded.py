@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-import fastlstm
-from fastlstm import LSTM, accelerate
+from fastlstm import LSTM
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.ops.dispatch import explain
 from fastlstm.ops.native_call import Sequence
@@ -122,12 +121,6 @@ def test_explain_names_what_is_kept():
     assert "the 0.0 MB asked for cannot be had" in explain(layer, T=1000, B=32)[0].kernel
     with torch.no_grad():
         assert "keeps" not in explain(layer, T=1000, B=32)[0].kernel
-
-
-def test_accelerate_hands_the_budget_on():
-    model = accelerate(torch.nn.Sequential(torch.nn.LSTM(3, 4)), kept_bytes=7)
-    assert isinstance(model[0], fastlstm.LSTM)
-    assert model[0].kept_bytes == 7
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "1 GB"])

@@ -208,11 +208,11 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
 def _kernel_lines() -> list[str]:
     """What a layer of the default size would run here, in fp32 and bf16."""
     import torch
-    from torch import nn
 
+    from fastlstm.nn.drop_in import LSTM
     from fastlstm.ops.dispatch import explain
 
-    layer = nn.LSTM(128, 512)
+    layer = LSTM(128, 512)
     lines = [f"fp32, H=512, {explain(layer)[0]}"]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         lines.append(f"bf16, H=512, {explain(layer)[0]}")

@@ -1,16 +1,18 @@
-"""`LSTM`: torch's `nn.LSTM`, computed by the fastest kernel there is, and `accelerate`."""
+"""`LSTM`: torch's `nn.LSTM`, computed by the fastest kernel there is."""
 
 from __future__ import annotations
 
+import warnings
 from itertools import islice
 from operator import is_not
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import ConfigError, KernelError, ShapeError
+from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError
 from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
 from fastlstm.nn.ready import Ready, can_be_ready
 from fastlstm.nn.variants import (
@@ -34,16 +36,14 @@ from fastlstm.ops.variant import Extras, Variant
 if TYPE_CHECKING:
     State = tuple[Tensor, Tensor]
 
-Module = TypeVar("Module", bound=nn.Module)
-
 
 class LSTM(nn.LSTM):
     """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
 
     Layers and directions run one by one on the native kernels. What these cannot run
     (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it. So
-    does what `torch.func.grad` or `torch.jit.trace` looks into. `torch.jit.script` takes
-    an `nn.LSTM` only.
+    does what `torch.func.grad`, `torch.jit.trace` or `torch.onnx.export` looks into.
+    `torch.jit.script` and `torch.ao.quantization` take an `nn.LSTM` only: see `restore`.
 
     Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
     into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
@@ -130,12 +130,43 @@ class LSTM(nn.LSTM):
 
     def extra_repr(self) -> str:
         """As torch's, and the options in use."""
-        text = super().extra_repr()
-        return text if self.extras is None else f"{text}, {describe_extras(self.extras)}"
+        parts = [super().extra_repr()]
+        if self.extras is not None:
+            parts.append(describe_extras(self.extras))
+        own = {"kept_bytes": None, "backend": None, "strict": False}
+        values = {name: getattr(self, name) for name in own}
+        parts += [f"{name}={value!r}" for name, value in values.items() if value != own[name]]
+        return ", ".join(parts)
+
+    def _get_name(self) -> str:
+        """Tells this layer from torch's where a model is printed."""
+        return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Warns where torch.ao.quantization marks a layer that it then passes over."""
+        super().__setattr__(name, value)
+        if name == "qconfig":
+            warnings.warn(
+                "torch.ao.quantization looks for nn.LSTM only and leaves this fastlstm.LSTM as it"
+                " is; to quantize it, call fastlstm.restore(model) first",
+                stacklevel=2,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold nothing that belongs to the very tensors of this layer."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("_ready", None)
+        return state
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses `torch.jit.script`, which asks this first."""
+        raise UsageError(
+            "torch.jit.script takes nn.LSTM only; call fastlstm.restore(model) before it"
+        )
 
     def forward(
         self,
-        input: Tensor | PackedSequence,
+        input: Tensor | PackedSequence | Proxy,
         hx: State | None = None,
         *,
         lengths: Tensor | list[int] | tuple[int, ...] | None = None,
@@ -159,7 +190,9 @@ class LSTM(nn.LSTM):
             KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
             RuntimeError, ValueError: torch's own, for input and hx that do not fit the layer.
         """
-        if isinstance(input, PackedSequence):
+        if not isinstance(input, Tensor):
+            if isinstance(input, Proxy):
+                return self._fx_node(input, hx, lengths=lengths, padding=padding)
             if lengths is not None:
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
             return self._forward_packed(input, hx)
@@ -195,6 +228,15 @@ class LSTM(nn.LSTM):
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
         return y, (h, c)
+
+    def _fx_node(self, input: Proxy, hx: Any, **options: Any) -> tuple[Any, State]:
+        """One node of a graph that `torch.fx` traces, as torch's own layers are."""
+        given = {} if options["lengths"] is None else options
+        args = (input,) if hx is None else (input, hx)
+        tracer = input.tracer
+        path = tracer.path_of_module(self)  # type: ignore[attr-defined]
+        node: Any = tracer.create_proxy("call_module", path, args, given)
+        return node  # type: ignore[no-any-return]
 
     def _may_be_ready(self) -> bool:
         return not (
@@ -428,31 +470,12 @@ class LSTM(nn.LSTM):
         return PackedSequence(y, batch_sizes, order, back), last
 
 
-def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
-    """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
-
-    The layers stay the same objects: parameters, hooks, references and training state are kept.
-    Subclasses of `nn.LSTM` are left alone, their forward pass may be their own.
-
-    Args:
-        model: any module.
-        kept_bytes: of every layer, as in `LSTM`.
-
-    Returns:
-        The model.
-    """
-    for module in model.modules():
-        if type(module) is nn.LSTM:
-            module.__class__ = LSTM
-            if kept_bytes is not None:
-                module.kept_bytes = kept_bytes
-    return model
-
-
 def _transform() -> str | None:
     """Returns which of torch's older transforms is at work: they see through no kernel here."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "torch.jit.trace records torch's operators only"
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        return "torch.onnx.export translates torch's operators only"
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms torch's operators only"
     if torch.autograd.forward_ad._current_level >= 0:

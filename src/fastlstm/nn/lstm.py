@@ -24,8 +24,10 @@ class LSTMLayer(nn.LSTM):
     Attributes:
         strict: a slow kernel is a KernelError.
         backend: name of the backend to force, or None for the best.
+        is_drop_in: False: torch's own forward pass never runs it.
     """
 
+    is_drop_in = False
     weight_ih_l0: nn.Parameter
     weight_hh_l0: nn.Parameter
     bias_ih_l0: nn.Parameter

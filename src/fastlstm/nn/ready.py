@@ -32,7 +32,7 @@ class Ready:
 
     Weights are float32; the matrix operands are too, or bfloat16 under autocast.
 
-    Pickles and deep-copies as None: it belongs to the very tensors it was made of.
+    It belongs to the very tensors it was made of and is left out of pickles and copies.
     """
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
@@ -55,9 +55,6 @@ class Ready:
         self.sizes = (threads, T, B, I, self.hidden)
         columns = native_call.padded_columns(I, is_bf16)
         self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
-
-    def __reduce__(self) -> Any:
-        return type(None), ()
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
         """Returns output and state, or None where anything is not as it was."""
@@ -96,11 +93,12 @@ class Ready:
             x, h0, c0 = native_call.elements(x, True), h0.float(), c0.float()
         y = native_call.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
         h, c = native_call.empty(self.state_shape), native_call.empty(self.state_shape)
-        self.run(
-            *self.sizes, x.data_ptr(), *self.middle,
-            h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
-            y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
-        )  # fmt: skip
+        with native_call.profiled("fastlstm::lstm", x):
+            self.run(
+                *self.sizes, x.data_ptr(), *self.middle,
+                h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
+                y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
+            )  # fmt: skip
         return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
 
 

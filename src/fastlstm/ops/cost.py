@@ -23,6 +23,20 @@ class Cost:
     bytes: int
 
 
+def lstm_flop(T: int, B: int, I: int, H: int, V: int | None = None) -> int:  # noqa: E741
+    """Returns the operations of a layer's forward pass; the backward pass has twice as many.
+
+    Args:
+        T: steps.
+        B: batch.
+        I: input size.
+        H: hidden size.
+        V: rows of the embedding, where the input is tokens: it is multiplied once, not per step.
+    """
+    rows = T * B if V is None else V
+    return 8 * H * (rows * I + T * B * H)
+
+
 def lstm_cost(call: LSTMCall) -> Cost:
     """Returns the cost of `call`: forward, plus backward where it requires a gradient.
 
@@ -35,7 +49,7 @@ def lstm_cost(call: LSTMCall) -> Cost:
     activations = call.T * call.B * (call.I + call.H)
     gates = call.T * call.B * 4 * call.H if call.requires_grad else 0
     return Cost(
-        flop=passes * 8 * call.T * call.B * call.H * (call.I + call.H),
+        flop=passes * lstm_flop(call.T, call.B, call.I, call.H),
         bytes=size * (passes * (weights + activations) + 2 * gates),
     )
 

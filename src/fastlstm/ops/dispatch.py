@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall, is_autocast
+from fastlstm.ops.left_alone import recurrent_modules
 from fastlstm.ops.recorded import describe_kept
 from fastlstm.ops.variant import Extras
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+    from fastlstm.ops.left_alone import LeftAlone
 
 BACKENDS: tuple[Backend, ...] = (NativeBackend(), AtenBackend(), ReferenceBackend())
 """Fastest first; the reference, last, runs everything."""
@@ -90,24 +93,43 @@ class LayerReport:
     """One line of the kernel report.
 
     Attributes:
-        layer: the module's name, such as `"layer 0"`.
-        call: what was asked.
+        layer: the layer's number in the model, such as `"layer 0"`.
+        call: what was asked; None for what is no LSTM over a sequence.
         backend: who runs it.
         kernel: what runs.
         is_fast: False for a path that `--strict-kernels` refuses.
         why: why not a faster one; empty when there is none.
+        module: path of the module in the model; empty for the model itself.
     """
 
     layer: str
-    call: LSTMCall
+    call: LSTMCall | None
     backend: str
     kernel: str
     is_fast: bool
     why: str
+    module: str = ""
 
     def __str__(self) -> str:
         line = f"{self.layer}: {self.backend}, {self.kernel}"
         return f"{line} ({self.why})" if self.why else line
+
+
+class KernelReport(list[LayerReport]):
+    """A list of reports that prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [("layer", "module", "backend", "kernel", "why not faster")]
+        rows += [(r.layer, r.module, r.backend, r.kernel, r.why) for r in self]
+        columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        widths = [max(map(len, column)) for column in columns]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in zip(*columns, strict=True)
+        )
+        return "\n".join(lines) if self else "no recurrent layer"
+
+    __repr__ = __str__
 
 
 def explain(
@@ -116,40 +138,60 @@ def explain(
     *,
     T: int = 128,
     B: int = 32,
-) -> list[LayerReport]:
+) -> KernelReport:
     """Says, per LSTM layer and direction of `module`, which kernel runs and why not a faster one.
 
+    What `accelerate` has not touched is named too, with backend `"torch"`: an `nn.LSTM` that can be
+    accelerated, subclasses of it, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers.
+
     Args:
-        module: any module holding LSTMs; an `nn.LSTM` is reported as `accelerate` makes it run.
+        module: any module.
         input: its input, `(T, B)` tokens or `(T, B, I)`; only the first two sizes are used.
         T: steps, without an input.
         B: batch, without an input.
 
     Returns:
-        One report per layer and direction, for the autocast and gradient mode in force here.
+        One report per layer and direction, for the autocast and gradient mode in force here; a list
+        that prints as a table.
     """
     if input is not None:
         T, B = input.shape[0], input.shape[1]
-    reports: list[LayerReport] = []
+    reports = KernelReport()
     layers = 0
-    for lstm in _layers(module):
-        for index, call in enumerate(layer_calls(lstm, T, B, training=module.training)):
-            layer, is_reverse = divmod(index, 2) if lstm.bidirectional else (index, 0)
+    for path, child, left in recurrent_modules(module):
+        if not isinstance(child, nn.LSTM):
+            assert left is not None
+            reports.append(_report_left(f"layer {layers}", path, None, left))
+            layers += 1
+            continue
+        for index, call in enumerate(layer_calls(child, T, B, training=module.training)):
+            layer, is_reverse = divmod(index, 2) if child.bidirectional else (index, 0)
             name = f"layer {layers + layer}" + (" reverse" if is_reverse else "")
-            reports.append(_report(name, lstm, call))
-        layers += lstm.num_layers
+            if left is None:
+                reports.append(replace(_report(name, child, call), module=path))
+            else:
+                reports.append(_report_left(name, path, call, left))
+        layers += child.num_layers
     return reports
+
+
+def _report_left(name: str, path: str, call: LSTMCall | None, left: LeftAlone) -> LayerReport:
+    return LayerReport(name, call, "torch", left.runs, is_fast=False, why=left.why, module=path)
 
 
 def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
     names = active_extras(lstm)
     if names:
         return _report_extras(name, lstm, call, names)
-    is_drop_in = getattr(lstm, "is_drop_in", False)
+    is_torchs = type(lstm) is nn.LSTM
     reason = left_to_torch(lstm, call.dtype, call.device)
-    if reason is not None and (is_drop_in or lstm.proj_size > 0):
+    if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
         return LayerReport(name, call, "torch", "its own nn.LSTM", is_fast=False, why=reason)
     chosen = select(call, backend=getattr(lstm, "backend", None))
+    if is_torchs:
+        runs = AtenBackend().kernel(call)
+        why = f"accelerate makes it {chosen.backend.name}, {chosen.kernel.name}"
+        return LayerReport(name, call, "torch", f"nn.LSTM, {runs.name}", runs.is_fast, why)
     kernel = f"{chosen.kernel.name}{_kept(lstm, call, chosen)}"
     is_fast = chosen.kernel.is_fast
     return LayerReport(name, call, chosen.backend.name, kernel, is_fast, chosen.why)
@@ -240,9 +282,3 @@ def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Ite
             requires_grad=training and torch.is_grad_enabled(),
             has_bias=layer.bias,
         )
-
-
-def _layers(module: nn.Module) -> Iterator[nn.LSTM]:
-    for child in module.modules():
-        if isinstance(child, nn.LSTM):
-            yield child

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMOutput
+from fastlstm.ops.cost import lstm_flop
 from fastlstm.ops.native_call import PLAIN, Cell, Kept, Sequence
 from fastlstm.ops.recorded import (
     Recomputed,
@@ -216,6 +218,18 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 lstm_sequence.register_autograd(_backward, setup_context=_set_up)
+
+
+@register_flop_formula(torch.ops.fastlstm.lstm_sequence)
+def _forward_flop(rows: Any, tokens: Any, h0: Any, *args: Any, **kwargs: Any) -> int:
+    """Of shapes, as `torch.utils.flop_counter` asks."""
+    T, B = (rows if tokens is None else tokens)[:2]
+    return lstm_flop(T, B, rows[-1], h0[1], V=None if tokens is None else rows[0])
+
+
+@register_flop_formula(torch.ops.fastlstm.lstm_sequence_backward)
+def _backward_flop(*args: Any, **kwargs: Any) -> int:
+    return 2 * _forward_flop(*args)
 
 
 def is_traced(*tensors: Tensor | None) -> bool:

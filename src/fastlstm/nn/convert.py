@@ -1,0 +1,95 @@
+"""`accelerate` makes the `nn.LSTM`s of a model `fastlstm.LSTM`s, `restore` makes them torch's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from fastlstm.errors import UsageError
+from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.variants import describe_extras
+from fastlstm.ops.left_alone import recurrent_modules
+
+Module = TypeVar("Module", bound=nn.Module)
+
+_OWN_FIELDS = ("strict", "backend", "extras", "_ready", "_last_shape", "_kept_bytes")
+"""What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""
+
+
+def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
+    """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
+
+    The layers stay the same objects: parameters, hooks, references and training state are kept.
+    `restore` is the way back.
+
+    Recurrent modules of other kinds are left alone: subclasses of `nn.LSTM`, whose forward pass may
+    be their own, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names
+    them with the reasons; so does `explain(model)`, as reports of backend `"torch"`.
+
+    Args:
+        model: any module.
+        kept_bytes: of every layer, as in `LSTM`.
+
+    Returns:
+        The model.
+
+    Warns:
+        UserWarning: recurrent modules that are left alone, or a model without any LSTM.
+    """
+    found = list(recurrent_modules(model))
+    for _, module, _ in found:
+        if type(module) is nn.LSTM:
+            module.__class__ = LSTM
+            if kept_bytes is not None:
+                module.kept_bytes = kept_bytes
+    names = [f"{path or 'the model'} ({left.runs}: {left.why})" for path, _, left in found if left]
+    if names:
+        warnings.warn(f"accelerate leaves to torch {'; '.join(names)}", stacklevel=2)
+    elif not found:
+        warnings.warn(f"accelerate found no nn.LSTM in {type(model).__name__}", stacklevel=2)
+    return model
+
+
+def restore(model: Module) -> Module:
+    """Makes every `fastlstm.LSTM` of a model torch's own `nn.LSTM` again, in place.
+
+    The layers stay the same objects: parameters, hooks, training state, dtype and device are kept.
+    `strict`, `backend` and `kept_bytes` are dropped, they mean nothing to an `nn.LSTM`. A model
+    that is to be quantized, scripted, or pickled for a machine without fastlstm is restored first.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: a layer that torch cannot compute (layer norm, zoneout and so on) or a subclass
+            of `fastlstm.LSTM`; its name is told and nothing is changed.
+    """
+    layers = {path: m for path, m in model.named_modules() if isinstance(m, LSTM)}
+    reasons = {path: why for path, m in layers.items() if (why := _why_not(m)) is not None}
+    if reasons:
+        names = "; ".join(f"{path or 'the model'} ({why})" for path, why in reasons.items())
+        raise UsageError(f"restore cannot make an nn.LSTM of {names}")
+    for layer in layers.values():
+        for name in _OWN_FIELDS:
+            layer.__dict__.pop(name, None)
+        layer.__class__ = nn.LSTM  # type: ignore[assignment]
+        layer._init_flat_weights()
+    return model
+
+
+def _why_not(layer: LSTM) -> str | None:
+    """Returns why a layer cannot be torch's own, or None."""
+    if layer.extras is not None:
+        return f"torch's LSTM has no {describe_extras(layer.extras)}"
+    if type(layer) is LSTM:
+        return None
+    if parametrize.is_parametrized(layer):
+        names = ", ".join(layer.parametrizations)  # type: ignore[arg-type]
+        return f"{names} is parametrized; remove_parametrizations first"
+    return f"{type(layer).__name__} is a subclass of fastlstm.LSTM"

@@ -1,0 +1,83 @@
+"""Recurrent modules that no kernel here runs: which they are, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WORDS = ("LSTM", "GRU", "RNN")
+
+
+class LeftAlone(NamedTuple):
+    """Why `accelerate` leaves a module as it is.
+
+    Attributes:
+        runs: what computes it, such as `"nn.GRU"`.
+        why: the reason, and what can be done.
+    """
+
+    runs: str
+    why: str
+
+
+def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:
+    """Yields every recurrent module with its path, and why it is left alone, or None.
+
+    None is for `nn.LSTM` itself and for fastlstm's own layers. What lies inside of a module that
+    is left alone as a whole (quantized, TorchScript) is not named again.
+    """
+    inside: str | None = None
+    for path, module in model.named_modules():
+        if inside is not None and path.startswith(inside):
+            continue
+        inside = None
+        left = left_alone(module)
+        if left is not None and not isinstance(module, nn.LSTM):
+            inside = f"{path}." if path else ""
+        if left is not None or isinstance(module, nn.LSTM):
+            yield path, module, left
+
+
+def left_alone(module: nn.Module) -> LeftAlone | None:
+    """Returns why a recurrent module is left to torch; None for all other modules."""
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        name = str(module.original_name)
+        if any(word in name for word in _WORDS):
+            why = "TorchScript holds torch's operators only; accelerate the model it was made from"
+            return LeftAlone(f"TorchScript {name}", why)
+    elif isinstance(module, nn.LSTM):
+        return _left_lstm(module)
+    elif kind.__module__.startswith("torch.ao.nn"):
+        if any(word in kind.__name__ for word in _WORDS):
+            why = "no kernel here takes quantized weights; accelerate the float model instead"
+            return LeftAlone(f"{kind.__module__}.{kind.__name__}", why)
+    elif isinstance(module, nn.LSTMCell):
+        why = "a cell computes one step per call; the kernels run whole sequences of an nn.LSTM"
+        return LeftAlone(_name(kind), why)
+    elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return LeftAlone(_name(kind), "the kernels compute LSTMs only")
+    return None
+
+
+def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
+    kind = type(lstm)
+    if kind is nn.LSTM or hasattr(lstm, "is_drop_in"):
+        return None
+    if parametrize.is_parametrized(lstm) and kind.__bases__ == (nn.LSTM,):
+        names = ", ".join(lstm.parametrizations)  # type: ignore[arg-type]
+        why = f"{names} is parametrized, which made a class of its own; accelerate before that"
+        return LeftAlone("nn.LSTM, parametrized", why)
+    why = f"{kind.__name__} is a subclass of nn.LSTM, its forward pass may be its own"
+    return LeftAlone(f"forward pass of {kind.__name__}", why)
+
+
+def _name(kind: type) -> str:
+    is_torchs = kind.__module__.startswith("torch.nn")
+    return f"nn.{kind.__name__}" if is_torchs else kind.__name__

@@ -1,0 +1,169 @@
+"""`accelerate` and `restore`: what changes, what stays, what is said."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import fastlstm
+from fastlstm.errors import UsageError
+from fastlstm.nn import drop_in
+
+I, H = 5, 7  # noqa: E741
+
+
+class Own(nn.LSTM):
+    def forward(self, x, hx=None):
+        return super().forward(-x, hx)
+
+
+def must_not_run(*args, **kwargs):
+    raise AssertionError("the wrong LSTM ran")
+
+
+def test_accelerate_keeps_the_objects():
+    model = nn.Sequential(nn.LSTM(I, H), nn.ModuleList([nn.LSTM(I, H), Own(I, H), nn.GRU(I, H)]))
+    seen = []
+    model[0].register_forward_hook(lambda module, args, out: seen.append(module))
+    layers, parameters = list(model.modules()), list(model.parameters())
+    model.eval()
+    with pytest.warns(UserWarning, match="accelerate leaves to torch") as said:
+        assert fastlstm.accelerate(model) is model
+    assert all(a is b for a, b in zip(layers, model.modules(), strict=True))
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert [type(m) for m in (model[0], *model[1])] == [fastlstm.LSTM, fastlstm.LSTM, Own, nn.GRU]
+    assert not model[0].training
+    model[0](torch.zeros(3, 2, I))
+    assert seen == [layers[1]]
+    (message,) = (str(warning.message) for warning in said)
+    assert "1.1 (forward pass of Own: Own is a subclass of nn.LSTM" in message
+    assert "; 1.2 (nn.GRU: the kernels compute LSTMs only)" in message
+    fastlstm.accelerate(model[0])
+    assert type(model[0]) is fastlstm.LSTM
+
+
+def test_accelerate_of_a_layer_itself(monkeypatch):
+    layer = nn.LSTM(I, H)
+    x = torch.randn(4, 3, I)
+    want = layer(x)[0]
+    assert fastlstm.accelerate(layer) is layer
+    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
+    torch.testing.assert_close(layer(x)[0], want)
+
+
+def test_accelerate_of_a_model_without_lstm():
+    with pytest.warns(UserWarning, match="found no nn.LSTM in Linear"):
+        fastlstm.accelerate(nn.Linear(2, 2))
+
+
+def test_accelerate_hands_the_budget_on():
+    model = fastlstm.accelerate(nn.Sequential(nn.LSTM(3, 4)), kept_bytes=7)
+    assert model[0].kept_bytes == 7
+
+
+def test_restore_keeps_the_objects(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LSTM(I, H, 2, bidirectional=True, dtype=torch.bfloat16)).eval()
+    layer = model[0]
+    layer.bias_hh_l0.requires_grad_(False)
+    seen = []
+    layer.register_forward_hook(lambda module, args, out: seen.append(module))
+    before = {**layer.__dict__}
+    parameters = list(model.named_parameters())
+    fastlstm.accelerate(model, kept_bytes=1000)
+    layer.strict, layer.backend = True, "native"
+    with torch.no_grad():
+        for _ in range(3):
+            layer(torch.randn(1, 1, I, dtype=torch.bfloat16))
+    assert fastlstm.restore(model) is model
+    assert model[0] is layer
+    assert type(layer) is nn.LSTM
+    assert layer.__dict__.keys() == before.keys()
+    for (name, a), (other, b) in zip(parameters, model.named_parameters(), strict=True):
+        assert name == other
+        assert a is b
+    assert not layer.training
+    assert not layer.bias_hh_l0.requires_grad
+    assert layer.weight_ih_l0.dtype == torch.bfloat16
+    monkeypatch.setattr(drop_in.LSTM, "_run", must_not_run)
+    layer(torch.randn(3, 2, I, dtype=torch.bfloat16))
+    assert seen == [layer] * 4
+
+
+def test_a_restored_layer_computes_with_the_weights_it_has_now():
+    layer = fastlstm.LSTM(I, H)
+    layer._parameters["weight_hh_l0"] = nn.Parameter(torch.zeros(4 * H, H))
+    x = torch.randn(4, 3, I)
+    want = layer(x)[0]
+    torch.testing.assert_close(fastlstm.restore(layer)(x)[0], want)
+
+
+def test_what_was_accelerated_after_inference_is_restored():
+    layer = fastlstm.LSTM(I, H).eval()
+    x = torch.randn(1, 1, I)
+    with torch.no_grad():
+        want = [layer(x)[0] for _ in range(3)][-1]
+    assert layer._ready is not None
+    fastlstm.restore(layer)
+    assert "_ready" not in layer.__dict__
+    torch.testing.assert_close(layer(x)[0], want)
+
+
+REFUSED = {
+    "layer norm": (lambda: fastlstm.LSTM(I, H, layer_norm=True), "no layer_norm=True"),
+    "zoneout": (lambda: fastlstm.LSTM(I, H, zoneout=0.1), r"no zoneout=\(0.1, 0.1\)"),
+    "activation": (lambda: fastlstm.LSTM(I, H, activation="relu"), "no activation='relu'"),
+    "subclass": (lambda: type("Mine", (fastlstm.LSTM,), {})(I, H), "Mine is a subclass"),
+    "parametrized": (
+        lambda: parametrizations.weight_norm(fastlstm.LSTM(I, H), "weight_hh_l0"),
+        "weight_hh_l0 is parametrized",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_restore_refuses_by_name_and_changes_nothing(case):
+    make, reason = REFUSED[case]
+    model = nn.ModuleDict({"first": fastlstm.LSTM(I, H), "second": make()})
+    with pytest.raises(UsageError, match=rf"second \(.*{reason}") as caught:
+        fastlstm.restore(model)
+    assert "first (" not in str(caught.value)
+    assert type(model["first"]) is fastlstm.LSTM
+
+
+def test_restore_leaves_other_modules_alone():
+    model = nn.Sequential(nn.LSTM(I, H), nn.GRU(I, H))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fastlstm.restore(model)
+    assert [type(m) for m in model] == [nn.LSTM, nn.GRU]
+
+
+def test_a_restored_model_needs_no_fastlstm(tmp_path):
+    layer = fastlstm.restore(fastlstm.LSTM(I, H))
+    (tmp_path / "layer.pickle").write_bytes(pickle.dumps(copy.deepcopy(layer)))
+    code = (
+        "import pickle, sys; sys.modules['fastlstm'] = None;"
+        f"print(pickle.load(open({str(tmp_path / 'layer.pickle')!r}, 'rb')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "LSTM(5, 7)\n"
+
+
+def test_a_printed_model_tells_the_two_apart():
+    model = nn.Sequential(nn.LSTM(I, H))
+    assert "(0): LSTM(5, 7)" in str(model)
+    assert "(0): fastlstm.LSTM(5, 7)" in str(fastlstm.accelerate(model))
+    model[0].strict, model[0].kept_bytes, model[0].backend = True, 100, "native"
+    assert "(5, 7, kept_bytes=100, backend='native', strict=True)" in str(model)
+    assert "(0): LSTM(5, 7)" in str(fastlstm.restore(model))
+
+
+def test_a_subclass_prints_its_own_name():
+    assert str(type("Mine", (fastlstm.LSTM,), {})(I, H)) == "Mine(5, 7)"

@@ -1,0 +1,237 @@
+"""torch's tools on models with `fastlstm.LSTM`: each works, or says to restore first."""
+
+import io
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import fastlstm
+from fastlstm.errors import UsageError
+from fastlstm.nn import drop_in
+from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.cost import lstm_cost, lstm_flop
+from fastlstm.ops.sequence import lstm_sequence
+
+T, B, I, H = 4, 3, 5, 7  # noqa: E741
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(I, H, 2, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(2 * H, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0])
+
+
+@pytest.fixture
+def tagger():
+    torch.manual_seed(0)
+    return fastlstm.accelerate(Tagger().eval())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(B, T, I)
+
+
+@pytest.fixture
+def only_ours(monkeypatch):
+    def must_not_run(*args, **kwargs):
+        raise AssertionError("torch's own LSTM ran")
+
+    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
+
+
+OLD = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+
+
+@pytest.mark.filterwarnings(*OLD)
+@pytest.mark.parametrize("spec", [None, {nn.LSTM, nn.Linear}], ids=["default", "named"])
+def test_dynamic_quantization_warns_and_leaves_the_layer(tagger, x, spec):
+    with pytest.warns(UserWarning, match=r"call fastlstm\.restore\(model\) first"):
+        found = torch.ao.quantization.quantize_dynamic(tagger, spec)
+    assert type(found.rnn) is fastlstm.LSTM
+    assert "qconfig" not in found.rnn.__dict__
+    restored = fastlstm.restore(tagger)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="torch.ao.quantization looks for")
+        found = torch.ao.quantization.quantize_dynamic(restored, spec)
+    assert type(found.rnn) is torch.ao.nn.quantized.dynamic.LSTM
+    assert found(x).shape == (B, T, 3)
+
+
+@pytest.mark.filterwarnings(*OLD)
+def test_static_quantization_warns(tagger):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tagger.qconfig = torch.ao.quantization.default_qconfig
+    with pytest.warns(UserWarning, match=r"call fastlstm\.restore\(model\) first"):
+        torch.ao.quantization.prepare(tagger)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_onnx_export_holds_onnx_lstms(tagger, x, dynamo, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    path = tmp_path / "tagger.onnx"
+    torch.onnx.export(tagger, (x,), path, dynamo=dynamo, input_names=["x"], verbose=False)
+    model = onnx.load(path)
+    assert {node.domain for node in model.graph.node} <= {"", "pkg.onnxscript.torch_lib"}
+    assert sum(node.op_type == "LSTM" for node in model.graph.node) == 2
+    (found,) = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    assert found.shape == (B, T, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_export_of_one_direction_computes_the_same(x):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    layer = fastlstm.LSTM(I, H).eval()
+    given = x.transpose(0, 1).contiguous()
+    program = torch.onnx.export(layer, (given,), dynamo=True, verbose=False)
+    found = ReferenceEvaluator(program.model_proto).run(None, {"input": given.numpy()})
+    torch.testing.assert_close(torch.tensor(found[0]), layer(given)[0].detach())
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_fx_keeps_the_layer_as_one_node(tagger, x):
+    graph = torch.fx.symbolic_trace(tagger)
+    nodes = [node for node in graph.graph.nodes if node.op == "call_module"]
+    assert [node.target for node in nodes] == ["rnn", "out"]
+    assert type(graph.rnn) is fastlstm.LSTM
+    torch.testing.assert_close(graph(x), tagger(x))
+
+
+class WithLengths(Tagger):
+    def forward(self, x, lengths, h, c):
+        y, (h, _) = self.rnn(x, (h, c), lengths=lengths, padding="left")
+        return y, h
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_fx_hands_every_argument_on(x):
+    model = fastlstm.accelerate(WithLengths())
+    state = torch.randn(2, 4, B, H)
+    arguments = (x, torch.tensor([4, 0, 2]), *state)
+    graph = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(graph(*arguments), model(*arguments))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_with_the_way_out(tagger, x):
+    for model in (tagger, tagger.rnn):
+        with pytest.raises(UsageError, match=r"call fastlstm\.restore\(model\) before it"):
+            torch.jit.script(model)
+    assert type(tagger.rnn) is fastlstm.LSTM
+    want = tagger(x)
+    torch.testing.assert_close(torch.jit.script(fastlstm.restore(tagger))(x), want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_is_torchs_and_needs_no_fastlstm(tagger, x, tmp_path):
+    torch.jit.trace(tagger, (x,)).save(tmp_path / "tagger.pt")
+    torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")
+    load = f"torch.jit.load({str(tmp_path / 'tagger.pt')!r})"
+    assert in_another_process(load, tmp_path, "import sys; sys.modules['fastlstm'] = None") == ""
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("restored", [False, True], ids=["ours", "restored"])
+def test_an_exported_program_in_another_process(tagger, x, tmp_path, restored):
+    torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")
+    model = fastlstm.restore(tagger) if restored else tagger
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "tagger.pt2")
+    load = f"torch.export.load({str(tmp_path / 'tagger.pt2')!r}).module()"
+    without = in_another_process(load, tmp_path, "import sys; sys.modules['fastlstm'] = None")
+    if restored:
+        assert without == ""
+        return
+    assert "fastlstm.lstm_sequence" in without
+    assert "not registered" in without
+    assert in_another_process(load, tmp_path, "from fastlstm import LSTM") == ""
+
+
+def in_another_process(load, folder, first):
+    """Returns what a process says that loads a model and compares an output; nothing is right."""
+    code = (
+        f"{first}\nimport torch\nx, want = torch.load({str(folder / 'pair.pt')!r})\n"
+        f"torch.testing.assert_close({load}(x), want)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def test_a_whole_layer_can_be_loaded_with_weights_only():
+    layer = fastlstm.LSTM(I, H).eval()
+    x = torch.randn(1, 1, I)
+    with torch.no_grad():
+        want = [layer(x)[0] for _ in range(3)][-1]
+    assert layer._ready is not None
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([fastlstm.LSTM]):
+        found = torch.load(file, weights_only=True)
+    torch.testing.assert_close(found(x)[0], want)
+
+
+FLOP = lstm_flop(T, B, I, H)
+
+
+@pytest.mark.parametrize("passes", [1, 3], ids=["forward", "training"])
+def test_flop_counter_counts_the_layer(passes):
+    layer = fastlstm.LSTM(I, H)
+    x = torch.randn(T, B, I, requires_grad=True)
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(passes == 3):
+        y = layer(x)[0]
+        if passes == 3:
+            y.sum().backward()
+    call = LSTMCall(T, B, I, H, torch.float32, "cpu", requires_grad=passes == 3)
+    assert counter.get_total_flops() == lstm_cost(call).flop == passes * FLOP
+
+
+def test_flop_of_tokens_counts_the_embedding_once():
+    V = 6
+    weights = torch.randn(4 * H, I), torch.randn(4 * H, H)
+    state = torch.zeros(B, H), torch.zeros(B, H)
+    rest = (None,) * 10
+    with FlopCounterMode(display=False) as counter:
+        tokens = torch.zeros(T, B, dtype=torch.long)
+        rows = torch.randn(V, I)
+        lstm_sequence(rows, tokens, *state, *weights, *rest, 1, 0, 0.0, 0.0, False, False)
+    assert counter.get_total_flops() == 8 * H * (V * I + T * B * H)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_profiler_shows_a_named_operator(ready):
+    layer = fastlstm.LSTM(I, H).eval()
+    x = torch.randn(1, 1, I)
+    for _ in range(3 if ready else 0):
+        with torch.no_grad():
+            layer(x)
+    with torch.profiler.profile(record_shapes=True) as profile, torch.no_grad():
+        layer(x)
+    assert (layer._ready is not None) is ready
+    (event,) = (event for event in profile.events() if event.name == "fastlstm::lstm")
+    assert event.input_shapes[0][-1] == I
+
+
+def test_the_profiler_shows_the_backward_pass():
+    layer = fastlstm.LSTM(I, H)
+    with torch.profiler.profile() as profile:
+        layer(torch.randn(T, B, I))[0].sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"fastlstm::lstm", "fastlstm::lstm_backward"} <= names

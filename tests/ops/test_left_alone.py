@@ -1,0 +1,62 @@
+"""Which recurrent modules run on no kernel here, and what is said of them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import fastlstm
+from fastlstm.ops.left_alone import left_alone, recurrent_modules
+
+
+class Own(nn.LSTM):
+    pass
+
+
+def parametrized():
+    return parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")
+
+
+LEFT = {
+    "subclass": (lambda: Own(3, 4), "forward pass of Own", "is a subclass of nn.LSTM"),
+    "parametrized": (parametrized, "nn.LSTM, parametrized", "weight_hh_l0 is parametrized"),
+    "gru": (lambda: nn.GRU(3, 4), "nn.GRU", "LSTMs only"),
+    "rnn": (lambda: nn.RNN(3, 4), "nn.RNN", "LSTMs only"),
+    "gru cell": (lambda: nn.GRUCell(3, 4), "nn.GRUCell", "LSTMs only"),
+    "cell": (lambda: nn.LSTMCell(3, 4), "nn.LSTMCell", "one step per call"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_left_and_why(case):
+    make, runs, why = LEFT[case]
+    found = left_alone(make())
+    assert found.runs == runs
+    assert why in found.why
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, fastlstm.LSTM])
+def test_an_lstm_is_not_left_alone(make):
+    assert left_alone(make(3, 4)) is None
+    assert left_alone(nn.Linear(3, 4)) is None
+
+
+def test_a_subclass_of_ours_is_ours():
+    class Mine(fastlstm.LSTM):
+        pass
+
+    assert left_alone(Mine(3, 4)) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_and_scripted_layers_are_named_once():
+    quantize = torch.ao.quantization.quantize_dynamic
+    model = nn.ModuleDict({"quantized": quantize(nn.Sequential(nn.LSTM(3, 4)), {nn.LSTM})})
+    model["scripted"] = torch.jit.script(nn.LSTM(3, 4))
+    model["quantizable"] = torch.ao.nn.quantizable.LSTM(3, 4)
+    model["plain"] = nn.LSTM(3, 4)
+    found = {path: left for path, _, left in recurrent_modules(model)}
+    assert list(found) == ["quantized.0", "scripted", "quantizable", "plain"]
+    assert "quantized weights" in found["quantized.0"].why
+    assert found["scripted"].runs == "TorchScript LSTM"
+    assert found["plain"] is None
