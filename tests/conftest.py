@@ -10,12 +10,54 @@ from typing import Any
 
 import pytest
 
+import recorded_cpus
+from fastlstm import environment, hardware
+from fastlstm.errors import ConfigError
+
 # Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in ("FASTLSTM_ISA", "FASTLSTM_DEBUG"):
     os.environ.pop(_name, None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --isa, which `make test-isa` gives."""
+    text = "run as on a CPU that has no more than this instruction set"
+    parser.addoption("--isa", choices=environment.ISA_NAMES, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides what the CPU has beyond --isa, here and from the processes that tests start."""
+    isa = config.getoption("--isa")
+    if isa is None:
+        return
+    os.environ["FASTLSTM_ISA"] = isa
+    try:
+        hardware.cpu()
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from None
+    found = recorded_cpus.detected(isa)
+    hardware._detected = lambda: found
+    hardware._described.cache_clear()
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Returns what makes `hardware.cpu()` describe a recorded CPU, named by its widest ISA.
+
+    For choices only: a kernel may not run on instructions that the real CPU lacks.
+    """
+
+    def pretend(isa: str) -> None:
+        found = recorded_cpus.detected(isa)
+        monkeypatch.delenv("FASTLSTM_ISA", raising=False)
+        monkeypatch.setattr(hardware, "_detected", lambda: found)
+        hardware._described.cache_clear()
+
+    yield pretend
+    hardware._described.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,8 @@ from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
 from series_frames import START, long_table
 
+pytestmark = pytest.mark.isa
+
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 60, "dropout": 0.0,
     "learning_rate": 0.01, "split": "60/20/20",

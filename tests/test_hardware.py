@@ -16,31 +16,23 @@ import torch
 from fastlstm import environment, hardware
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.hardware import Ceilings
+from recorded_cpus import (
+    AMX_INT8,
+    AMX_TILE,
+    AVX,
+    AVX2,
+    AVX512F,
+    F16C,
+    FMA,
+    OSXSAVE,
+    XCR0_AVX,
+    XCR0_AVX512,
+    sapphire_rapids,
+)
+
+pytestmark = pytest.mark.isa
 
 native = hardware.native()
-
-# Bits as the manuals number them.
-OSXSAVE, AVX, FMA, F16C = 1 << 27, 1 << 28, 1 << 12, 1 << 29
-AVX2, AVX512F, AVX512DQ, AVX512BW, AVX512VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31
-AVX512_VNNI, AVX512_BF16 = 1 << 11, 1 << 5
-AMX_BF16, AMX_TILE, AMX_INT8 = 1 << 22, 1 << 24, 1 << 25
-XCR0_AVX, XCR0_AVX512, XCR0_AMX = 0x7, 0xE7, 0x600E7
-
-
-def sapphire_rapids(**changes: Any) -> Any:
-    """A CPU with everything on, less what `changes` takes away."""
-    record = native.CpuidRecord()
-    record.max_leaf = 0x20
-    record.leaf1_ecx = OSXSAVE | AVX | FMA | F16C
-    record.leaf7_ebx = AVX2 | AVX512F | AVX512DQ | AVX512BW | AVX512VL
-    record.leaf7_ecx = AVX512_VNNI
-    record.leaf7_edx = AMX_BF16 | AMX_TILE | AMX_INT8
-    record.leaf7_1_eax = AVX512_BF16
-    record.xcr0 = XCR0_AMX
-    record.is_amx_permitted = True
-    for name, value in changes.items():
-        setattr(record, name, value)
-    return record
 
 
 @pytest.mark.parametrize(
@@ -87,7 +79,7 @@ def test_features_agree_with_the_kernel() -> None:
         pytest.skip("no /proc/cpuinfo here")
     lines = info.read_text(encoding="utf-8").splitlines()
     flags = set(next(line for line in lines if line.startswith("flags")).split(":")[1].split())
-    ours = hardware.cpu().features
+    ours = native.usable_features(native.record_cpuid())
     same = ("avx", "fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_bf16")
     assert {name for name in same if name in ours} == {name for name in same if name in flags}
 
@@ -118,6 +110,7 @@ def test_bf16_takes_the_instructions_that_are_fastest(
     assert hardware.fastest_bf16(isa, vendor) == expected
     record = sapphire_rapids()
     record.vendor = vendor
+    monkeypatch.delenv("FASTLSTM_ISA", raising=False)
     monkeypatch.setattr(hardware, "_detected", lambda: (record, isa, frozenset()))
     hardware._described.cache_clear()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import fastlstm
+from fastlstm import publication, storage
 from fastlstm.config import TrainConfig
 from fastlstm.errors import (
     ConfigError,
@@ -27,6 +29,7 @@ from fastlstm.nn.language_model import LanguageModel
 from fastlstm.run import _MAY_CHANGE
 from fastlstm.run_session import resumed_config
 from fastlstm.training import trainer as trainer_module
+from simulated_disk import FailingOs, RecordingOs
 
 TINY = {
     "rnn_size": 24,
@@ -91,6 +94,7 @@ def train(text: Path, out: Path, **fields):
     )
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("step", [1, 6, 7, 13, 19])
 def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
     train(text, tmp_path / "whole")
@@ -123,6 +127,7 @@ def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeyp
     assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
 
 
+@pytest.mark.isa
 def test_accumulation_equals_the_big_batch(text, tmp_path):
     losses = []
     for name, fields in {
@@ -247,37 +252,188 @@ def test_a_full_disk_silences_an_output_and_no_more(text, tmp_path):
     assert events[-1]["event"] == "end"
 
 
-def test_nan_weights_at_an_evaluation_roll_back(text, tmp_path, monkeypatch):
+def poison_evaluation(monkeypatch, number):
+    """Makes a weight NaN before the evaluation of that number, counted from 1."""
     evaluate, calls = trainer_module.evaluate, []
 
     def poisoned(model, *args, **kwargs):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == number:
             with torch.no_grad():
                 model.output.bias[0] = float("nan")
         return evaluate(model, *args, **kwargs)
 
     monkeypatch.setattr(trainer_module, "evaluate", poisoned)
-    run = train(text, tmp_path / "run", checkpoint_every=4, ema=0.0, sample_every=1)
+
+
+def record_weights(monkeypatch):
+    """Returns the list of (step, weights, averaged weights) that every step and evaluation adds."""
+    seen = []
+
+    def recording(owner, name, state_of):
+        method = getattr(owner, name)
+
+        def wrapped(self, *args):
+            state = state_of(self)
+            average = {} if state.average is None else state.average.tensors()
+            seen.append(
+                (
+                    state.progress.step,
+                    {n: p.detach().numpy().tobytes() for n, p in state.model.named_parameters()},
+                    {n: t.numpy().tobytes() for n, t in average.items()},
+                )
+            )
+            return method(self, *args)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    recording(trainer_module.Stepper, "step", lambda stepper: stepper._state)
+    recording(trainer_module.Trainer, "_evaluate", lambda trainer: trainer.state)
+    return seen
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_nan_weights_at_an_evaluation_roll_back(text, tmp_path, monkeypatch, ema):
+    poison_evaluation(monkeypatch, 2)
+    seen = record_weights(monkeypatch)
+    run = train(text, tmp_path / "run", checkpoint_every=4, ema=ema, sample_every=1)
     (skip,) = skips(run.path)
     assert "weight output.bias" in skip["tensor"]
     assert run.bits_per_char < 6
+    (_, *before), (_, *after) = [one for one in seen if one[0] == 12]
+    assert before == after, "the weights of the checkpoint are weights again, and the averages"
 
 
-def test_nan_weights_at_the_last_evaluation_are_trained_over(text, tmp_path, monkeypatch):
-    evaluate, calls = trainer_module.evaluate, []
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_an_evaluation_changes_no_weight(text, tmp_path, monkeypatch, ema):
+    seen = record_weights(monkeypatch)
+    train(text, tmp_path / "run", ema=ema)
+    (_, *before), (_, *after) = [one for one in seen if one[0] == 7]
+    assert before == after
 
-    def poisoned(model, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == 1:
-            with torch.no_grad():
-                model.output.bias[0] = float("nan")
-        return evaluate(model, *args, **kwargs)
 
-    monkeypatch.setattr(trainer_module, "evaluate", poisoned)
-    run = train(text, tmp_path / "run", checkpoint_every=4, ema=0.0, eval_every=1000)
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_nan_weights_at_the_last_evaluation_are_trained_over(text, tmp_path, monkeypatch, ema):
+    poison_evaluation(monkeypatch, 1)
+    run = train(text, tmp_path / "run", checkpoint_every=4, ema=ema, eval_every=1000)
     assert len(skips(run.path)) == 1
     assert newest(run.path).name == "checkpoint-20", "every step asked for was taken"
+
+
+class NoPublication(RecordingOs):
+    """A disk that is full when a model is to be published, and at no other time."""
+
+    def mkdir(self, path: Path) -> None:
+        if path.name.startswith(publication.JOURNAL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().mkdir(path)
+
+
+class Disk:
+    """Observer that puts `disk` in the place of the true one from one event to another."""
+
+    def __init__(self, monkeypatch, disk, first, last) -> None:
+        self.patch, self.disk, self.first, self.last = monkeypatch, disk, first, last
+        self.warnings: list[str] = []
+
+    def __call__(self, event: dict) -> None:
+        about = (event["event"], event.get("step"))
+        if about == self.first:
+            self.patch.setattr(storage, "os", self.disk)
+        elif about == self.last:
+            self.patch.setattr(storage, "os", os)
+        elif event["event"] == "message" and event["level"] == "warning":
+            self.warnings.append(event["text"])
+
+
+@pytest.fixture
+def best_is_first(monkeypatch):
+    """Makes the first evaluation of a run the best one."""
+    evaluate, calls = trainer_module.evaluate, []
+
+    def worse(*args, **kwargs):
+        calls.append(1)
+        result = evaluate(*args, **kwargs)
+        return dataclasses.replace(result, nats_per_token=result.nats_per_token + len(calls))
+
+    monkeypatch.setattr(trainer_module, "evaluate", worse)
+
+
+WITH_DISK = {**TINY, "steps": 9, "log_every": 1, "eval_every": 5, "checkpoint_every": 3}
+
+
+def same_model(left: Path, right: Path) -> bool:
+    a, b = (load_file(path / "model.safetensors") for path in (left, right))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.usefixtures("best_is_first")
+@pytest.mark.parametrize("last", [("step", 6), ("step", 8)])
+def test_a_best_model_that_met_a_full_disk_is_published_later(text, tmp_path, monkeypatch, last):
+    fastlstm.train(text, out=tmp_path / "whole", observers=(), **WITH_DISK)
+    full = FailingOs(Path("/"), 1, errno.ENOSPC, lasting=True)
+    disk = Disk(monkeypatch, full, ("step", 4), last)
+    run = fastlstm.train(text, out=tmp_path / "run", observers=[disk], **WITH_DISK)
+    assert any("the best model is not published yet" in text for text in disk.warnings)
+    assert same_model(run.path, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("best_is_first")
+def test_a_best_model_that_cannot_be_published_ends_in_an_error(text, tmp_path, monkeypatch):
+    fastlstm.train(text, out=tmp_path / "whole", observers=(), **WITH_DISK)
+    disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), None)
+    with pytest.raises(StorageError, match=r"(?s)No space left.*step 5.*checkpoint-9 keeps it"):
+        fastlstm.train(text, out=tmp_path / "run", observers=[disk], **WITH_DISK)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert "end" not in {event["event"] for event in events_of(tmp_path / "run")}
+    monkeypatch.setattr(storage, "os", os)
+    fastlstm.train(text, out=tmp_path / "run", observers=(), resume=True, **WITH_DISK)
+    assert same_model(tmp_path / "run", tmp_path / "whole")
+
+
+def scale_losses(monkeypatch) -> list[float]:
+    """Trains with a loss scale, as in fp16; returns the list of the scales of all steps."""
+    scales: list[float] = []
+    step, state = trainer_module.Stepper.step, trainer_module.TrainingState
+
+    def with_scaler(**fields):
+        return state(**{**fields, "scaler": torch.amp.GradScaler("cpu", init_scale=64.0)})
+
+    def noting(self, batch, factor):
+        scales.append(self._state.scaler.get_scale())
+        return step(self, batch, factor)
+
+    monkeypatch.setattr(trainer_module, "TrainingState", with_scaler)
+    monkeypatch.setattr(trainer_module.Stepper, "step", noting)
+    return scales
+
+
+def overflow(monkeypatch, from_scale: float) -> None:
+    """Makes a gradient infinite where the loss was scaled by `from_scale` or more."""
+
+    def bad(model, run):
+        model.output.bias.register_hook(
+            lambda g: g * float("inf") if model.scales[-1:] >= [from_scale] else g
+        )
+
+    monkeypatch.setattr(LanguageModel, "scales", scale_losses(monkeypatch), raising=False)
+    plant(monkeypatch, {1}, bad)
+
+
+def test_an_overflow_lowers_the_loss_scale_and_is_no_trouble(text, tmp_path, monkeypatch):
+    overflow(monkeypatch, 4.0)
+    run = train(text, tmp_path / "run", ema=0.0)
+    assert LanguageModel.scales[:6] == [64.0, 32.0, 16.0, 8.0, 4.0, 2.0]
+    assert skips(run.path) == []
+    assert newest(run.path).name == "checkpoint-20"
+
+
+def test_a_gradient_that_is_infinite_at_every_loss_scale_stops(text, tmp_path, monkeypatch):
+    overflow(monkeypatch, 0.0)
+    with pytest.raises(NonFiniteError, match=r"output\.bias is NaN or Inf and came"):
+        train(text, tmp_path / "run", ema=0.0)
+    assert {skip["tensor"] for skip in skips(tmp_path / "run")} == {"gradient of output.bias"}
+    assert len(LanguageModel.scales) < 60
 
 
 def test_early_stopping_holds_after_a_resume(text, tmp_path):

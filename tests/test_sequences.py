@@ -14,6 +14,8 @@ from fastlstm.errors import ConfigError, DataError, NonFiniteError
 from fastlstm.nn.sequence_network import SequenceConfig, SequenceNetwork
 from fastlstm.series.sequences import Sequences
 
+pytestmark = pytest.mark.isa
+
 QUICK: dict[str, Any] = {
     "hidden_size": 16, "embed_size": 8, "epochs": 25, "learning_rate": 0.02, "held_out": 0.2,
 }  # fmt: skip

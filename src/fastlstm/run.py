@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,8 +234,8 @@ class _Session(RunSession):
     ) -> Trainer:
         files = model_files(model.config, plan.config, text, given=plan.given)
 
-        def publish(model: LanguageModel) -> None:
-            self.run.publish({**files, "model.safetensors": weights_file(model)})
+        def publish(weights: Mapping[str, torch.Tensor]) -> None:
+            self.run.publish({**files, "model.safetensors": weights_file(weights)})
 
         def sample(model: LanguageModel) -> str:
             return sample_text(model, text.tokenizer, "", _SAMPLE_LENGTH, 0.8, plan.config.seed)

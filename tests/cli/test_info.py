@@ -11,6 +11,8 @@ from fastlstm import hardware
 from fastlstm.cli.main import main
 from fastlstm.hardware import Ceilings, CpuInfo
 
+pytestmark = pytest.mark.isa
+
 
 def test_a_run(tiny_run: Path, capsys: pytest.CaptureFixture[str], events: list[Any]) -> None:
     lines = [json.dumps(event) + "\n" for event in events]

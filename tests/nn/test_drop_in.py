@@ -15,6 +15,8 @@ from fastlstm.errors import KernelError, ShapeError
 from fastlstm.nn import drop_in
 from fastlstm.ops.dispatch import explain
 
+pytestmark = pytest.mark.isa
+
 I, H = 5, 7  # noqa: E741
 # Relative RMS and largest error; both sides are in float32, see TOLERANCES of the operator tests.
 VALUE, GRADIENT = (4e-6, 2e-5), (1e-5, 4e-5)
@@ -236,6 +238,7 @@ def test_the_constructor_is_torchs(seed):
         assert torch.equal(a, b)
 
 
+@pytest.mark.usefixtures("fast_kernels")
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_are_equal_and_apart(copied):
     _, ours = pair(num_layers=2)

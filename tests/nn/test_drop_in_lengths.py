@@ -17,7 +17,10 @@ LAYERS = {
     "projected": {"num_layers": 2, "bidirectional": True, "proj_size": 3},
 }
 TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-12}
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+pytestmark = [
+    pytest.mark.isa,
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+]
 
 
 def make(dtype=torch.float32, seed=0, **fields):

@@ -13,6 +13,8 @@ from fastlstm.errors import KernelError
 from fastlstm.nn import drop_in
 from fastlstm.ops.sequence import lstm_sequence, lstm_sequence_backward
 
+pytestmark = pytest.mark.isa
+
 I, H = 5, 7  # noqa: E741
 STACK = {"num_layers": 2, "bidirectional": True}
 
@@ -66,7 +68,7 @@ def gradients(module, compiled, x, hx, **fields):
     return [y, h, c, leaf.grad, *(p.grad.clone() for p in module.parameters())]
 
 
-@pytest.mark.usefixtures("dynamo")
+@pytest.mark.usefixtures("dynamo", "fast_kernels")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["whole", "lengths"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

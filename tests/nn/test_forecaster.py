@@ -20,6 +20,8 @@ from fastlstm.nn.forecast_outputs import (
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.nn.forecaster_config import ForecasterConfig
 
+pytestmark = pytest.mark.isa
+
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "segment": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
 }  # fmt: skip

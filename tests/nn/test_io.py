@@ -138,7 +138,7 @@ def test_parameter_shapes_are_those_of_the_model(layer_norm, tie_weights, num_la
 
 
 def test_weights_are_stored_in_fp32():
-    data = weights_file(build().to(torch.bfloat16))
+    data = weights_file(dict(build().to(torch.bfloat16).named_parameters()))
     assert {t.dtype for t in decode_tensors(data, "x").values()} == {torch.float32}
 
 

@@ -13,6 +13,8 @@ from fastlstm.nn.lstm import LSTMLayer
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.dispatch import explain
 
+pytestmark = pytest.mark.isa
+
 
 def tokens_of(T, B, V=20, seed=0):
     return torch.randint(V, (T, B), generator=torch.Generator().manual_seed(seed))
@@ -211,6 +213,7 @@ def test_evaluation_mode_draws_nothing(make_model):
     assert torch.equal(one, model.features(tokens_of(4, 2), model.initial_state(2))[0])
 
 
+@pytest.mark.usefixtures("fast_kernels")
 def test_strict_kernels_reaches_every_layer(make_model):
     model = make_model()
     assert not model.strict_kernels

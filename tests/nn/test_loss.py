@@ -9,6 +9,8 @@ from torch.utils._pytree import tree_flatten
 from fastlstm.errors import ShapeError
 from fastlstm.nn.loss import CHUNK_ELEMENTS, projected_cross_entropy, projected_nats
 
+pytestmark = pytest.mark.isa
+
 
 def make_inputs(N, H, V, dtype=torch.float32, seed=0):
     rng = torch.Generator().manual_seed(seed)

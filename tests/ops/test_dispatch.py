@@ -10,6 +10,8 @@ from fastlstm.nn.drop_in import LSTM
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.dispatch import BACKENDS, explain, select
 
+pytestmark = pytest.mark.isa
+
 REFUSED = "native: these kernels compute in float32 and bf16, not in float64"
 
 

@@ -6,6 +6,8 @@ import torch
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops.lstm import lstm, lstm_tokens
 
+pytestmark = pytest.mark.isa
+
 CASES = {
     "small": (5, 3, 4, 6),
     "T=1": (1, 4, 8, 16),

@@ -11,6 +11,8 @@ from fastlstm.ops.recorded import bytes_kept, steps_per_part
 from fastlstm.ops.sequence import run_sequence
 from fastlstm.ops.variant import Norm, Variant
 
+pytestmark = pytest.mark.isa
+
 T, B, I, H, V = 61, 17, 9, 24, 11  # noqa: E741
 CASES = ("dense", "tokens", "lengths", "mask", "zoneout", "norm", "no state gradients")
 

@@ -3,6 +3,8 @@ import torch
 
 from fastlstm.training.muon import Muon, orthogonalise
 
+pytestmark = pytest.mark.isa
+
 
 @pytest.mark.parametrize("shape", [(4, 64, 64), (4, 64, 32), (4, 32, 64), (1, 7, 5)])
 def test_singular_values_come_near_one(shape):

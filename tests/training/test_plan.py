@@ -14,6 +14,8 @@ from fastlstm.training.plan import (
 )
 from fastlstm.training.precision import PrecisionChoice, choose_precision
 
+pytestmark = pytest.mark.isa
+
 
 def small_model() -> LanguageModel:
     return LanguageModel(ModelConfig(vocab_size=11, embed_size=8, rnn_size=16))
@@ -53,15 +55,30 @@ def test_no_gpu_is_a_clear_error(monkeypatch):
         choose_device("cuda")
 
 
+def choose(monkeypatch, **times: float) -> PrecisionChoice:
+    """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
+    monkeypatch.setattr(precision_module, "_step_seconds", lambda m, name, d, b: times[name])
+    return choose_precision("auto", small_model(), torch.device("cpu"), (8, 2))
+
+
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16"])
 @pytest.mark.parametrize(
     ("full", "half", "expected"), [(3.0, 1.0, "bf16"), (1.0, 1.0, "fp32"), (1.0, 3.0, "fp32")]
 )
-def test_precision_is_the_faster_one_with_its_measurement(monkeypatch, full, half, expected):
-    times = {"fp32": full, "bf16": half}
-    monkeypatch.setattr(precision_module, "_step_seconds", lambda m, name, d, b: times[name])
-    choice = choose_precision("auto", small_model(), torch.device("cpu"), (8, 2))
+def test_precision_is_the_faster_one_with_its_measurement(
+    monkeypatch, on_cpu, isa, full, half, expected
+):
+    on_cpu(isa)
+    choice = choose(monkeypatch, fp32=full, bf16=half)
     assert choice.name == expected
     assert "ms in fp32" in choice.why
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+def test_a_cpu_without_bf16_trains_in_fp32(monkeypatch, on_cpu, isa):
+    on_cpu(isa)
+    choice = choose(monkeypatch, fp32=3.0)
+    assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
 
 
 def test_timing_leaves_random_numbers_and_gradients_alone():

@@ -77,9 +77,9 @@ def decode_tensors(data: bytes, origin: Path) -> dict[str, torch.Tensor]:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
 
 
-def weights_file(model: torch.nn.Module) -> bytes:
-    """Returns the content of model.safetensors: every parameter in fp32."""
-    return encode_tensors({n: p.detach().float() for n, p in model.named_parameters()})
+def weights_file(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """Returns the content of model.safetensors: every weight in fp32."""
+    return encode_tensors({name: weight.detach().float() for name, weight in weights.items()})
 
 
 def model_files(
@@ -145,7 +145,7 @@ def save_language_model(
 ) -> dict[str, bytes]:
     """Returns the four files of a model, ready for `RunDirectory.publish`."""
     files = settings_files(model.config, tokenizer, train or {}, data or {}, generation)
-    return {**files, MODEL_FILE: weights_file(model)}
+    return {**files, MODEL_FILE: weights_file(dict(model.named_parameters()))}
 
 
 def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:

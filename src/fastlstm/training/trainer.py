@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,9 @@ from fastlstm.training.schedule import Ending, learning_rate_factor
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.state import TrainingState
 from fastlstm.training.stepper import Stepper
+
+_BEST = "best"
+"""File stem of the best weights in a checkpoint, there while they are not published."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Trainer:
         tokenizer: for bits per character.
         run: the locked run directory.
         files: config.json, tokenizer.json and generation_config.json as bytes.
-        publish: writes the given fp32 weights as the run's model.
+        publish: writes the given weights, by name, as the run's model.
         emit: receives every event.
         stop: polled; when set, the state is saved and Stopped is raised.
         sample: writes a short text with the model, or None.
@@ -85,7 +88,7 @@ class Trainer:
         tokenizer: Tokenizer,
         run: RunDirectory,
         files: dict[str, bytes],
-        publish: Callable[[LanguageModel], None],
+        publish: Callable[[Mapping[str, torch.Tensor]], None],
         emit: Observer,
         stop: StopFlag,
         sample: Callable[[LanguageModel], str] | None = None,
@@ -108,6 +111,8 @@ class Trainer:
         self._saved_step = -1
         self._last_save = time.perf_counter()
         self._last: Evaluation | None = None
+        self._unpublished: dict[str, torch.Tensor] = {}
+        self._refusal: StorageError | None = None
         self._reason = plan.ending.text
         self._clock_offset = plan.started
         self._pace = Pace(plan, tokens_per_char(valid_ids, tokenizer))
@@ -121,12 +126,13 @@ class Trainer:
         Raises:
             Stopped: a signal came; the state is saved.
             NonFiniteError: NaN or Inf that roll-backs could not cure.
-            StorageError: the final checkpoint could not be written.
+            StorageError: the final checkpoint or the best model could not be written.
         """
         position = None
         if resume_from is not None:
             position = self.state.restore(resume_from.tensors, resume_from.meta)
             self._saved_step = self.state.progress.step
+            self._unpublished = resume_from.tensors.get(_BEST, {})
         self._open_loader(position)
         self._clock_offset -= self.state.progress.elapsed_s
         try:
@@ -138,8 +144,12 @@ class Trainer:
                 if not self._is_evaluated():  # rolled back: the steps since are to be taken again
                     self._loop()
             self._save()
+            self._require_published()
         except Stopped:
             self._save_and_stop()
+        except NonFiniteError:
+            self._publish_best()
+            raise
         finally:
             if self._loader is not None:
                 self._loader.close()
@@ -221,13 +231,18 @@ class Trainer:
         else:
             culprit = f"gradient of {gradient}"
         self.state.optimizers.zero_grad()
-        if weight is None and math.isfinite(loss) and self.state.scaler is not None:
+        if weight is None and math.isfinite(loss) and self._is_scale_too_large():
             return  # fp16 overflowed: the scaler has lowered its scale, the next batch goes on
         self.state.carried = self.model.initial_state(lanes, device=self.plan.device)
         if guard.bad_step(step, culprit) or weight is not None:
             self._roll_back(culprit)
         else:
             self._emit_skip(culprit, "step skipped, state reset")
+
+    def _is_scale_too_large(self) -> bool:
+        """Whether the loss was scaled up, so that a smaller scale may make the gradient finite."""
+        scaler = self.state.scaler  # it has halved its scale since
+        return scaler is not None and scaler.get_scale() >= 1.0
 
     def _emit_skip(self, culprit: str, action: str) -> None:
         step = self.state.progress.step
@@ -267,7 +282,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         started = time.perf_counter()
-        progress, average = self.state.progress, self.state.average
+        average = self.state.average
         with average.applied() if average is not None else nullcontext():
             result = evaluate(
                 self.model,
@@ -276,32 +291,55 @@ class Trainer:
                 max_tokens=self.plan.evaluation_tokens,
                 should_stop=self.stop,
             )
-            if not math.isfinite(result.nats_per_token):
-                self._roll_back(f"validation loss (weight {bad_weight(self.model)})")
-                return
-            is_best = result.nats_per_token < progress.best_loss
-            if progress.evaluated_step != progress.step:
-                progress.evaluations += 1
-                progress.without_gain = 0 if is_best else progress.without_gain + 1
-            progress.evaluated_step = progress.step
-            if is_best:
-                progress.best_step, progress.best_loss = progress.step, result.nats_per_token
-                progress.best_bits_per_char = result.bits_per_char
-                self._publish_best()
-            self._last = result
-            self.emit(eval_event(result, progress.step, is_best, self.elapsed_s()))
-            every = self.plan.config.sample_every
-            if self._sample is not None and every and progress.evaluations % every == 0:
-                self.emit(
-                    {"event": "sample", "step": progress.step, "text": self._sample(self.model)}
-                )
+            is_finite = math.isfinite(result.nats_per_token)
+            culprit = f"validation loss (weight {bad_weight(self.model)})"
+            if is_finite:
+                self._judge(result)
+        if not is_finite:  # only now: within the block the model holds the averaged weights
+            self._roll_back(culprit)
+            return
         self._pace.evaluation_s = time.perf_counter() - started
 
+    def _judge(self, result: Evaluation) -> None:
+        """Records an evaluation; the model holds the weights that it is of."""
+        progress = self.state.progress
+        is_best = result.nats_per_token < progress.best_loss
+        if progress.evaluated_step != progress.step:
+            progress.evaluations += 1
+            progress.without_gain = 0 if is_best else progress.without_gain + 1
+        progress.evaluated_step = progress.step
+        if is_best:
+            progress.best_step, progress.best_loss = progress.step, result.nats_per_token
+            progress.best_bits_per_char = result.bits_per_char
+            self._unpublished = {
+                name: weight.detach().clone() for name, weight in self.model.named_parameters()
+            }
+            self._publish_best()
+        self._last = result
+        self.emit(eval_event(result, progress.step, is_best, self.elapsed_s()))
+        every = self.plan.config.sample_every
+        if self._sample is not None and every and progress.evaluations % every == 0:
+            self.emit({"event": "sample", "step": progress.step, "text": self._sample(self.model)})
+
     def _publish_best(self) -> None:
+        """Publishes the best weights unless they are published; what fails is tried again later."""
+        if not self._unpublished:
+            return
         try:
-            self._publish(self.model)
+            self._publish(self._unpublished)
+            self._unpublished, self._refusal = {}, None
         except StorageError as error:
-            self._say("warning", f"the best model could not be stored: {error}")
+            self._refusal = error
+            self._say("warning", f"the best model is not published yet: {error}")
+
+    def _require_published(self) -> None:
+        """Raises StorageError when the best weights are still not published."""
+        if self._refusal is not None:
+            raise StorageError(
+                f"{self._refusal} The best model (step {self.state.progress.best_step}) is not"
+                f" published; checkpoint-{self._saved_step} keeps it, the same command with"
+                " --resume publishes it."
+            ) from self._refusal
 
     def _checkpoint_due(self) -> bool:
         every, step = self.plan.config.checkpoint_every, self.state.progress.step
@@ -313,9 +351,12 @@ class Trainer:
 
     def _save(self) -> Path:
         assert self._loader is not None
+        self._publish_best()
         started = time.perf_counter()
         self.state.progress.elapsed_s = self.elapsed_s()
         tensors, meta = self.state.capture(self._loader.state_dict())
+        if self._unpublished:
+            tensors[_BEST] = self._unpublished
         meta["metrics"] = metrics_mark(self.run.metrics_path)
         path = save_checkpoint(
             self.run,

@@ -14,6 +14,8 @@ from fastlstm.ops.lstm import lstm, lstm_tokens
 from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.sequence import run_sequence
 
+pytestmark = pytest.mark.isa
+
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = {

@@ -8,6 +8,8 @@ from fastlstm.ops.call import LSTMWeights, describe_call
 from fastlstm.ops.dispatch import select
 from fastlstm.ops.lstm import lstm
 
+pytestmark = pytest.mark.isa
+
 FUSED, FUSED_BACKWARD = "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from fastlstm import hardware
 from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
 
 if TYPE_CHECKING:
@@ -61,12 +62,15 @@ def kernel(call: LSTMCall) -> Kernel:
     return Kernel(f"oneDNN fused LSTM fp32 ({isa})", is_fast=True, why=why)
 
 
-@cache
 def bf16_instructions() -> str | None:
-    """Returns the CPU's bf16 matrix instructions, `"AMX"` or `"AVX512-BF16"`, or None."""
-    if torch.cpu._is_amx_tile_supported():
+    """Returns the CPU's bf16 matrix instructions, `"AMX"` or `"AVX512-BF16"`, or None.
+
+    `FASTLSTM_ISA` does not count: oneDNN uses what the CPU has.
+    """
+    features = hardware.cpu().features
+    if "amx_bf16" in features:
         return "AMX"
-    return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
+    return "AVX512-BF16" if "avx512_bf16" in features else None
 
 
 @cache

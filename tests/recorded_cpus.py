@@ -1,0 +1,48 @@
+"""CPUs as they describe themselves, so that no test depends on the one it runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastlstm import environment, hardware
+
+# Bits as the manuals number them.
+OSXSAVE, AVX, FMA, F16C = 1 << 27, 1 << 28, 1 << 12, 1 << 29
+AVX2, AVX512F, AVX512DQ, AVX512BW, AVX512VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31
+AVX512_VNNI, AVX512_BF16 = 1 << 11, 1 << 5
+AMX_BF16, AMX_TILE, AMX_INT8 = 1 << 22, 1 << 24, 1 << 25
+XCR0_AVX, XCR0_AVX512, XCR0_AMX = 0x7, 0xE7, 0x600E7
+
+_LESS: dict[str, dict[str, int]] = {
+    "amx_bf16": {},
+    "avx512_bf16": {"leaf7_edx": 0},
+    "avx512": {"leaf7_edx": 0, "leaf7_1_eax": 0},
+    "avx2": {"leaf7_edx": 0, "leaf7_1_eax": 0, "leaf7_ecx": 0, "leaf7_ebx": AVX2},
+    "scalar": {"leaf1_ecx": 0},
+}
+assert _LESS.keys() == set(environment.ISA_NAMES)
+
+
+def sapphire_rapids(**changes: Any) -> Any:
+    """Returns the record of a CPU with everything on, less what `changes` takes away."""
+    record = hardware.native().CpuidRecord()
+    record.vendor = "GenuineIntel"
+    record.max_leaf = 0x20
+    record.leaf1_ecx = OSXSAVE | AVX | FMA | F16C
+    record.leaf7_ebx = AVX2 | AVX512F | AVX512DQ | AVX512BW | AVX512VL
+    record.leaf7_ecx = AVX512_VNNI
+    record.leaf7_edx = AMX_BF16 | AMX_TILE | AMX_INT8
+    record.leaf7_1_eax = AVX512_BF16
+    record.xcr0 = XCR0_AMX
+    record.is_amx_permitted = True
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+def detected(isa: str) -> tuple[Any, str, frozenset[str]]:
+    """Returns what `hardware._detected` finds on a CPU whose widest instruction set is `isa`."""
+    native = hardware.native()
+    record = sapphire_rapids(**_LESS[isa])
+    assert native.choose_isa(record) == isa
+    return record, isa, frozenset(native.usable_features(record))
