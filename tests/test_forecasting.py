@@ -45,8 +45,8 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     found = fitted.backtest()
     assert set(found) == {"forecaster", "naive", "seasonal_naive"}
     assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
-    assert found["naive"]["mase"] == pytest.approx(1.0)
-    assert fitted.score() == pytest.approx(1 - found["forecaster"]["mase"])
+    assert found["naive"]["rel_mae"] == pytest.approx(1.0)
+    assert fitted.score() == pytest.approx(1 - found["forecaster"]["rel_mae"])
     assert fitted.fitted_.steps == 60
     scaled = fitted.backtest(scaled=True)["forecaster"]["mse"]
     std = float(fitted._inputs.scaler.std[0])

@@ -15,7 +15,7 @@ from fastlstm.errors import ConfigError, DataError
 from fastlstm.estimator import Estimator
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
-from fastlstm.infer.backtest import judge_quantiles, season_of
+from fastlstm.infer.backtest import backtest, season_of
 from fastlstm.infer.fitted_table import like_fitted
 from fastlstm.infer.forecast_table import as_came, predict_table
 from fastlstm.infer.forecaster_files import StoredForecaster, forecaster_files, read_forecaster
@@ -26,7 +26,7 @@ from fastlstm.series.configured import prepare, prepare_ahead
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores
-from fastlstm.series.splits import split_table
+from fastlstm.series.splits import Split, split_table
 from fastlstm.training.metrics import Event, Observer
 
 
@@ -285,23 +285,34 @@ class Forecaster(Estimator):
         Args:
             part: valid or test.
             stride: rows from one origin to the next.
-            season: steps of the seasonal naive forecast; default a day where steps are shorter.
+            season: steps of the seasonal naive forecast and of mase; default a day where steps are
+                shorter, else a week of days, a year of months, or 1.
             scaled: in standard deviations of the training rows instead of the table's units (counts
                 stay counts).
             frame: the table; default what `fit` was given.
             quantiles: levels whose pinball loss is wanted, too.
 
         Returns:
-            mse, mae, rmse, smape, mase of "forecaster", and of "naive" and "seasonal_naive". Of
-            "forecaster", on at most 2,000 of the windows, evenly spread, also crps, ``pinball_0.1``
-            and so on for every one of `quantiles`, coverage_80 and coverage_95.
+            By who forecast ("forecaster"; "naive", the last present value; "seasonal_naive", the
+            last present value of the same season) num_values, mse, mae, rmse, smape (0 to 2),
+            rel_mae (the mean absolute error over that of "naive") and mase (each error over the
+            mean absolute error of the seasonal naive forecast on the training rows of its series;
+            Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
+            one of `quantiles`, coverage_80 and coverage_95.
+
+            All figures are of the same num_values targets: all that are there, of every window.
+            Naive forecasts are the mean of the training rows (0 of counts) of num_without_past
+            targets, before which their series has no value. mase leaves num_without_scale
+            targets out, whose series never changes from season to season in its training rows or
+            has none. Either count is left out where it is 0.
         """
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more steps")
         dataset, inputs = self._table(frame)
-        rows = self._origins(dataset, part, stride)
-        return judge(self._fitted(), inputs, rows, season or season_of(dataset), quantiles, scaled)
+        rows, stored = self._origins(dataset, part, stride), self._fitted()
+        season, split = season or season_of(dataset), self._split(dataset)
+        return judge(stored, inputs, split, rows, season, quantiles, scaled)
 
     def coverage(
         self, intervals: Sequence[float] = (0.8, 0.95), part: Literal["valid", "test"] = "test"
@@ -311,22 +322,27 @@ class Forecaster(Estimator):
         dataset, inputs = self._table(None)
         rows = self._origins(dataset, part, 1)
         scores = QuantileScores((), intervals, has_crps=False)
-        judge_quantiles(stored.network, inputs, rows, stored.calibration, scores)
+        backtest(stored.network, inputs, rows, 1, calibration=stored.calibration, quantiles=scores)
         return scores.coverage()
 
     def score(self, frame: Any = None, y: None = None) -> float:
-        """Returns one minus MASE on the test part: above 0 is better than naive, 1 is perfect."""
+        """Returns one minus rel_mae on the test part: above 0 is better than naive, 1 is perfect.
+
+        rel_mae is the mean absolute error over that of the naive forecast; see `backtest`.
+        """
         found = self.backtest(frame=frame)["forecaster"]
-        if "mase" not in found:
+        if "rel_mae" not in found:
             raise DataError("the test part never changes, so that nothing is better than naive")
-        return 1 - found["mase"]
+        return 1 - found["rel_mae"]
+
+    def _split(self, dataset: SeriesDataset) -> Split:
+        return split_table(dataset.table, dataset.frequency, self._fitted().config.split)
 
     def _origins(self, dataset: SeriesDataset, part: str, stride: int) -> NDArray[np.int64]:
         if part not in ("train", "valid", "test"):
             raise ConfigError(f"part is {part!r}, expected valid or test")
-        stored = self._fitted()
-        sizes = stored.network.config
-        split = split_table(dataset.table, dataset.frequency, stored.config.split)
+        sizes = self._fitted().network.config
+        split = self._split(dataset)
         windows = split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
         return windows.rows()
 

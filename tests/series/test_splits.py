@@ -102,9 +102,11 @@ def test_scores_are_what_they_are_called() -> None:
     rng = np.random.default_rng(0)
     forecast, actual, naive = (rng.normal(size=(20, 6)) for _ in range(3))
     actual[2, 3] = np.nan
+    scale = rng.uniform(1, 2, size=(20, 1))
+    scale[5], scale[6] = 0.0, np.nan
     scores = Scores()
     for part in (slice(0, 7), slice(7, 20)):
-        scores.add(forecast[part], actual[part], naive[part])
+        scores.add(forecast[part], actual[part], naive[part], scale[part])
     found = scores.result()
     error = forecast - actual
     assert found["mse"] == pytest.approx(np.nanmean(error**2))
@@ -113,7 +115,12 @@ def test_scores_are_what_they_are_called() -> None:
     assert found["smape"] == pytest.approx(
         np.nanmean(2 * abs(error) / (abs(forecast) + abs(actual)))
     )
-    assert found["mase"] == pytest.approx(np.nanmean(abs(error)) / np.nanmean(abs(naive - actual)))
+    relative = np.nanmean(abs(error)) / np.nanmean(abs(naive - actual))
+    assert found["rel_mae"] == pytest.approx(relative)
+    has_scale = np.r_[0:5, 7:20]
+    scaled = abs(error[has_scale]) / scale[has_scale]
+    assert found["mase"] == pytest.approx(np.nanmean(scaled))
+    assert (found["num_values"], found["num_without_scale"]) == (119, 12)
 
 
 def test_the_crps_of_a_normal_distribution() -> None:
@@ -129,7 +136,7 @@ def test_the_crps_of_a_normal_distribution() -> None:
     want = (z * (2 * below - 1) + 2 * density - np.pi**-0.5).mean()
     for part in (slice(0, 100), slice(100, 500)):
         scores.add(np.broadcast_to(forecast, (*actual[part].shape, 99)), actual[part])
-    assert scores.result() == {"crps": pytest.approx(want, rel=0.01)}
+    assert scores.result() == {"crps": pytest.approx(want, rel=0.001)}
 
 
 def test_pinball_and_coverage_are_what_they_are_called() -> None:

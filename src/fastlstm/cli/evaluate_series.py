@@ -37,6 +37,7 @@ def run(argv: list[str]) -> int:
     given = {o.name: parsed.get(COMMAND, o.name) for o in COMMAND.options if o.name != "json"}
 
     from fastlstm.forecasting import Forecaster
+    from fastlstm.report.lines import score_text
 
     model = Forecaster.load(path)
     frame: Any = data[0] if len(data) == 1 else data
@@ -54,8 +55,3 @@ def run(argv: list[str]) -> int:
         ]
     )
     return EXIT_OK
-
-
-def score_text(found: dict[str, float]) -> str:
-    """Returns ``mse 0.357  mae 0.389 …``."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in found.items())

@@ -3,79 +3,84 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fastlstm.infer.forecasts import LEVELS, Calibration, forecast
+from fastlstm.infer.forecasts import LEVELS, Calibration, quantiles_of, spread
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores, Scores
-from fastlstm.series.window_index import read_windows
+from fastlstm.series.naive import SeasonalNaive
 
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
 
 
+@torch.no_grad()
 def backtest(
     network: ForecastNetwork,
     inputs: Inputs,
     rows: NDArray[np.int64],
     season: int,
+    naive_error: NDArray[np.float64] | None = None,
     is_scaled: bool = False,
+    calibration: Calibration | None = None,
+    quantiles: QuantileScores | None = None,
 ) -> dict[str, Scores]:
     """Judges the forecasts of the windows that begin at `rows`.
+
+    All figures are of the same values: every target that is there in the horizon of every window.
 
     Args:
         network: trained.
         inputs: the table.
         rows: first rows of windows of input and horizon.
-        season: steps that the seasonal naive forecast repeats; left out where the input is shorter.
+        season: steps that the seasonal naive forecast repeats.
+        naive_error: of `seasonal_error`, for MASE.
         is_scaled: in standard deviations of the training rows.
+        calibration: of the quantiles.
+        quantiles: take the quantiles in, too.
 
     Returns:
-        Scores of "forecaster", "naive" (the last value) and "seasonal_naive".
-    """
-    config = network.config
-    L, h, C = config.input_size, config.horizon, config.num_targets
-    mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
-    scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
-    done = 0
-    for found, target in forecast(network, inputs, rows):
-        past = read_windows(inputs.table, rows[done : done + len(found)], L)[..., :C].numpy()
-        done += len(found)
-        answer, actual = found[..., 0].numpy(), target.numpy()
-        if is_scaled:
-            past = (past - mean) / std
-        else:
-            answer, actual = answer * std + mean, actual * std + mean
-        naive = np.repeat(past[:, -1:], h, axis=1)
-        scores["forecaster"].add(answer, actual, naive)
-        scores["naive"].add(naive, actual, naive)
-        if season <= L:
-            again = np.tile(past[:, L - season :], (1, -(-h // season), 1))[:, :h]
-            judged = np.where(np.isnan(again), np.nan, actual)
-            scores["seasonal_naive"].add(again, judged, naive)
-    return scores
-
-
-def judge_quantiles(
-    network: ForecastNetwork,
-    inputs: Inputs,
-    rows: NDArray[np.int64],
-    calibration: Calibration,
-    scores: QuantileScores,
-    is_scaled: bool = False,
-) -> QuantileScores:
-    """Takes the quantiles of the windows that begin at `rows` into `scores`, and returns these.
+        Scores of "forecaster", "naive" (the last present value) and "seasonal_naive" (the last
+        present value of the same season, see `SeasonalNaive`). Both are the mean of the training
+        rows (0 of counts) where the series has no value before.
 
     Memory: 64 MB of quantiles at once, or those of one window.
     """
     config = network.config
-    std = np.ones(1) if is_scaled else inputs.scaler.std[: config.num_targets]
-    numbers = config.horizon * config.num_targets * max(len(scores.levels), len(LEVELS))
-    size = min(256, max(1, _MAX_NUMBERS // numbers))
-    for found, target in forecast(network, inputs, rows, calibration, scores.levels, size):
-        scores.add(found.numpy(), target.numpy(), std)
+    L, h, C = config.input_size, config.horizon, config.num_targets
+    mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
+    unit = np.ones_like(std) if is_scaled else std
+    scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
+    last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
+    segments, done = inputs.table.segments, 0
+    levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
+    size = min(256, max(1, _MAX_NUMBERS // (h * C * levels)))
+    for values, statics in inputs.read(rows, L + h, size):
+        origins = rows[done : done + len(values)] + L
+        done += len(values)
+        parameters, target = network(values, statics), values[:, L:, :C].numpy()
+        if quantiles is not None and calibration is not None:
+            wide = spread(values, config)
+            found = quantiles_of(network.output, parameters, wide, calibration, quantiles.levels)
+            quantiles.add(found.numpy(), target, unit)
+        scale = None
+        if naive_error is not None:
+            scale = naive_error[segments.series[segments.of_rows(origins - 1)]][:, None]
+            scale = scale * (unit / std)
+        naive = (last.forecast(origins, h) - mean) / std
+        answers = {
+            "forecaster": network.output.center(parameters).numpy(),
+            "naive": np.nan_to_num(naive),
+            "seasonal_naive": np.nan_to_num((seasonal.forecast(origins, h) - mean) / std),
+        }
+        shift = 0.0 if is_scaled else mean
+        plain = {name: answer * unit + shift for name, answer in answers.items()}
+        for name, one in scores.items():
+            one.add(plain[name], target * unit + shift, plain["naive"], scale)
+            one.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
     return scores
 
 

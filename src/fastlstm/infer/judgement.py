@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
-from fastlstm.infer.backtest import backtest, judge_quantiles, season_of
+from fastlstm.infer.backtest import backtest, season_of
 from fastlstm.infer.forecaster_files import StoredForecaster
 from fastlstm.infer.forecasts import forecast
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores
+from fastlstm.series.naive import seasonal_error
 from fastlstm.series.splits import Split
 from fastlstm.series.window_index import read_windows
 
 MAX_WINDOWS = 20_000
 """Test windows that a run judges itself by, evenly spread."""
-_MAX_QUANTILE_WINDOWS = 2_000
 _INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _PICTURES = 4
@@ -29,33 +29,35 @@ _PICTURES = 4
 def judge(
     stored: StoredForecaster,
     inputs: Inputs,
+    split: Split,
     rows: NDArray[np.int64],
     season: int,
     quantiles: Sequence[float] = (),
     is_scaled: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Returns the errors of the windows that begin at `rows` by who made them; see `backtest`.
-
-    Those of quantiles are of at most 2,000 of the windows, evenly spread.
-    """
-    return _report(stored, inputs, rows, season, QuantileScores(quantiles, _INTERVALS), is_scaled)
+    """Returns the errors of the windows that begin at `rows` by who made them; see `backtest`."""
+    scores = QuantileScores(quantiles, _INTERVALS)
+    return _report(stored, inputs, split, rows, season, scores, is_scaled)
 
 
 def _report(
     stored: StoredForecaster,
     inputs: Inputs,
+    split: Split,
     rows: NDArray[np.int64],
     season: int,
     scores: QuantileScores,
     is_scaled: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Returns what `judge` does; `scores` hold all of the quantiles."""
-    found = backtest(stored.network, inputs, rows, season, is_scaled)
-    report = {name: one.result() for name, one in found.items() if one.num_values}
-    some = _spread(rows, _MAX_QUANTILE_WINDOWS)
-    judge_quantiles(stored.network, inputs, some, stored.calibration, scores, is_scaled)
+    num_targets = stored.network.config.num_targets
+    error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
+    found = backtest(
+        stored.network, inputs, rows, season, error, is_scaled, stored.calibration, scores
+    )
+    report = {name: one.result() for name, one in found.items()}
     if scores.num_values:
-        report.setdefault("forecaster", {}).update(scores.result())
+        report["forecaster"] |= scores.result()
     return report
 
 
@@ -78,7 +80,7 @@ def test_events(
         return [{"event": "message", "level": "info", "text": text}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
     curve = QuantileScores((), _CURVE)
-    scores = _report(stored, inputs, rows, season, curve)
+    scores = _report(stored, inputs, split, rows, season, curve)
     for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
     about = {"windows": len(rows), "of_windows": len(index), "season": season}
@@ -88,10 +90,6 @@ def test_events(
         {"event": "calibration", "levels": list(_CURVE), "observed": observed},
         *_pictures(stored, dataset, inputs, index.rows(_PICTURES)),
     ]
-
-
-def _spread(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    return rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)]
 
 
 def _pictures(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os.path
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from fastlstm.report.terminal import (
@@ -250,13 +251,24 @@ def test_rows(event: Event) -> list[tuple[str, str]]:
     scores = event.get("scores")
     rows = []
     for who, found in scores.items() if isinstance(scores, dict) else ():
-        figures = (f"{name} {value:.4g}" for name, value in found.items() if is_number(value))
-        rows.append((clean(str(who)).replace("_", " "), "  ".join(figures)))
+        rows.append((clean(str(who)).replace("_", " "), score_text(found)))
     windows, of_windows = number(event, "windows"), number(event, "of_windows")
     if rows and windows is not None:
         share = f" of {of_windows:,.0f}" if of_windows and of_windows > windows else ""
         rows.insert(0, ("test", f"{windows:,.0f}{share} windows, in units of the table"))
     return rows
+
+
+def score_text(found: Mapping[str, Any]) -> str:
+    """Returns ``num_values 13,440  mse 0.357  mae 0.389 …``."""
+    return "  ".join(
+        f"{name} {value:{score_form(name)}}" for name, value in found.items() if is_number(value)
+    )
+
+
+def score_form(name: str) -> str:
+    """Returns how the figure of that name is written: counts whole, errors with four digits."""
+    return ",.0f" if name.startswith("num_") else ".4g"
 
 
 def is_unfinished(event: Event) -> bool:

@@ -16,6 +16,7 @@ from fastlstm.errors import MissingExtraError
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
+from fastlstm.report.lines import score_form
 from fastlstm.report.style import CSS
 from fastlstm.storage import write_file
 
@@ -136,14 +137,17 @@ def _test(history: History) -> str:
     head = "".join(f"<th>{_text(name)}</th>" for name in ("", *names))
     rows = "".join(
         f"<tr{' class=best' if who == 'forecaster' else ''}><td>{_text(who.replace('_', ' '))}</td>"
-        + "".join(f"<td>{_figure_text(found, name, '.4g')}</td>" for name in names)
+        + "".join(f"<td>{_figure_text(found, name, score_form(name))}</td>" for name in names)
         + "</tr>"
         for who, found in scores.items()
     )
     assert history.test is not None
     windows, of_windows = (number(history.test, k) or 0 for k in ("windows", "of_windows"))
     share = f" of {of_windows:,.0f}" if of_windows > windows else ""
-    note = f"{windows:,.0f}{share} windows of the test part, in units of the table."
+    note = (
+        f"{windows:,.0f}{share} windows of the test part, in units of the table. All figures are of"
+        " the same num_values targets."
+    )
     return (
         f'<h2>On the test part</h2>\n<p class="quiet">{_text(note)}</p>\n'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'

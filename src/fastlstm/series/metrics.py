@@ -13,29 +13,38 @@ Values = NDArray[np.floating]
 
 @dataclass
 class Scores:
-    """Sums over forecasts, a batch at a time; values that are missing are left out.
+    """Sums over forecasts, a batch at a time; of values that are missing nothing is judged.
 
     Attributes:
         num_values: values judged.
+        num_without_past: of these, values whose series has no value before the forecast, so that
+            naive forecasts are the mean of the training rows.
+        num_without_scale: of these, values that MASE leaves out: see `add`.
     """
 
     num_values: int = 0
+    num_without_past: int = 0
+    num_without_scale: int = 0
     _absolute: float = 0.0
     _squared: float = 0.0
     _symmetric: float = 0.0
     _naive: float = 0.0
+    _scaled: float = 0.0
 
-    def add(self, forecast: Values, actual: Values, naive: Values | None = None) -> None:
+    def add(
+        self, forecast: Values, actual: Values, naive: Values, scale: Values | None = None
+    ) -> None:
         """Takes forecasts in.
 
         Args:
             forecast: any shape.
             actual: the same; NaN where missing.
-            naive: what a naive forecast says, for MASE.
+            naive: what the naive forecast says, the same shape.
+            scale: mean absolute error of the seasonal naive forecast on the training rows of each
+                value's series, for MASE; broadcast to `actual`. Where it is 0 or NaN, MASE is
+                undefined and the value is left out of it, and counted.
         """
         is_there = ~np.isnan(actual)
-        if naive is not None:
-            is_there &= ~np.isnan(naive)
         f, a = forecast[is_there].astype(np.float64), actual[is_there].astype(np.float64)
         error = np.abs(f - a)
         self.num_values += len(error)
@@ -43,24 +52,41 @@ class Scores:
         self._squared += float((error**2).sum())
         size = np.abs(f) + np.abs(a)
         self._symmetric += float((2 * error / np.where(size > 0, size, 1)).sum())
-        if naive is not None:
-            self._naive += float(np.abs(naive[is_there].astype(np.float64) - a).sum())
+        self._naive += float(np.abs(naive[is_there].astype(np.float64) - a).sum())
+        if scale is not None:
+            divisor = np.broadcast_to(scale, actual.shape)[is_there]
+            has_scale = divisor > 0
+            self._scaled += float((error[has_scale] / divisor[has_scale]).sum())
+            self.num_without_scale += int((~has_scale).sum())
+        else:
+            self.num_without_scale += len(error)
 
     def result(self) -> dict[str, float]:
-        """Returns mse, mae, rmse, smape (0 to 2) and, with a naive forecast, mase.
+        """Returns num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase.
 
-        MASE is here the mean absolute error over that of the naive forecast of the same values
-        (also called relative MAE); below 1 is better than naive.
+        rel_mae is the mean absolute error over that of the naive forecast of the same values; below
+        1 is better than naive. It is left out where the naive forecast has no error. mase is the
+        mean of the absolute errors, each over the error of the seasonal naive forecast on the
+        training rows of its series (Hyndman & Koehler 2006); it is left out where no series has
+        one. num_without_past and num_without_scale are there where they are not 0.
         """
         n = max(self.num_values, 1)
-        found = {
+        found: dict[str, float] = {
+            "num_values": self.num_values,
             "mse": self._squared / n,
             "mae": self._absolute / n,
             "rmse": (self._squared / n) ** 0.5,
             "smape": self._symmetric / n,
         }
         if self._naive > 0:
-            found["mase"] = self._absolute / self._naive
+            found["rel_mae"] = self._absolute / self._naive
+        has_scale = self.num_values - self.num_without_scale
+        if has_scale > 0:
+            found["mase"] = self._scaled / has_scale
+            if self.num_without_scale:
+                found["num_without_scale"] = self.num_without_scale
+        if self.num_without_past:
+            found["num_without_past"] = self.num_without_past
         return found
 
 
@@ -70,8 +96,9 @@ class QuantileScores:
     Args:
         quantiles: levels whose pinball loss is asked for (Koenker & Bassett 1978).
         intervals: levels of central intervals, such as 0.8.
-        has_crps: judge the whole distribution, too: the continuous ranked probability score as
-            twice the mean pinball loss over the levels 0.01 to 0.99 (Gneiting & Raftery 2007).
+        has_crps: judge the whole distribution, too: the continuous ranked probability score, twice
+            the integral of the pinball loss over all levels (Gneiting & Raftery 2007), by the
+            trapezoidal rule on the levels 0, 0.01 … 1; the loss at 0 and 1 is 0.
 
     Attributes:
         levels: the quantiles to be given to `add`, increasing.
@@ -93,15 +120,20 @@ class QuantileScores:
         """Takes quantiles in.
 
         Args:
-            forecast: shape ``(…, len(levels))``.
+            forecast: shape ``(…, len(levels))``, increasing. A quantile may be infinite: its
+                interval holds every value, and its loss is that of the outermost finite one.
             actual: shape ``(…)``; NaN where missing.
             scale: by which errors are multiplied; broadcast to ``actual``.
         """
         is_there = ~np.isnan(actual)
         self.num_values += int(is_there.sum())
+        error = (actual[..., None] - _finite(forecast)) * np.asarray(scale)[..., None]
+        error = np.where(is_there[..., None], error, 0.0).reshape(-1, len(self.levels))
+        # max(level * e, (level - 1) * e) is level * e - min(e, 0)
+        above = error.sum(0, dtype=np.float64)
+        below = np.minimum(error, 0.0).sum(0, dtype=np.float64)
         for number, level in enumerate(self.levels):
-            error = np.where(is_there, (actual - forecast[..., number]) * scale, 0.0)
-            self._losses[level] += float(np.maximum(level * error, (level - 1) * error).sum())
+            self._losses[level] += float(level * above[number] - below[number])
         for interval in self._intervals:
             low, high = (forecast[..., self.levels.index(end)] for end in _ends(interval))
             self._inside[interval] += int(((low <= actual) & (actual <= high)).sum())
@@ -116,9 +148,20 @@ class QuantileScores:
         n = max(self.num_values, 1)
         found = {}
         if self._percentiles:
-            found["crps"] = 2 * sum(self._losses[p] for p in self._percentiles) / (n * 99)
+            found["crps"] = 2 * sum(self._losses[p] for p in self._percentiles) / (n * 100)
         found |= {f"pinball_{level:g}": self._losses[level] / n for level in self._quantiles}
         return found | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
+
+
+def _finite(quantiles: Values) -> Values:
+    """Returns quantiles ``(…, levels)`` of which infinite ones are the outermost finite ones."""
+    is_finite = np.isfinite(quantiles)
+    if is_finite.all():
+        return quantiles
+    low = np.where(is_finite, quantiles, np.inf).min(-1, keepdims=True)
+    high = np.where(is_finite, quantiles, -np.inf).max(-1, keepdims=True)
+    clipped: Values = np.minimum(np.maximum(quantiles, low), high)
+    return clipped
 
 
 def _ends(interval: float) -> tuple[float, float]:
