@@ -39,7 +39,7 @@ class ForecastConfig:
         disorder: what to do with rows that go back in time.
         duplicates: which of two rows of one time counts.
         missing_value: a number that stands for no value.
-        time_format: how times are written where they are text (strptime).
+        time_format: how times are written, such as %Y%m%d; or s, ms, us, ns since 1970.
         cache_dir: where prepared tables are kept (default ~/.cache/fastlstm).
         split: training, validation and test by time, in percent, or in steps: 8640,2880,2880.
         input_size: steps of the past that are read; default is up to 720, as the data allows.

@@ -156,7 +156,7 @@ class _Session(RunSession):
         hardware.keep_freed_memory()
         if self._has_run or config.threads is not None:
             torch.set_num_threads(config.threads or hardware.default_threads())
-        dataset = self._prepare(config, found)
+        dataset = self._prepare(config, found, start)
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
@@ -195,13 +195,16 @@ class _Session(RunSession):
                 self._judge(trained)
         return trained
 
-    def _prepare(self, config: ForecastConfig, found: Checkpoint | None) -> SeriesDataset:
+    def _prepare(
+        self, config: ForecastConfig, found: Checkpoint | None, start: StoredForecaster | None
+    ) -> SeriesDataset:
         dataset = prepare(
             self._frame,
             config,
             lambda done, total: self.emit(
                 {"event": "prepare", "done_bytes": done, "total_bytes": total}
             ),
+            like=None if start is None else start.fit.timeline,
         )
         for name in dataset.roles.target:
             if name in dataset.constant:

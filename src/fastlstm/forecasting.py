@@ -71,7 +71,8 @@ class Forecaster(Estimator):
         disorder: error or sort.
         duplicates: error, first or last.
         missing_value: a number that stands for "no value".
-        time_format: how times are written where they are text.
+        time_format: how times are written, such as ``%Y%m%d``; or s, ms, us, ns: whole numbers are
+            such units since 1970.
         seed: of everything random.
         observers: called with every event, a plain dict.
 
@@ -250,7 +251,7 @@ class Forecaster(Estimator):
             if not hasattr(self, "dataset_"):
                 raise ConfigError("a loaded Forecaster has no table of its own; give one")
             return self.dataset_, self._inputs
-        dataset = prepare(frame, stored.config)
+        dataset = prepare(frame, stored.config, like=stored.fit.timeline)
         return dataset, like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
 
     def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:

@@ -87,6 +87,8 @@ def backtest(
 def season_of(dataset: SeriesDataset) -> int:
     """Returns the steps of a day, of a week of days, of a year of months; 1 for what is longer."""
     frequency = dataset.frequency
+    if frequency.unit == "business_days":
+        return 5
     if frequency.unit == "months":
         return max(1, 12 // frequency.step)
     if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:

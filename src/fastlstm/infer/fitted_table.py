@@ -12,7 +12,7 @@ from fastlstm.errors import DataError
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.splits import Scaler
-from fastlstm.series.timeline import Frequency
+from fastlstm.series.timeline import Frequency, Timeline
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Fit:
         time_zone: of the times, or None.
         categories: names of every categorical column's numbers.
         may_miss: values may be missing.
+        is_wall: times are as the clocks of the zone show them; None where that was not stored.
     """
 
     columns: tuple[str, ...]
@@ -32,12 +33,21 @@ class Fit:
     time_zone: str | None
     categories: dict[str, list[Any]]
     may_miss: bool
+    is_wall: bool | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """How times must be."""
+        return Timeline(self.frequency, self.time_zone, self.is_wall)
 
     @staticmethod
     def of(dataset: SeriesDataset, may_miss: bool) -> Fit:
         """Returns what is to be remembered of a table."""
         columns = dataset.table.columns
-        return Fit(columns, dataset.frequency, dataset.time_zone, dataset.categories, may_miss)
+        return Fit(
+            columns, dataset.frequency, dataset.time_zone, dataset.categories, may_miss,
+            dataset.is_wall,
+        )  # fmt: skip
 
 
 def like_fitted(

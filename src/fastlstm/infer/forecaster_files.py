@@ -80,6 +80,7 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
         "columns": stored.fit.columns,
         "frequency": stored.fit.frequency.to_json(),
         "time_zone": stored.fit.time_zone,
+        "is_wall": stored.fit.is_wall,
         "categories": stored.fit.categories,
     }
     return {
@@ -154,7 +155,7 @@ def _assembled(
     schema = json.loads(files["schema.json"])
     fit = Fit(
         tuple(schema["columns"]), Frequency(**schema["frequency"]), schema["time_zone"],
-        schema["categories"], network.config.has_missing,
+        schema["categories"], network.config.has_missing, schema.get("is_wall"),
     )  # fmt: skip
     static = np.array(scales["static"], dtype=np.float32).reshape(-1, 2)
     begun, given = (dataclasses.replace(one, cache_dir=None) for one in configs)  # of that machine

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError
 from fastlstm.series.intake import Intaken
 from fastlstm.series.table import Segments
-from fastlstm.series.timeline import ROWS, Frequency, find_frequency, show_time
+from fastlstm.series.timeline import (
+    BUSINESS_DAYS,
+    DAYS,
+    ROWS,
+    Frequency,
+    are_business_days,
+    find_frequency,
+    show_time,
+)
 
 _ROWS = 1 << 20
 """Rows of a stretch."""
@@ -64,10 +72,19 @@ class Arrangement:
         num_columns: C.
         policy: what to do about disorder, duplicates and gaps.
         origin: what messages call the table.
+        like: the frequency that another table has; taken where the times allow it, too.
     """
 
-    def __init__(self, intaken: Intaken, num_columns: int, policy: Policy, origin: str) -> None:
+    def __init__(
+        self,
+        intaken: Intaken,
+        num_columns: int,
+        policy: Policy,
+        origin: str,
+        like: Frequency | None = None,
+    ) -> None:
         self._in, self._columns, self._policy, self._origin = intaken, num_columns, policy, origin
+        self._like = like
         self._num_rows = intaken.num_rows
         self._counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._num_in_series = intaken.counts.copy()
@@ -255,9 +272,18 @@ class Arrangement:
     # steps --------------------------------------------------------------------------------------
 
     def _frequency(self, times: NDArray[np.int64]) -> Frequency:
-        sample = times[:_ROWS]
-        found = find_frequency(np.asarray(sample), self._is_same(0, len(sample)), self._origin)
-        return found if self._in.has_clock else Frequency(found.step, "rows")
+        sample = np.asarray(times[:_ROWS])
+        same = self._is_same(0, len(sample))
+        like = self._like
+        is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
+        if like is not None and is_alike and like.fits(sample, same):
+            return like
+        found = find_frequency(sample, same, self._origin, self._in.has_clock)
+        if found == BUSINESS_DAYS and not all(
+            are_business_days(times[first:last]) for first, last in self._stretches()
+        ):
+            return DAYS
+        return found
 
     def _cut(self, times: NDArray[np.int64], frequency: Frequency) -> Segments:
         """Cuts the rows where a step is missing or a new series begins."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastlstm.errors import DataError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.series.arrange import Policy
 from fastlstm.series.dataset import Dtype, PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.series.roles import RoleRequest
+from fastlstm.series.timeline import Timeline
 
 _ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
 Progress = Callable[[int, int | None], None]
@@ -19,10 +21,11 @@ def prepare(
     config: ForecastConfig,
     on_progress: Progress | None = None,
     dtype: Dtype = "auto",
+    like: Timeline | None = None,
 ) -> SeriesDataset:
     """Prepares a table; see `fastlstm.series.dataset.prepare_table`."""
     roles = RoleRequest(**{name: getattr(config, name) for name in _ROLES})
-    return _prepared(frame, config, roles, on_progress, dtype)
+    return _prepared(frame, config, roles, on_progress, dtype, like)
 
 
 def prepare_ahead(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
@@ -32,6 +35,9 @@ def prepare_ahead(frame: Any, config: ForecastConfig, like: SeriesDataset) -> Se
         frame: the table.
         config: of the forecaster.
         like: the table whose series are forecast; its columns of series and time are expected.
+
+    Raises:
+        DataError: the times are of another kind than those of `like`, or what `prepare` does.
     """
     roles = RoleRequest(
         time=like.roles.time,
@@ -41,7 +47,18 @@ def prepare_ahead(frame: Any, config: ForecastConfig, like: SeriesDataset) -> Se
         categorical=tuple(name for name in config.categorical if name in config.future),
         has_target=False,
     )
-    return _prepared(frame, config, roles, None, "auto")
+    ahead = _prepared(frame, config, roles, None, "auto", like.timeline)
+    for what, here, there in (
+        ("times", ahead.has_clock, like.has_clock),
+        ("time zone", ahead.time_zone is not None, like.time_zone is not None),
+    ):
+        if here != there:
+            one, other = ("no ", "") if there else ("", "no ")
+            raise DataError(
+                f"'{like.roles.time}' has {one}{what} in the table given as future and"
+                f" {other}{what} in the table of the past; convert one of them"
+            )
+    return ahead
 
 
 def _prepared(
@@ -50,9 +67,8 @@ def _prepared(
     roles: RoleRequest,
     on_progress: Progress | None,
     dtype: Dtype,
+    like: Timeline | None,
 ) -> SeriesDataset:
     policy = Policy(config.disorder, config.duplicates, config.gaps)
-    options = PrepareOptions(
-        roles, policy, dtype, time_format=config.time_format, missing_value=config.missing_value
-    )
+    options = PrepareOptions(roles, policy, dtype, config.time_format, config.missing_value, like)
     return prepare_table(frame, options, config.cache_dir, on_progress)

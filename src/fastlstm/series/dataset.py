@@ -21,10 +21,10 @@ from fastlstm.series.records import Records, open_records
 from fastlstm.series.roles import RoleRequest, Roles, find_roles
 from fastlstm.series.storing import Stored, store_values
 from fastlstm.series.table import DTYPES, Segments, Table
-from fastlstm.series.timeline import Frequency
+from fastlstm.series.timeline import Frequency, Timeline
 from fastlstm.storage import fsync_file, read_json, write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _EXACT = 1 << 24
 """Whole numbers up to this are exact in float32."""
 Dtype = Literal["auto", "float32", "float16", "int16"]
@@ -39,8 +39,10 @@ class PrepareOptions:
         policy: what to do about disorder, duplicates and gaps.
         dtype: of the stored values; auto is int16 where all are whole numbers that it holds, else
             float32. float16 and int16 are measured against float32, the error is reported.
-        time_format: how times are written where they are text (strptime).
+        time_format: how times are written where they are text or whole numbers (strptime), or s,
+            ms, us, ns: whole numbers are such units since 1970.
         missing_value: a number that stands for "no value".
+        like: a table whose times these must agree with, or None.
     """
 
     roles: RoleRequest = field(default_factory=RoleRequest)
@@ -48,6 +50,7 @@ class PrepareOptions:
     dtype: Dtype = "auto"
     time_format: str | None = None
     missing_value: float | None = None
+    like: Timeline | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ class SeriesDataset:
     from_cache: bool
     seconds: float
 
+    @property
+    def timeline(self) -> Timeline:
+        """How its times are."""
+        return Timeline(self.frequency, self.time_zone, self.is_wall)
+
 
 def prepare_table(
     source: Any,
@@ -123,6 +131,11 @@ def prepare_table(
         return dataset
     with cache.work_directory() as work:
         _prepare(work, records, roles, options, on_progress)
+        if (name := records.changed_file()) is not None:
+            raise DataError(
+                f"{name} changed while it was read; start again when nothing writes to it, or give"
+                " a copy"
+            )
         if signature is not None:
             return cache.place(key, work, lambda: _open(cache.path(key), key, started, False))
         dataset = _open(work, key, started, False)  # mapped: its files go with the work directory
@@ -156,12 +169,19 @@ def _prepare(
     on_progress: Callable[[int, int | None], None] | None,
 ) -> None:
     """Writes an entry's files into `work`."""
-    intake = Intake(work, records, roles, options.time_format, options.missing_value)
+    like = options.like
+    intake = Intake(work, records, roles, options.time_format, options.missing_value, like)
     intaken = take_in(records, intake, on_progress)
     if intaken.num_rows == 0:
         raise DataError(f"{records.name} has no rows below the line of column names")
-    notes = [*roles.notes, *_column_notes(intaken, roles, records.name)]
-    arranged = Arrangement(intaken, len(roles.values), options.policy, records.name).run()
+    notes = [*roles.notes, *_column_notes(intaken, roles, records.name), *intaken.notes]
+    arranged = Arrangement(
+        intaken,
+        len(roles.values),
+        options.policy,
+        records.name,
+        None if like is None else like.frequency,
+    ).run()
     facts = [intaken.facts[name] for name in roles.values]
     stored = store_values(work, arranged, options.dtype, facts, roles.values)
     notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]

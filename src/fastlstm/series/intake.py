@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from fastlstm.data.loader import Prefetcher
 from fastlstm.errors import DataError
+from fastlstm.series.clock import EPOCH_UNITS, TimeReader
 from fastlstm.series.records import Records, first_text, is_text, text_in_numbers
 from fastlstm.series.roles import Roles
+from fastlstm.series.timeline import Timeline
 
 SENTINELS = (-9999.0, -999.0, -99999.0, -999.9, -9999.9, 9999.0, 99999.0, 999999.0)
 """Numbers that stand for "no value" in many files; reported where they are the extreme."""
@@ -90,6 +92,7 @@ class Intaken:
         time_zone: of the times, or None.
         has_clock: times are times; else whole numbers.
         is_wall: times are as the clocks of the zone show them, else UTC.
+        notes: what people should hear of the times.
     """
 
     num_rows: int
@@ -105,6 +108,7 @@ class Intaken:
     time_zone: str | None
     has_clock: bool
     is_wall: bool
+    notes: list[str]
 
 
 class Intake:
@@ -114,8 +118,9 @@ class Intake:
         work: directory for the files.
         records: where the batches come from, for its schema and name.
         roles: of its columns.
-        time_format: how times are written where they are text (strptime).
+        time_format: see `TimeReader`.
         missing_value: a number that stands for "no value".
+        like: a table whose times these must agree with, or None.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class Intake:
         roles: Roles,
         time_format: str | None = None,
         missing_value: float | None = None,
+        like: Timeline | None = None,
     ) -> None:
         self._work, self._roles, self._name = work, roles, records.name
         self._schema, self._time_format = records.schema, time_format
@@ -138,9 +144,10 @@ class Intake:
         self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
         self._categories: dict[str, dict[Any, int]] = {name: {} for name in roles.categorical}
         self._rows, self._last_code, self._is_grouped = 0, -1, True
-        self._time_zone: str | None = None
-        self._has_clock = True
-        self._is_wall: bool | None = None
+        self._times = (
+            None if roles.time is None else TimeReader(roles.time, self._name, time_format)
+        )
+        self._like = like
         self._files = {
             name: (work / name).open("wb") for name in ("values.f32", "times.i64", "codes.i32")
         }
@@ -159,7 +166,7 @@ class Intake:
         for special in (roles.time, roles.series):
             if special is not None:
                 found[special] = self._schema.field(special).type
-        if roles.time is not None and self._time_format is not None:
+        if roles.time is not None and self._time_format not in (None, *EPOCH_UNITS):
             found[roles.time] = pa.string()
         if roles.series is not None and self._is_parsed:
             found[roles.series] = pa.string()  # 007 is not 7
@@ -188,18 +195,21 @@ class Intake:
                 )
         self._add_statics(batch, codes)
         rows.tofile(self._files["values.f32"])
-        if self._roles.time is not None:
-            self._times(batch.column(self._roles.time)).tofile(self._files["times.i64"])
+        if self._times is not None and self._roles.time is not None:
+            column = batch.column(self._roles.time)
+            self._refuse_nulls(column, self._roles.time, "time")
+            self._times.read(column, self._rows).tofile(self._files["times.i64"])
         self._rows += num
 
     def finish(self) -> Intaken:
         """Returns what was found; the files are closed."""
         self.close()
-        roles = self._roles
+        path, times = self._work / "times.i64", self._times
+        is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
         return Intaken(
             num_rows=self._rows,
             values=self._work / "values.f32",
-            times=self._work / "times.i64" if roles.time is not None else None,
+            times=None if times is None else path,
             codes=self._work / "codes.i32",
             series=_plain(self._series),
             counts=np.array(self._counts, dtype=np.int64),
@@ -207,9 +217,10 @@ class Intake:
             facts=self._facts,
             statics=self._statics,
             categories={name: _plain(found) for name, found in self._categories.items()},
-            time_zone=self._time_zone,
-            has_clock=self._has_clock,
-            is_wall=bool(self._is_wall),
+            time_zone=None if times is None else times.time_zone,
+            has_clock=times is None or times.has_clock,
+            is_wall=is_wall,
+            notes=[] if times is None else times.notes(),
         )
 
     def close(self) -> None:
@@ -291,54 +302,6 @@ class Intake:
             if is_missing.any():
                 values = np.where(is_missing, np.float32(np.nan), values)
         return values
-
-    def _times(self, column: pa.Array) -> NDArray[np.int64]:
-        name = str(self._roles.time)
-        self._refuse_nulls(column, name, "time")
-        if isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_decode()
-        kind = column.type
-        if is_text(kind):
-            column = self._parsed_times(column, name)
-        elif pa.types.is_integer(kind) and self._time_format is not None:
-            column = self._parsed_times(column.cast(pa.string()), name)
-        elif pa.types.is_integer(kind):
-            self._has_clock = False
-            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
-        elif pa.types.is_date(kind):
-            column = column.cast(pa.timestamp("s"))
-        elif not pa.types.is_timestamp(kind):
-            raise DataError(f"{self._name}: column '{name}' is {kind}, expected times")
-        self._time_zone = getattr(column.type, "tz", None)
-        if self._time_zone is not None:
-            column = self._by_the_wall(column)
-        micro = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-        return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
-
-    def _by_the_wall(self, column: pa.Array) -> pa.Array:
-        """Returns times of a zone as its clocks show them, where all show the same hour of a day.
-
-        Days and months are regular by the wall, hours are not: there UTC is kept. The first batch
-        decides; one that holds a single time, as a table in the order of time may, says nothing.
-        """
-        wall = pc.local_timestamp(column)
-        if self._is_wall is None:
-            clock = pc.subtract(wall, pc.floor_temporal(wall, unit="day"))
-            self._is_wall = len(wall.unique()) > 1 and len(clock.unique()) == 1
-        return wall if self._is_wall else column
-
-    def _parsed_times(self, column: pa.Array, name: str) -> pa.Array:
-        try:
-            if self._time_format is not None:
-                return pc.strptime(column, format=self._time_format, unit="us")
-            return column.cast(pa.timestamp("us"))
-        except pa.ArrowInvalid as error:
-            example = column[0].as_py()
-            raise DataError(
-                f"{self._name}: the times in '{name}' cannot be read, the first of row"
-                f" {self._rows + 1} on is {example!r}; expected 2016-07-01 13:00:00, or say how"
-                " they are written with time_format='%d.%m.%Y %H:%M'"
-            ) from error
 
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
         for name, known in self._statics.items():

@@ -57,7 +57,12 @@ class Records(ABC):
         """
 
     def signature(self) -> list[list[str | int]] | None:
-        """Returns what `stat` says of every file; None for frames, which are read every time."""
+        """Returns what `stat` said of every file when it was opened; None for frames, which are
+        read every time."""
+        return None
+
+    def changed_file(self) -> str | None:
+        """Returns the name of a file that was written to since it was opened, or None."""
         return None
 
 
@@ -88,10 +93,20 @@ class FileRecords(Records):
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
+        self._signature = self._stat()
         self.total_bytes = path.stat().st_size
         self.schema = self._read_schema()
 
     def signature(self) -> list[list[str | int]] | None:
+        return self._signature
+
+    def changed_file(self) -> str | None:
+        try:
+            return None if self._stat() == self._signature else self.name
+        except OSError:
+            return self.name
+
+    def _stat(self) -> list[list[str | int]]:
         info = self.path.stat()
         times = [info.st_mtime_ns, info.st_ctime_ns]
         return [[os.path.abspath(self.path), info.st_size, *times, info.st_ino]]
@@ -297,6 +312,9 @@ class JoinedRecords(Records):
     def signature(self) -> list[list[str | int]] | None:
         found = [part.signature() for part in self._parts]
         return None if None in found else [line for lines in found if lines for line in lines]
+
+    def changed_file(self) -> str | None:
+        return next(filter(None, (part.changed_file() for part in self._parts)), None)
 
 
 def open_records(source: Any) -> Records:

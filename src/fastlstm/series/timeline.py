@@ -1,7 +1,8 @@
 """Times of rows: their frequency, and where duplicates, gaps and disorder are.
 
-Times are microseconds since 1970; a frequency is so many microseconds or so many calendar months.
-Whatever the frequency, a time has a tick number, and neighbours are one tick apart.
+Times are microseconds since 1970; a frequency is so many microseconds, calendar months or business
+days (Monday to Friday). Whatever the frequency, a time has a tick number, and neighbours are one
+tick apart.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _UNITS = (
     ("microsecond", 1),
 )
 _DAY = 86_400_000_000
+_MONDAY = 3
+"""Days from the Monday before 1970-01-01, a Thursday, to it."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,13 @@ class Frequency:
     """The step from one row to the next.
 
     Attributes:
-        step: microseconds, calendar months, or rows where there are no times.
+        step: microseconds, calendar months, business days, or rows where there are no times.
         unit: of `step`.
         is_month_end: months are counted from last day to last day.
     """
 
     step: int
-    unit: Literal["us", "months", "rows"] = "us"
+    unit: Literal["us", "months", "business_days", "rows"] = "us"
     is_month_end: bool = False
 
     def __str__(self) -> str:
@@ -46,6 +49,8 @@ class Frequency:
             return "rows"
         if self.unit == "months":
             return "1 month" if self.step == 1 else f"{self.step} months"
+        if self.unit == "business_days":
+            return "1 business day"
         name, size = next(unit for unit in _UNITS if self.step % unit[1] == 0)
         count = self.step // size
         return f"{count} {name}" + ("s" if count > 1 else "")
@@ -54,16 +59,40 @@ class Frequency:
         """Returns a number for every time such that neighbours differ by one."""
         if self.unit == "months":
             return _months(times) // self.step
+        if self.unit == "business_days":
+            weeks, days = _weeks_and_days(times)
+            return 5 * weeks + np.minimum(days, 4)
         return times // self.step
 
     def are_whole_steps(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns which times are whole steps away from the one before, shape ``(N - 1,)``."""
+        if self.unit == "business_days":
+            is_business = _weeks_and_days(times)[1] < 5
+            is_whole = np.diff(times) % _DAY == 0
+            return np.asarray(is_whole & is_business[1:] & is_business[:-1])
         distances = np.diff(_months(times) if self.unit == "months" else times)
         return np.asarray(distances % self.step == 0)
+
+    def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
+        """Returns whether all rows of a series are whole steps apart, and most of them one step.
+
+        Args:
+            times: shape ``(N,)``, int64, increasing within a series.
+            is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
+        """
+        if not self.are_whole_steps(times)[is_same].all():
+            return False
+        steps = np.diff(self.ticks(times))[is_same]
+        values, counts = np.unique(steps, return_counts=True)
+        return len(steps) == 0 or int(values[counts.argmax()]) == 1
 
     def after(self, start: int, count: int) -> NDArray[np.int64]:
         """Returns the `count` times that begin with `start`."""
         numbers = np.arange(count, dtype=np.int64)
+        if self.unit == "business_days":
+            tick = int(self.ticks(np.array([start]))[0])
+            weeks, days = np.divmod(tick + numbers, 5)
+            return (7 * weeks + days - _MONDAY) * _DAY + start % _DAY
         if self.unit != "months":
             return start + numbers * self.step
         day = np.datetime64(start, "us").astype("datetime64[D]")
@@ -83,6 +112,34 @@ class Frequency:
 
 
 ROWS = Frequency(1, "rows")
+DAYS = Frequency(_DAY)
+BUSINESS_DAYS = Frequency(1, "business_days")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How the times of a table are, which those of another one must agree with.
+
+    Attributes:
+        frequency: of the rows.
+        time_zone: of the times, or None.
+        is_wall: times are as the clocks of the zone show them, else UTC; None where not known.
+    """
+
+    frequency: Frequency
+    time_zone: str | None
+    is_wall: bool | None
+
+
+def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the number of each time's week and its day in it, Monday is 0."""
+    weeks, days = np.divmod(times // _DAY + _MONDAY, 7)
+    return np.asarray(weeks), np.asarray(days)
+
+
+def are_business_days(times: NDArray[np.int64]) -> bool:
+    """Returns whether no time is on a Saturday or Sunday."""
+    return bool((_weeks_and_days(times)[1] < 5).all())
 
 
 def _months(times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -96,23 +153,26 @@ def show_time(time: int) -> str:
     return shown.strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix(".000000").removesuffix(" 00:00:00")
 
 
-def find_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_], origin: str) -> Frequency:
+def find_frequency(
+    times: NDArray[np.int64], is_same: NDArray[np.bool_], origin: str, has_clock: bool = True
+) -> Frequency:
     """Finds the step that most neighbouring rows are apart.
 
     Args:
         times: of some rows, shape ``(N,)``, int64, increasing within a series.
         is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
         origin: what messages call the table.
+        has_clock: times are times; else whole numbers.
 
     Raises:
         DataError: the times follow no step.
     """
     steps = np.diff(times)[is_same]
     if len(steps) == 0:
-        return Frequency(_DAY)
+        return DAYS if has_clock else ROWS
     values, counts = np.unique(steps, return_counts=True)
     most = int(values[counts.argmax()])
-    if most >= 28 * _DAY and most % _DAY == 0:
+    if has_clock and most >= 28 * _DAY and most % _DAY == 0:
         monthly = _calendar_frequency(times, is_same)
         if monthly is not None:
             return monthly
@@ -120,13 +180,19 @@ def find_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_], origin:
     on_grid = float(counts[values % most == 0].sum() / len(steps))
     if share < 0.5 or on_grid < 0.9:
         shown = ", ".join(
-            f"{Frequency(int(v))} ({c / len(steps):.0%})"
+            f"{Frequency(int(v)) if has_clock else v} ({c / len(steps):.0%})"
             for v, c in sorted(zip(values, counts, strict=True), key=lambda pair: -pair[1])[:3]
         )
         raise DataError(
             f"{origin}: the times follow no step (most often {shown}); bring them onto a regular"
             " grid first, or leave the time column out, so that rows are counted"
         )
+    if not has_clock:
+        return Frequency(most, "rows")
+    if most == _DAY and are_business_days(times):
+        weeks = _weeks_and_days(times)[0]
+        if (np.diff(weeks)[is_same] > 0).any():  # a weekend is left out
+            return BUSINESS_DAYS
     return Frequency(most)
 
 

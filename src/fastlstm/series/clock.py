@@ -1,0 +1,255 @@
+"""The column of times: read as microseconds since 1970, or as whole numbers that count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.series.records import is_text
+from fastlstm.series.timeline import Timeline, show_time
+
+EPOCH_UNITS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1}
+"""Values of time_format for whole numbers since 1970."""
+_DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+_FIRST_YEAR, _LAST_YEAR = 1900, 2100
+_EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
+"""Seconds since 1970 within which large whole numbers may be times: 1980 to 2100."""
+_ROWS = 1 << 20
+
+
+class TimeReader:
+    """Reads the times of a table, batch by batch.
+
+    Args:
+        name: of the column.
+        origin: what messages call the table.
+        time_format: how times are written (strptime), or the unit of whole numbers since 1970.
+
+    Attributes:
+        time_zone: of the times, or None.
+        has_clock: times are times; else whole numbers.
+    """
+
+    def __init__(self, name: str, origin: str, time_format: str | None = None) -> None:
+        self._name, self._origin, self._format = name, origin, time_format
+        self._kind: str | None = None
+        self._low, self._high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        self._date_formats = list(_DATE_FORMATS)
+        self.time_zone: str | None = None
+
+    @property
+    def has_clock(self) -> bool:
+        return self._kind != "whole numbers"
+
+    def read(self, column: pa.Array, first_row: int) -> NDArray[np.int64]:
+        """Returns the times of a batch, in UTC where they have a zone.
+
+        Args:
+            column: without nulls.
+            first_row: the number of its first row, from 0.
+
+        Raises:
+            DataError: no times, or times of another kind than in the batches before.
+        """
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        column = self._typed(column, first_row)
+        zone = getattr(column.type, "tz", None)
+        if pa.types.is_integer(column.type):
+            self._see("whole numbers", first_row)
+            values = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
+            self._note_dates(column, values)
+        else:
+            self._see("times" if zone is None else "times with a time zone", first_row)
+            self.time_zone = self.time_zone or zone
+            micro = column.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+            values = np.asarray(micro.to_numpy(zero_copy_only=False), dtype=np.int64)
+        self._low = min(self._low, int(values.min()))
+        self._high = max(self._high, int(values.max()))
+        return values
+
+    def finish(self, path: Path, like: Timeline | None) -> bool:
+        """Turns the times of a zone into those its clocks show, where these are regular.
+
+        Days and months are regular by the clocks, hours are in UTC. Clocks that show one hour of
+        the day in every row of the table are taken; a table of a single time is as `like` says.
+
+        Args:
+            path: file of all times, int64, in UTC.
+            like: a table that this one must agree with, or None.
+
+        Returns:
+            Whether the times are as the clocks show them.
+
+        Raises:
+            DataError: whole numbers that read as dates.
+        """
+        if not self.has_clock:
+            self._refuse_dates()
+        if self.time_zone is None:
+            return False
+        if like is not None and like.time_zone is not None:
+            self.time_zone, is_wall = like.time_zone, like.is_wall
+        else:
+            is_wall = None
+        times = np.memmap(path, dtype=np.int64, mode="r+")
+        stretches = [slice(first, first + _ROWS) for first in range(0, len(times), _ROWS)]
+        hour = self._usual_hour(times[:_ROWS])
+        if is_wall is None:
+            is_wall = self._low != self._high and all(
+                self._by_the_clocks(times[part], hour)[1].all() for part in stretches
+            )
+        for part in stretches if is_wall else ():
+            times[part] = self._by_the_clocks(times[part], hour)[0]
+        return is_wall
+
+    def notes(self) -> list[str]:
+        """Returns what people should hear of the times."""
+        if self.has_clock:
+            return []
+        low, high = _EPOCH_YEARS
+        for unit, size in EPOCH_UNITS.items():
+            per_second = 10**9 if unit == "ns" else 10**6 // size
+            if low * per_second <= self._low and self._high <= high * per_second:
+                shown = show_time(self._low * 10**6 // per_second)
+                return [
+                    f"the times in '{self._name}' are taken as whole numbers that count; if they"
+                    f" are times since 1970 ({self._low} would be {shown}), give"
+                    f" time_format='{unit}'"
+                ]
+        return []
+
+    # kinds --------------------------------------------------------------------------------------
+
+    def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
+        kind = column.type
+        if self._format in EPOCH_UNITS:
+            if not pa.types.is_integer(kind):
+                raise DataError(
+                    f"{self._origin}: column '{self._name}' is {kind}, expected whole numbers for"
+                    f" time_format='{self._format}'"
+                )
+            return column.cast(pa.int64()).cast(pa.timestamp(self._format))
+        if is_text(kind):
+            return self._parsed(column, first_row)
+        if pa.types.is_integer(kind):
+            if self._format is not None:
+                return self._parsed(column.cast(pa.string()), first_row)
+            return column
+        if pa.types.is_date(kind):
+            return column.cast(pa.timestamp("s"))
+        if not pa.types.is_timestamp(kind):
+            raise DataError(
+                f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers"
+            )
+        return column
+
+    def _see(self, kind: str, first_row: int) -> None:
+        if self._kind is not None and kind != self._kind:
+            raise DataError(
+                f"{self._origin}: column '{self._name}' holds {self._kind} first and {kind} from"
+                f" row {first_row + 1} on; bring all to one kind"
+            )
+        self._kind = kind
+
+    def _parsed(self, column: pa.Array, first_row: int) -> pa.Array:
+        try:
+            if self._format is not None:
+                return pc.strptime(column, format=self._format, unit="us")
+            return column.cast(pa.timestamp("us"))
+        except pa.ArrowInvalid as error:
+            row, value = self._unreadable(column)
+            wanted = (
+                f"expected them as time_format='{self._format}' says"
+                if self._format is not None
+                else "expected 2016-07-01 13:00:00, or say how they are written with"
+                " time_format='%d.%m.%Y %H:%M'"
+            )
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
+                f" {first_row + row + 1} is {value!r}; {wanted}"
+            ) from error
+
+    def _unreadable(self, column: pa.Array) -> tuple[int, Any]:
+        """Returns row and value of the first time that cannot be read."""
+        low, high = 0, len(column)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                part = column.slice(low, middle - low)
+                if self._format is not None:
+                    pc.strptime(part, format=self._format, unit="us")
+                else:
+                    part.cast(pa.timestamp("us"))
+                low = middle
+            except pa.ArrowInvalid:
+                high = middle
+        return low, column[low].as_py()
+
+    # dates as whole numbers ---------------------------------------------------------------------
+
+    def _note_dates(self, column: pa.Array, values: NDArray[np.int64]) -> None:
+        """Leaves the formats that all numbers so far can be read by."""
+        self._date_formats = [
+            form for form in self._date_formats if _are_dates(column, values, form)
+        ]
+
+    def _refuse_dates(self) -> None:
+        if self._date_formats and self._low != self._high:
+            form = self._date_formats[0]
+            first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' are whole numbers that read as dates"
+                f" ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give"
+                f" time_format='{form}', or leave the column out with ignore=['{self._name}'], so"
+                " that rows are counted"
+            )
+
+    # time zones ---------------------------------------------------------------------------------
+
+    def _zoned(self, times: NDArray[np.int64]) -> pa.Array:
+        return pa.array(np.asarray(times)).cast(pa.timestamp("us", self.time_zone))
+
+    def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns what the clocks show, and the midnight before it."""
+        wall = pc.local_timestamp(self._zoned(times))
+        days = pc.floor_temporal(wall, unit="day")
+        return wall.cast(pa.int64()).to_numpy(), days.cast(pa.int64()).to_numpy()
+
+    def _usual_hour(self, times: NDArray[np.int64]) -> int:
+        """Returns the time of the day, in microseconds, that the clocks show most often."""
+        wall, days = self._wall(times)
+        values, counts = np.unique(wall - days, return_counts=True)
+        return int(values[counts.argmax()])
+
+    def _by_the_clocks(
+        self, times: NDArray[np.int64], hour: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns what the clocks show, and where that is the usual hour.
+
+        Where the change to summer time left that hour out, as midnight in some zones, the first
+        moment after the change stands for it.
+        """
+        wall, days = self._wall(times)
+        usual = pa.array(days + hour).cast(pa.timestamp("us"))
+        zoned = pc.assume_timezone(
+            usual, self.time_zone, ambiguous="earliest", nonexistent="latest"
+        )
+        is_usual = (wall == days + hour) | (zoned.cast(pa.int64()).to_numpy() == times)
+        return np.where(is_usual, days + hour, wall), is_usual
+
+
+def _are_dates(column: pa.Array, values: NDArray[np.int64], form: str) -> bool:
+    """Returns whether all numbers can be read by a format, as years of 1900 to 2100."""
+    digits = {"%Y": 4, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
+    rest = 10 ** (sum(digits[form[k : k + 2]] for k in range(0, len(form), 2)) - 4)
+    if values.min() < _FIRST_YEAR * rest or values.max() >= (_LAST_YEAR + 1) * rest:
+        return False
+    read = pc.strptime(column.cast(pa.string()), format=form, unit="us", error_is_null=True)
+    return bool(read.null_count == 0)

@@ -1,0 +1,282 @@
+"""Times of every kind: time zones, dates as whole numbers, business days, files that differ."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.errors import DataError
+from fastlstm.series.arrange import Policy
+from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.series.roles import RoleRequest
+from fastlstm.series.timeline import BUSINESS_DAYS, DAYS, Timeline
+
+pandas = pytest.importorskip("pandas")
+TINY: dict[str, Any] = {
+    "horizon": 4, "input_size": 6, "segment": 2, "hidden_size": 4, "steps": 1, "dropout": 0.0,
+}  # fmt: skip
+
+
+def prepared(source: Any, **options: Any) -> SeriesDataset:
+    return prepare_table(source, PrepareOptions(**options))
+
+
+def frame(ds: Any, **columns: Any) -> Any:
+    y = np.random.default_rng(0).normal(size=len(ds))
+    return pandas.DataFrame({"ds": ds, "y": y, **columns})
+
+
+# time zones --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["2020-03-20", "2020-10-20"])
+def test_a_file_a_day_is_a_daily_table(start: str, tmp_path: Path) -> None:
+    """Days of a zone whose clocks change meanwhile; every batch shows a single time."""
+    days = pandas.date_range(start, periods=15, tz="Europe/Berlin")
+    for number, day in enumerate(days):
+        frame([day] * 2, unique_id=["a", "b"]).to_parquet(tmp_path / f"{number:02}.parquet")
+    found = prepared(tmp_path)
+    assert found.is_wall
+    assert found.frequency == DAYS
+    assert len(found.table.segments) == 2
+
+
+def test_hours_are_no_days_though_every_batch_shows_one_hour_of_the_day(tmp_path: Path) -> None:
+    hours = pandas.date_range("2020-03-28", periods=72, freq="h", tz="Europe/Berlin")
+    for hour in range(24):
+        frame(hours[hours.hour == hour]).to_parquet(tmp_path / f"{hour:02}.parquet")
+    found = prepared(tmp_path, policy=Policy(disorder="sort"))
+    assert not found.is_wall
+    assert str(found.frequency) == "1 hour"
+    assert len(found.table.segments) == 1
+
+
+def test_midnight_that_the_clocks_leave_out_is_still_the_day() -> None:
+    days = pandas.date_range("2022-03-20", periods=14).tz_localize(
+        "Asia/Beirut", nonexistent="shift_forward"
+    )
+    assert days[7].hour == 1
+    found = prepared(frame(days))
+    assert found.is_wall
+    assert len(found.table.segments) == 1
+
+
+def test_files_of_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> None:
+    days = pandas.date_range("2020-01-01", periods=6)
+    frame(days[:3]).to_parquet(tmp_path / "a.parquet")
+    frame(days[3:].tz_localize("Europe/Berlin")).to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="'ds' holds times first and times with a time zone from"):
+        prepared(tmp_path)
+    frame(np.arange(3)).to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="'ds' holds times first and whole numbers from row 4 on"):
+        prepared(tmp_path)
+
+
+@pytest.mark.parametrize("freq", ["D", "h", "MS"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_one_row_of_what_is_known_ahead_is_enough(freq: str, zone: str | None) -> None:
+    times = pandas.date_range("2020-03-01", periods=41, freq=freq, tz=zone)
+    table = frame(times, plan=np.arange(41.0))
+    model = Forecaster(**{**TINY, "horizon": 1, "segment": 1}, future=["plan"]).fit(table[:40])
+    found = model.predict(future=table[40:].drop(columns="y"))
+    assert found["ds"].tolist() == [times[40]]
+
+
+def test_what_is_known_ahead_may_be_in_another_zone() -> None:
+    times = pandas.date_range("2020-03-01", periods=44, tz="Europe/Berlin")
+    table = frame(times, plan=np.arange(44.0))
+    model = Forecaster(**TINY, future=["plan"]).fit(table[:40])
+    ahead = table[40:].assign(ds=times[40:].tz_convert("UTC"))
+    assert model.predict(future=ahead)["ds"].tolist() == list(times[40:])
+    with pytest.raises(DataError, match="has no time zone in the table given as future and time"):
+        model.predict(future=table[40:].assign(ds=times[40:].tz_localize(None)))
+
+
+def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
+    """Days by UTC, which all show one hour of a zone while its clocks do not change."""
+    days = pandas.date_range("2020-01-01", periods=300, tz="UTC").tz_convert("Europe/Berlin")
+    whole = prepared(frame(days))
+    assert not whole.is_wall
+    assert prepared(frame(days[:30])).is_wall
+    assert not prepared(frame(days[:30]), like=whole.timeline).is_wall
+
+
+# dates as whole numbers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "freq"),
+    [
+        ("%Y%m%d", "D"), ("%Y%m", "MS"), ("%Y%m%d%H", "h"), ("%Y%m%d%H%M", "15min"),
+        ("%Y%m%d%H%M%S", "s"),
+    ],
+)  # fmt: skip
+def test_dates_as_whole_numbers_are_refused_without_a_format(form: str, freq: str) -> None:
+    times = pandas.date_range("2016-12-20", periods=40, freq=freq)
+    table = frame(times.strftime(form).astype("int64"))
+    with pytest.raises(DataError, match=f"read as dates .*; give time_format='{form}', or leave"):
+        prepared(table)
+    found = prepared(table, time_format=form)
+    start = found.table.segments.start_times[0]
+    assert pandas.Timestamp(start, unit="us") == times[0]
+    assert len(found.table.segments) == 1
+    assert prepared(table, roles=RoleRequest(ignore=("ds",))).roles.time is None
+
+
+def test_dates_as_whole_numbers_are_read_from_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("date,y\n20161230,1.5\n20161231,2.5\n20170101,0.5\n20170102,1.0\n")
+    with pytest.raises(DataError, match="20161230 as 2016-12-30"):
+        prepared(path)
+    assert prepared(path, time_format="%Y%m%d").frequency == DAYS
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [np.arange(200001, 200041), np.arange(1990, 2030), np.arange(20161201, 20161251),
+     np.arange(0, 400, 10), np.arange(40) + 10**8],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_are_no_dates_count(numbers: Any) -> None:
+    found = prepared(frame(numbers))
+    assert not found.has_clock
+    assert found.frequency.step == numbers[1] - numbers[0]
+    assert not any("since 1970" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("unit", "size"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_numbers_since_1970_count_or_are_times(
+    unit: str, size: int, kind: str, tmp_path: Path
+) -> None:
+    table = frame((1_480_000_000 + 3600 * np.arange(40)) * size)
+    path = tmp_path / f"a.{kind}"
+    table.to_csv(path, index=False) if kind == "csv" else table.to_parquet(path)
+    counted = prepared(path)
+    assert counted.frequency.step == 3600 * size
+    assert any(
+        f"would be 2016-11-24 15:06:40), give time_format='{unit}'" in note
+        for note in counted.notes
+    )
+    found = prepared(path, time_format=unit)
+    assert str(found.frequency) == "1 hour"
+    assert found.table.segments.start_times.tolist() == [1_480_000_000_000_000]
+
+
+def test_the_time_that_cannot_be_read_is_named_with_its_row() -> None:
+    texts = [f"2020-01-{day:02}" for day in range(1, 31)]
+    texts[20] = "soon"
+    with pytest.raises(DataError, match=r"cannot be read, that of row 21 is 'soon'; expected 2016"):
+        prepared(frame(texts))
+    with pytest.raises(DataError, match=r"row 21 is 'soon'; expected them as time_format='%Y-%m"):
+        prepared(frame(texts), time_format="%Y-%m-%d")
+
+
+def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
+    with pytest.raises(DataError, match=r"follow no step \(most often 4 \("):
+        prepared(frame(np.cumsum(np.arange(40) % 7 + 3)))
+
+
+# business days -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["2020-01-01", "2020-01-03", "2020-01-06 16:00"])
+@pytest.mark.parametrize("zone", [None, "America/New_York"])
+def test_business_days_are_a_step(start: str, zone: str | None) -> None:
+    days = pandas.bdate_range(start, periods=120, tz=zone, normalize=False)
+    found = prepared(frame(days[:100]))
+    assert found.frequency == BUSINESS_DAYS
+    assert "one row every 1 business day" in found.notes[-1]
+    assert found.table.segments.num_rows.tolist() == [100]
+    model = Forecaster(**{**TINY, "horizon": 8}).fit(frame(days[:100]))
+    assert model.predict()["ds"].tolist() == list(days[100:108])
+    for end in (96, 97, 98, 99):
+        again = model.predict(frame(days[:end]))["ds"].tolist()
+        assert again == list(days[end : end + 8])
+
+
+def test_a_holiday_is_a_missing_row() -> None:
+    days = pandas.bdate_range("2020-01-01", periods=60)
+    holidays = days[[10, 30, 31]]
+    table = frame(days.difference(holidays))
+    found = prepared(table)
+    assert found.frequency == BUSINESS_DAYS
+    assert found.table.segments.num_rows.tolist() == [10, 19, 28]
+    filled = prepared(table, policy=Policy(gaps="fill"))
+    assert np.flatnonzero(np.isnan(filled.table.values[:, 0])).tolist() == [10, 30, 31]
+
+
+def test_a_weekend_in_any_row_makes_days_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.series.arrange._ROWS", 20)
+    business = pandas.bdate_range("2020-01-01", periods=40)
+    every = pandas.date_range("2020-01-01", periods=40)
+    table = frame(business.append(every), unique_id=["a"] * 40 + ["b"] * 40)
+    found = prepared(table)
+    assert found.frequency == DAYS
+    assert prepared(frame(pandas.date_range("2020-01-06", periods=5))).frequency == DAYS
+
+
+def test_a_week_of_a_table_of_business_days_is_one_too() -> None:
+    week = frame(pandas.date_range("2020-01-06", periods=5))
+    like = Timeline(BUSINESS_DAYS, None, None)
+    assert prepared(week, like=like).frequency == BUSINESS_DAYS
+    assert prepared(frame(pandas.date_range("2020-01-06", periods=9)), like=like).frequency == DAYS
+    business = frame(pandas.bdate_range("2020-01-06", periods=9))
+    found = prepared(business, like=Timeline(DAYS, None, None))
+    assert found.frequency == DAYS
+    assert found.table.segments.num_rows.tolist() == [5, 4]
+
+
+def test_the_season_of_business_days_is_a_week() -> None:
+    from fastlstm.infer.backtest import season_of
+
+    assert season_of(prepared(frame(pandas.bdate_range("2020-01-06", periods=30)))) == 5
+
+
+@pytest.mark.parametrize("freq", ["MS", "ME", "QS", "QE", "YS", "W-SUN", "W-MON", "2D", "15min"])
+def test_forecasts_go_on_in_the_calendar(freq: str) -> None:
+    times = pandas.date_range("2000-01-01", periods=64, freq=freq)
+    model = Forecaster(**TINY).fit(frame(times[:60]))
+    assert model.predict()["ds"].tolist() == list(times[60:])
+
+
+# files that change -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_file_that_changes_while_it_is_read_is_not_kept(
+    is_directory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    path = data / "a.parquet"
+    days = pandas.date_range(datetime.datetime(2020, 1, 1), periods=40)
+    frame(days[:20]).to_parquet(path)
+    if is_directory:
+        frame(days[20:]).to_parquet(data / "b.parquet")
+    from fastlstm.series import dataset
+
+    first = dataset.take_in
+
+    def changed(*arguments: Any) -> Any:
+        found = first(*arguments)
+        pq.write_table(pa.table({"ds": days[:10].to_numpy(), "y": np.ones(10)}), path)
+        return found
+
+    source, cache = data if is_directory else path, tmp_path / "cache"
+    monkeypatch.setattr(dataset, "take_in", changed)
+    with pytest.raises(DataError, match=r"a\.parquet changed while it was read"):
+        prepare_table(source, cache_dir=cache)
+    monkeypatch.setattr(dataset, "take_in", first)
+    assert list((cache / "series" / "entries").iterdir()) == []
+    frame(days[:20]).to_parquet(path)
+    again = prepare_table(source, cache_dir=cache)
+    assert not again.from_cache
+    assert again.table.num_rows == (40 if is_directory else 20)
