@@ -50,11 +50,12 @@ FASTLSTM_INLINE Left<Element> plain(const Element* rows, int64_t stride, int64_t
   return {rows, stride, inner, 0};
 }
 
-// Sums in vector registers: 6 x 4 of 32 AVX-512 registers, 3 x 4 of 16 others.
+// Sums in vector registers: 6 rows x 4 strips of 32 AVX-512 registers; of 16 others 6 x 2 in two
+// passes, so that strips from the second-level cache are read for six rows at once, or 3 x 4.
 template <typename Format>
 struct VectorEngine {
   using Element = typename Format::Element;
-  static constexpr int kRows = kLanes == 16 ? 6 : 3;
+  static constexpr int kRows = 6;
 
   // out[rows][strips * kLanes] = a * b over `inner` values, whole blocks of a; with `add` on top of
   // what `out` holds. Strip s starts at b + s * strip_stride.
@@ -65,57 +66,91 @@ struct VectorEngine {
 
  private:
   template <int kRow>
+  static constexpr int kPass = kLanes == 16 || kRow <= 3 ? kStrips : 2;
+
+  template <int kRow>
   static FASTLSTM_INLINE void by_rows(Left<Element> a, int rows, const Element* b,
                                       int64_t strip_stride, int strips, int64_t inner, bool add,
                                       float* out) {
     if (rows == kRow) {
-      switch (strips) {
-        case 4:
-          return tile<kRow, 4>(a, b, strip_stride, inner, add, out);
-        case 3:
-          return tile<kRow, 3>(a, b, strip_stride, inner, add, out);
-        case 2:
-          return tile<kRow, 2>(a, b, strip_stride, inner, add, out);
-        default:
-          return tile<kRow, 1>(a, b, strip_stride, inner, add, out);
+      const int64_t row = strips * kLanes;
+      for (int s = 0; s < strips; s += kPass<kRow>) {
+        by_strips<kRow, kPass<kRow>>(a, strips - s, b + s * strip_stride, strip_stride, inner, add,
+                                     out + s * kLanes, row);
       }
+      return;
     }
     if constexpr (kRow > 1) by_rows<kRow - 1>(a, rows, b, strip_stride, strips, inner, add, out);
   }
 
   template <int kRow, int kStrip>
+  static FASTLSTM_INLINE void by_strips(Left<Element> a, int strips, const Element* b,
+                                        int64_t strip_stride, int64_t inner, bool add, float* out,
+                                        int64_t out_stride) {
+    if (strips >= kStrip)
+      return tile<kRow, kStrip>(a, b, strip_stride, inner, add, out, out_stride);
+    if constexpr (kStrip > 1) {
+      by_strips<kRow, kStrip - 1>(a, strips, b, strip_stride, inner, add, out, out_stride);
+    }
+  }
+
+  // sum[r][s] += left(r) * right(s). The fewer of both stay in registers, the others come one at a
+  // time: beside the sums 4 + 1 of 32 registers for 6 x 4; 2 + 1 of 16 for 6 x 2, 3 + 1 for 3 x 4.
+  template <int kRow, int kStrip, typename LeftAt, typename RightAt>
+  static FASTLSTM_INLINE void add_products(Vec (&sum)[kRow][kStrip], LeftAt&& left,
+                                           RightAt&& right) {
+    if constexpr (kRow < kStrip) {
+      Vec held[kRow];
+#pragma GCC unroll 6
+      for (int r = 0; r < kRow; ++r) held[r] = left(r);
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrip; ++s) {
+        const Vec one = right(s);
+#pragma GCC unroll 6
+        for (int r = 0; r < kRow; ++r) sum[r][s] += held[r] * one;
+      }
+    } else {
+      Vec held[kStrip];
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrip; ++s) held[s] = right(s);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRow; ++r) {
+        const Vec one = left(r);
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrip; ++s) sum[r][s] += one * held[s];
+      }
+    }
+  }
+
+  template <int kRow, int kStrip>
   static __attribute__((noinline)) void tile(Left<float> a, const float* b, int64_t strip_stride,
-                                             int64_t inner, bool add, float* out) {
+                                             int64_t inner, bool add, float* out,
+                                             int64_t out_stride) {
     Vec sum[kRow][kStrip];
-    read(sum, add, out);
+    read(sum, add, out, out_stride);
     // The hardware does not foresee where the next block of the rows lies, or the next rows.
     for (int64_t at = 0; at < inner; at += a.block) {
       const float* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
       for (int64_t k = 0; k < a.block; ++k) {
         __builtin_prefetch(ahead, 0, 3);
         ahead += kRow;
-        Vec right[kStrip];
-#pragma GCC unroll 4
-        for (int s = 0; s < kStrip; ++s) right[s] = Float32::load(b + s * strip_stride);
+        add_products(
+            sum, [&](int r) { return splat(a.rows[r * a.row_stride + k]); },
+            [&](int s) { return Float32::load(b + s * strip_stride); });
         b += kLanes;
-#pragma GCC unroll 6
-        for (int r = 0; r < kRow; ++r) {
-          const Vec left = splat(a.rows[r * a.row_stride + k]);
-#pragma GCC unroll 4
-          for (int s = 0; s < kStrip; ++s) sum[r][s] += left * right[s];
-        }
       }
       a.rows += a.block_stride;
     }
-    write(sum, out);
+    write(sum, out, out_stride);
   }
 
+#if defined(__AVX512BF16__)
   template <int kRow, int kStrip>
-  static __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b,
-                                             int64_t strip_stride, int64_t inner, bool add,
-                                             float* out) {
+  static
+      __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b, int64_t strip_stride,
+                                          int64_t inner, bool add, float* out, int64_t out_stride) {
     Vec sum[kRow][kStrip];
-    read(sum, add, out);
+    read(sum, add, out, out_stride);
     for (int64_t at = 0; at < inner; at += a.block) {
       const uint16_t* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
       for (int64_t k = 0; k < a.block; k += 2) {
@@ -123,9 +158,7 @@ struct VectorEngine {
         ahead += 2 * kRow;
         Words right[kStrip];
 #pragma GCC unroll 4
-        for (int s = 0; s < kStrip; ++s) {
-          __builtin_memcpy(&right[s], b + s * strip_stride, sizeof right[s]);
-        }
+        for (int s = 0; s < kStrip; ++s) right[s] = load_words(b + s * strip_stride);
         b += 2 * kLanes;
 #pragma GCC unroll 6
         for (int r = 0; r < kRow; ++r) {
@@ -133,43 +166,80 @@ struct VectorEngine {
           __builtin_memcpy(&pair, a.rows + r * a.row_stride + k, sizeof pair);
           const Words left = pair - Words{};
 #pragma GCC unroll 4
-          for (int s = 0; s < kStrip; ++s) sum[r][s] = dot_pairs(sum[r][s], left, right[s]);
+          for (int s = 0; s < kStrip; ++s) {
+            sum[r][s] = bits_of<Vec>(_mm512_dpbf16_ps(
+                bits_of<__m512>(sum[r][s]), bits_of<__m512bh>(left), bits_of<__m512bh>(right[s])));
+          }
         }
       }
       a.rows += a.block_stride;
     }
-    write(sum, out);
+    write(sum, out, out_stride);
   }
-
-  // sum + a.low * b.low + a.high * b.high in every lane
-  static FASTLSTM_INLINE Vec dot_pairs(Vec sum, Words a, Words b) {
-#if defined(__AVX512BF16__)
-    return bits_of<Vec>(
-        _mm512_dpbf16_ps(bits_of<__m512>(sum), bits_of<__m512bh>(a), bits_of<__m512bh>(b)));
 #else
-    sum += bits_of<Vec>(a << 16) * bits_of<Vec>(b << 16);
-    return sum + bits_of<Vec>(a & 0xffff0000u) * bits_of<Vec>(b & 0xffff0000u);
+  // Without an instruction for pairs, both halves are products of float32: the rows of a block are
+  // widened once, into the first-level cache, and a pair of a strip once for all rows.
+  template <int kRow, int kStrip>
+  static __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b,
+                                             int64_t strip_stride, int64_t inner, bool add,
+                                             float* out, int64_t out_stride) {
+    constexpr int64_t kWide = 128;
+    alignas(64) float wide[kRow][kWide];
+    Vec sum[kRow][kStrip];
+    read(sum, add, out, out_stride);
+    for (int64_t at = 0; at < inner; at += a.block) {
+      const uint16_t* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
+      for (int64_t first = 0; first < a.block; first += kWide) {
+        const int64_t count = min_of(kWide, a.block - first);
+        for (int r = 0; r < kRow; ++r) {
+          const uint16_t* const row = a.rows + r * a.row_stride + first;
+          for (int64_t k = 0; k < count; k += kLanes) {
+            Float32::store(wide[r] + k, Bfloat16::load(row + k));
+          }
+        }
+        for (int64_t k = 0; k < count; k += 2) {
+          __builtin_prefetch(ahead, 0, 3);
+          ahead += 2 * kRow;
+          add_products(
+              sum, [&](int r) { return splat(wide[r][k]); },
+              [&](int s) { return bits_of<Vec>(load_words(b + s * strip_stride) << 16); });
+          add_products(
+              sum, [&](int r) { return splat(wide[r][k + 1]); },
+              [&](int s) { return bits_of<Vec>(load_words(b + s * strip_stride) & 0xffff0000u); });
+          b += 2 * kLanes;
+        }
+      }
+      a.rows += a.block_stride;
+    }
+    write(sum, out, out_stride);
+  }
 #endif
+
+  static FASTLSTM_INLINE Words load_words(const uint16_t* p) {
+    Words words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return words;
   }
 
   template <int kRow, int kStrip>
-  static FASTLSTM_INLINE void read(Vec (&sum)[kRow][kStrip], bool add, const float* out) {
+  static FASTLSTM_INLINE void read(Vec (&sum)[kRow][kStrip], bool add, const float* out,
+                                   int64_t stride) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRow; ++r) {
 #pragma GCC unroll 4
       for (int s = 0; s < kStrip; ++s) {
-        sum[r][s] = add ? Float32::load(out + (r * kStrip + s) * kLanes) : Vec{};
+        sum[r][s] = add ? Float32::load(out + r * stride + s * kLanes) : Vec{};
       }
     }
   }
 
   template <int kRow, int kStrip>
-  static FASTLSTM_INLINE void write(const Vec (&sum)[kRow][kStrip], float* out) {
+  static FASTLSTM_INLINE void write(const Vec (&sum)[kRow][kStrip], float* out, int64_t stride) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRow; ++r) {
 #pragma GCC unroll 4
       for (int s = 0; s < kStrip; ++s) {
-        Float32::store(out + (r * kStrip + s) * kLanes, sum[r][s]);
+        Float32::store(out + r * stride + s * kLanes, sum[r][s]);
       }
     }
   }
