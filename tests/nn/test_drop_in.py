@@ -147,6 +147,24 @@ def test_dropout_in_training_is_that_of_torch_between_layers():
     assert not torch.equal(ours.train()(x)[0], y)
 
 
+@pytest.mark.usefixtures("only_ours")
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("batch_first", [False, True], ids=["T first", "batch first"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
+def test_the_seed_draws_the_dropout_of_torch(bidirectional, batch_first, is_packed):
+    fields = {"num_layers": 3, "dropout": 0.4, "bidirectional": bidirectional}
+    theirs, ours = pair(batch_first=batch_first, **fields)
+
+    def pack(x):
+        torch.manual_seed(7)
+        if not is_packed:
+            return x
+        lengths = [5, 2, 6, 1, 6, 3]
+        return pack_padded_sequence(x, lengths, batch_first=batch_first, enforce_sorted=False)
+
+    assert_same(ours, theirs, torch.randn(6, 6, I), pack=pack)
+
+
 @pytest.mark.parametrize(
     ("shape", "state"),
     [
@@ -166,6 +184,20 @@ def test_dropout_in_training_is_that_of_torch_between_layers():
 def test_errors_of_shape_are_those_of_torch(shape, state):
     hx = None if state is None else tuple(torch.zeros(sizes) for sizes in state)
     assert_same_error(torch.zeros(shape), hx)
+
+
+H0 = torch.zeros(1, 3, H)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "hx",
+    [H0, torch.zeros(2, 1, 3, H), (H0,), [H0], (H0, H0, H0), (H0, None), (None, H0), (), 3, "ab"],
+    ids=lambda hx: f"{type(hx).__name__} of {len(hx)}" if hasattr(hx, "__len__") else str(hx),
+)
+def test_errors_of_a_state_that_is_no_pair_are_those_of_torch(hx, is_packed):
+    x = torch.zeros(6, 3, I)
+    assert_same_error(pack_padded_sequence(x, [6, 5, 2]) if is_packed else x, hx)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
@@ -273,6 +305,25 @@ def test_changed_weights_are_seen():
             layer.bias_hh_l0 = nn.Parameter(layer.bias_hh_l0 + 1)
             assert not torch.allclose(layer(x)[0], before)
         assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
+
+
+@pytest.mark.parametrize("shape", [(6, 4, I), (1, 1, I)], ids=["long", "ready"])
+def test_weights_written_to_the_flat_list_are_used_as_by_torch(shape):
+    theirs, ours = pair()
+    x = torch.randn(shape)
+    with torch.no_grad():
+        for k in (0, 2, 0, None):
+            for layer in (theirs, ours):
+                if k is None:  # a new attribute counts again, and all others with it
+                    layer.bias_ih_l0 = nn.Parameter(torch.ones(4 * H))
+                else:
+                    layer._flat_weights[k] = layer._flat_weights[k] * 2 + 0.1
+            for _ in range(3):
+                assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
+    for layer in (theirs, ours):
+        layer._flat_weights[0] = torch.ones(4 * H, I, requires_grad=True)
+        layer(x)[0].square().sum().backward()
+    assert_close("gradient", ours._flat_weights[0].grad, theirs._flat_weights[0].grad, GRADIENT)
 
 
 def test_functional_call_takes_its_own_weights():

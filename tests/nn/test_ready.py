@@ -141,16 +141,13 @@ def test_the_order_of_axes_may_change(pair):
     agree(pair, x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.* Python loop over time")
 def test_forward_derivatives_are_not_dropped(pair):
     x = torch.randn(1, B, I)
     get_ready(pair, x)
     with fwAD.dual_level():
         dual = fwAD.make_dual(x, torch.ones_like(x))
-        try:
-            y = pair[1](dual)[0]
-        except (NotImplementedError, RuntimeError):
-            return  # refused is as good
+        y = pair[1](dual)[0]
         assert fwAD.unpack_dual(y).tangent is not None
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastlstm import LSTM
-from fastlstm.errors import ConfigError, KernelError
+from fastlstm.errors import ConfigError
 from fastlstm.ops.dispatch import explain
 from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.recorded import bytes_kept, steps_per_part
@@ -104,13 +104,6 @@ def test_a_layer_in_parts_can_go_backward_twice():
     want = gradients()
     layer.kept_bytes = 50_000
     torch.testing.assert_close(gradients(), want, rtol=2e-5, atol=2e-5)
-
-
-def test_no_second_derivative():
-    layer = LSTM(I, H, kept_bytes=0)
-    y, _ = layer(torch.randn(T, B, I, requires_grad=True))
-    with pytest.raises(KernelError, match="second derivative"):
-        torch.autograd.grad(y.sum(), list(layer.parameters()), create_graph=True)
 
 
 def test_explain_names_what_is_kept():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
+from fastlstm.series import windows
 from fastlstm.series.table import MISSING_INT16, Segments, Table, table_from_array
 from fastlstm.series.window_index import WindowIndex, index_windows
 from fastlstm.series.windows import WindowLoader
@@ -271,6 +272,28 @@ def test_a_batch_stays_what_it_was_while_it_is_held() -> None:
             loader.next()
     for batch, copy in zip(held, copies, strict=True):
         assert torch.equal(batch.values, copy)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1 << 30])
+def test_where_references_are_counted_otherwise_no_memory_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    windows._counts_references.cache_clear()
+    monkeypatch.setattr(windows.sys, "getrefcount", lambda value: count)
+    values = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
+    with WindowLoader(values, 50, 16, seed=2) as loader:
+        with pytest.warns(UserWarning, match="every chunk of windows gets memory of its own"):
+            held = [loader.next().values for _ in range(40)]
+        copies = [batch.clone() for batch in held]
+        for _ in range(2000):
+            loader.next()
+    windows._counts_references.cache_clear()
+    assert all(map(torch.equal, held, copies))
+    assert not loader._buffers
+
+
+def test_memory_is_used_again_here() -> None:
+    assert windows._counts_references()
 
 
 def test_int16_and_float16_come_as_float32() -> None:

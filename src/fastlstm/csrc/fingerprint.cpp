@@ -35,9 +35,9 @@ Fingerprint::Fingerprint(const Kernels& kernels, const Regions& regions, int thr
 }
 
 bool Fingerprint::is_still(int64_t rows, int threads) {
+  if (!is_same_) return false;
   std::vector<int64_t> turns;
   for (Region& r : regions_) turns.push_back(r.turn.fetch_add(r.sets_read(rows)));
-  std::atomic<bool> is_same{true};
   run_team(bytes_read(rows) > kAlone ? threads : 1, [&](Member me) {
     for (size_t k = 0; k < regions_.size(); ++k) {
       const Region& r = regions_[k];
@@ -47,14 +47,14 @@ bool Fingerprint::is_still(int64_t rows, int threads) {
         if (first >= last) return;
         uint64_t found[kMaxLineSets];
         kernels_.sum_lines(r.data, r.bytes, num_sets, first, last - first, found);
-        if (!std::equal(found, found + (last - first), r.sums.data() + first)) is_same = false;
+        if (!std::equal(found, found + (last - first), r.sums.data() + first)) is_same_ = false;
       };
       const int64_t first = turn + share(count, me, 0), last = turn + share(count, me, 1);
       check(first, std::min(last, num_sets));
       check(std::max(first - num_sets, int64_t{0}), last - num_sets);
     }
   });
-  return is_same;
+  return is_same_;
 }
 
 int64_t Fingerprint::bytes_read(int64_t rows) const {

@@ -31,7 +31,7 @@ class Fingerprint {
   Fingerprint(const Fingerprint&) = delete;
 
   // Whether what the next sets hold is what they held; all sets where `rows` is at least kRows.
-  // Several threads may ask at once.
+  // Once it is not, it never is again. Several threads may ask at once.
   bool is_still(int64_t rows, int threads);
 
   // Bytes that a check reads.
@@ -49,6 +49,7 @@ class Fingerprint {
 
   const Kernels& kernels_;
   std::deque<Region> regions_;
+  std::atomic<bool> is_same_{true};
 };
 
 }  // namespace fastlstm

@@ -13,7 +13,7 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError
-from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.lengths import Lanes, Padding, is_inside, lanes_of, without_padding
 from fastlstm.nn.ready import Ready, can_be_ready
 from fastlstm.nn.variants import (
     Extra,
@@ -43,7 +43,12 @@ class LSTM(nn.LSTM):
     Layers and directions run one by one on the native kernels. What these cannot run
     (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it. So
     does what `torch.func.grad`, `torch.jit.trace` or `torch.onnx.export` looks into.
-    `torch.jit.script` and `torch.ao.quantization` take an `nn.LSTM` only: see `restore`.
+    `torch.jit.script` and `torch.ao.quantization` take an `nn.LSTM` only: see `restore`. Second
+    derivatives, gradients in batches, `torch.func.vmap` and `jvp` run as a Python loop over time,
+    with a warning; `strict` refuses it.
+
+    Weights may be written to in any way between calls, through `.data` and NumPy too: "Packed
+    once" in docs/kernels.md says when a write that torch does not count is seen.
 
     Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
     into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
@@ -249,17 +254,26 @@ class LSTM(nn.LSTM):
 
     def _weights(self) -> list[LSTMWeights]:
         """The weights of every layer and direction, whoever has put them there."""
-        own: dict[str, Any] = self._parameters
-        flat = [own[n] if n in own else getattr(self, n) for n in self._flat_weights_names]
-        if not torch.compiler.is_compiling() and any(map(is_not, flat, self._flat_weights)):
-            have_changed = self._weights_have_changed()  # type: ignore[no-untyped-call]
-            flat = flat if have_changed else self._flat_weights  # as torch decides
-        found, given = [], iter(flat)
+        found, given = [], iter(self._flat())
         for names in self._all_weights:
             w_ih, w_hh, *rest = islice(given, len(names))
             b_ih, b_hh = rest[:2] if self.bias else (None, None)
             found.append(LSTMWeights(w_ih, w_hh, b_ih, b_hh))
         return found
+
+    def _flat(self) -> list[Any]:
+        """The weights in one list; as in torch what was written to `_flat_weights` counts.
+
+        Until a parameter is another one: then they all do. What is no parameter always counts.
+        """
+        own: dict[str, Any] = self._parameters
+        names = self._flat_weights_names
+        if torch.compiler.is_compiling() or any(name not in own for name in names):
+            return [own[n] if n in own else getattr(self, n) for n in names]
+        seen = [None if ref is None else ref() for ref in self._flat_weight_refs]
+        if len(seen) != len(names) or any(map(is_not, seen, map(own.get, names))):
+            self._init_flat_weights()
+        return self._flat_weights
 
     def _fits(
         self,
@@ -321,7 +335,7 @@ class LSTM(nn.LSTM):
                 f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
                 f" {demand}"
             )
-        return reason is None
+        return reason is None or (self.proj_size == 0 and _is_beyond_torch())
 
     def _is_left_to_reference(self, dtype: torch.dtype, device: str) -> bool:
         """Whether a slow loop runs this layer's options; refuses what `strict` refuses."""
@@ -351,14 +365,23 @@ class LSTM(nn.LSTM):
         return found
 
     def _run(
-        self, x: Tensor, state: State | None, lanes: Lanes | None, weights: list[LSTMWeights]
+        self,
+        x: Tensor,
+        state: State | None,
+        lanes: Lanes | None,
+        weights: list[LSTMWeights],
+        *,
+        is_packed: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """All layers and directions over `x` `(T, B, I)`."""
+        """All layers and directions over `x` `(T, B, I)`; `is_packed` drops out no padding."""
         directions = 2 if self.bidirectional else 1
         dtype = compute_dtype(x)
         if state is None:
             zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
-        is_slow = self.extras is not None and self._is_left_to_reference(dtype, x.device.type)
+        if self.extras is not None:
+            is_slow = self._is_left_to_reference(dtype, x.device.type)
+        elif is_slow := _is_beyond_torch():
+            warnings.warn(f"this LSTM runs as a Python loop over time: {_BEYOND}", stacklevel=5)
         names = [] if self.extras is None else list(norm_names(self))
         hs, cs = [], []
         for layer in range(self.num_layers):
@@ -368,7 +391,7 @@ class LSTM(nn.LSTM):
                 is_reverse = index % directions == 1
                 given = x, h0, c0, weights[index], lanes, is_reverse, dtype
                 if self.extras is None:
-                    out = self._run_one(*given)
+                    out = self._run_one(*given, None, is_slow)
                 else:
                     variant = draw_variant(self, self.extras, names[index], x, dtype)
                     out = self._run_one(*given, variant, is_slow)
@@ -377,7 +400,7 @@ class LSTM(nn.LSTM):
                 cs.append(out.cT)
             x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
             if self.dropout > 0 and self.training and layer < self.num_layers - 1:
-                x = nn.functional.dropout(x, self.dropout)
+                x = _dropped(x, self.dropout, lanes if is_packed else None)
         if len(hs) == 1:
             return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
         return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
@@ -398,10 +421,9 @@ class LSTM(nn.LSTM):
         if is_reverse:
             x = x.flip(0)
             lanes = None if lanes is None else lanes.reversed(x.shape[0])
-        if variant is not None and is_slow:
-            if lanes is not None:  # NaN there would reach the gradient of the weights
-                x = without_padding(x, lanes)
-            out = run_reference(x, (h0, c0), weights, variant, lanes or (None, None), dtype)
+        if is_slow:
+            given = variant or Variant()
+            out = run_reference(x, (h0, c0), weights, given, lanes or (None, None), dtype)
         elif self._is_forced(x, h0, c0, weights):
             if lanes is not None:
                 raise KernelError(
@@ -415,8 +437,14 @@ class LSTM(nn.LSTM):
             keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
             begins, ends = lanes or (None, None)
             sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
+            strict = self.strict or self.backend is not None
             out = run_sequence(
-                sequence, dtype, keep=keep, variant=variant, kept_bytes=self.kept_bytes
+                sequence,
+                dtype,
+                keep=keep,
+                variant=variant,
+                kept_bytes=self.kept_bytes,
+                strict=strict,
             )
         return out._replace(y=out.y.flip(0)) if is_reverse else out
 
@@ -464,10 +492,32 @@ class LSTM(nn.LSTM):
             return self._unfit(input, hx, has_lengths=False)
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
-        y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights)
+        y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
         y = pack_padded_sequence(y, lengths).data.to(data.dtype)
         last: State = self.permute_hidden((h.to(data.dtype), c.to(data.dtype)), back)
         return PackedSequence(y, batch_sizes, order, back), last
+
+
+def _dropped(x: Tensor, p: float, lanes: Lanes | None) -> Tensor:
+    """Dropout of `x` `(T, B, ·)`; with `lanes` as torch draws it for a PackedSequence."""
+    if lanes is None:
+        return nn.functional.dropout(x, p)
+    is_real = is_inside(x, lanes)
+    rows = nn.functional.dropout(x[is_real], p)
+    return torch.zeros_like(x).masked_scatter(is_real[:, :, None], rows)
+
+
+_BEYOND = "torch.func.vmap, jvp and forward-mode derivatives know no LSTM, only its operators"
+
+
+def _is_beyond_torch() -> bool:
+    """Whether a transform is at work that torch has no rule of its LSTM for."""
+    if torch.compiler.is_compiling():
+        return False
+    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
+    known = torch._C._functorch.TransformType
+    is_forward = torch.autograd.forward_ad._current_level >= 0
+    return is_forward or known.Vmap in kinds or known.Jvp in kinds
 
 
 def _transform() -> str | None:

@@ -50,8 +50,12 @@ def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x:
     return Lanes(T - steps, torch.full_like(steps, T))
 
 
+def is_inside(x: Tensor, lanes: Lanes) -> Tensor:
+    """Returns which steps of `x` `(T, B, ·)` are not padding, `(T, B)` bool."""
+    steps = torch.arange(x.shape[0], device=x.device)[:, None]
+    return (lanes.begins <= steps) & (steps < lanes.ends)
+
+
 def without_padding(x: Tensor, lanes: Lanes) -> Tensor:
     """Returns `x` `(T, B, I)` with zeros outside of its lanes."""
-    steps = torch.arange(x.shape[0], device=x.device)[:, None]
-    is_real = (lanes.begins <= steps) & (steps < lanes.ends)
-    return x.where(is_real[:, :, None], x.new_zeros(()))
+    return x.where(is_inside(x, lanes)[:, :, None], x.new_zeros(()))

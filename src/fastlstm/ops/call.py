@@ -48,6 +48,7 @@ class LSTMCall:
         device: device type, `"cpu"` or `"cuda"`.
         requires_grad: a gradient of any argument will be asked for.
         has_bias: both biases are given.
+        strict: nothing slower may stand in for the kernel, in a second derivative either.
     """
 
     T: int
@@ -58,6 +59,7 @@ class LSTMCall:
     device: str
     requires_grad: bool
     has_bias: bool = True
+    strict: bool = False
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -99,7 +101,9 @@ class Backend(Protocol):
         """Runs a supported call; every tensor already has `call.dtype`."""
 
 
-def describe_call(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMCall:
+def describe_call(
+    x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, *, strict: bool = False
+) -> LSTMCall:
     """Returns the description of a call with these (already checked) tensors."""
     tensors = [t for t in (x, h0, c0, *weights) if t is not None]
     return LSTMCall(
@@ -111,6 +115,7 @@ def describe_call(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LS
         device=x.device.type,
         requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
         has_bias=weights.b_ih is not None,
+        strict=strict,
     )
 
 

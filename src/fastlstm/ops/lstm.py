@@ -56,7 +56,7 @@ def lstm(
     """
     weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
     _check(x, h0, c0, weights)
-    call = describe_call(x, h0, c0, weights)
+    call = describe_call(x, h0, c0, weights, strict=strict or backend is not None)
     chosen = select(call, backend=backend, strict=strict).backend
     if x.shape[0] == 0 or x.shape[1] == 0:
         return _nothing(call, x, h0, c0, weights)
@@ -102,7 +102,8 @@ def lstm_tokens(
         `8 T B H H + 8 V H I` floating-point operations forward, twice that backward.
     """
     weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
-    call = _token_call(tokens, embedding, h0, c0, weights)
+    must = strict or backend is not None
+    call = _token_call(tokens, embedding, h0, c0, weights, strict=must)
     chosen = select(call, backend=backend, strict=strict).backend
     if isinstance(chosen, NativeBackend) and embedding.shape[0] < tokens.numel():
         y, hT, cT = chosen.run_tokens(call, tokens, embedding, h0, c0, weights)
@@ -112,7 +113,7 @@ def lstm_tokens(
 
 
 def _token_call(
-    tokens: Tensor, embedding: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
+    tokens: Tensor, embedding: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, *, strict: bool
 ) -> LSTMCall:
     """Checks the arguments as those of `lstm` on a view of the right shape."""
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
@@ -122,7 +123,7 @@ def _token_call(
     T, B = tokens.shape
     x = embedding[:1].expand(T * B, -1).view(T, B, embedding.shape[1])
     _check(x, h0, c0, weights)
-    return describe_call(x, h0, c0, weights)
+    return describe_call(x, h0, c0, weights, strict=strict)
 
 
 def _nothing(call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMOutput:

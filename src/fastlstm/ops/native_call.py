@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastlstm import hardware
+from fastlstm.errors import ShapeError
 from fastlstm.ops.variant import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -183,8 +184,12 @@ def forward(
 
     Returns:
         `y`, `hT`, `cT` `(B, H)` float32 and what is kept.
+
+    Raises:
+        ShapeError: a token that is no row of the embedding.
     """
     T, B, I, H = s.sizes  # noqa: E741
+    _check_tokens(s)
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
     if keep and T * B >= _MANY_ROWS:
@@ -240,9 +245,13 @@ def backward(
 
     Returns:
         Float32 gradients, that of dense rows in the dtype of `y`.
+
+    Raises:
+        ShapeError: as in `forward`.
     """
     T, B, I, H = s.sizes  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16
+    _check_tokens(s)  # their memory may have been written to since: a data loader's buffer
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
     if T * B >= _MANY_ROWS:
@@ -279,6 +288,18 @@ def backward(
 def profiled(name: str, *tensors: Tensor) -> Any:
     """Returns a context whose time `torch.profiler` shows under `name`, with these shapes."""
     return torch._C._profiler._RecordFunctionFast(name, list(tensors))
+
+
+def _check_tokens(s: Sequence) -> None:
+    """The kernels read, and in backward write, the rows that tokens name."""
+    if s.tokens is None:
+        return
+    num_rows = s.rows.shape[0]
+    low, high = (int(v) for v in s.tokens.aminmax())
+    if low < 0 or high >= num_rows:
+        raise ShapeError(
+            f"tokens run from {low} to {high}, the embedding has rows 0 to {num_rows - 1}"
+        )
 
 
 class _Variant(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
+from fastlstm.ops.differentiable import gradients_by_operators, why_operators
 from fastlstm.ops.native_call import Cell, Gradients, Kept, Sequence
 
 if TYPE_CHECKING:
@@ -23,20 +24,25 @@ class Recorded(torch.autograd.Function):
     """The sequence with all gates kept. The first backward pass uses up what was kept."""
 
     @staticmethod
-    def forward(ctx: Any, cell: Cell, is_bf16: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, strict: bool, cell: Cell, is_bf16: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         y, hT, cT, kept = native_call.forward(Sequence(*tensors), is_bf16, keep=True, cell=cell)
         assert kept is not None
         ctx.save_for_backward(*tensors, y, *kept)
         ctx.set_materialize_grads(False)
-        ctx.cell, ctx.is_bf16, ctx.is_used = cell, is_bf16, False
+        ctx.strict, ctx.cell, ctx.is_bf16, ctx.is_used = strict, cell, is_bf16, False
         return y, hT, cT
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         s, y, saved = saved_tensors(ctx)
         if all(grad is None for grad in grads):
-            return (None,) * (2 + _NUM_TENSORS)
-        needs, wanted = _wanted(ctx, s, grads, first=2)
+            return (None,) * (3 + _NUM_TENSORS)
+        needs, wanted = _wanted(ctx, s)
+        if (why := why_operators(s, grads)) is not None:
+            slow = gradients_by_operators(s, ctx.cell, grads, needs, why, strict=ctx.strict)
+            return None, None, None, *slow
         kept = Kept(*saved)
         if ctx.is_used:
             *_, fresh = native_call.forward(s, ctx.is_bf16, keep=True, cell=ctx.cell)
@@ -45,7 +51,7 @@ class Recorded(torch.autograd.Function):
         ctx.is_used = True
         given = (grads[0], grads[1], grads[2])
         found = native_call.backward(s, y, kept, given, wanted, ctx.cell)
-        return None, None, *by_argument(s, found, needs)
+        return None, None, None, *by_argument(s, found, needs)
 
 
 class Recomputed(torch.autograd.Function):
@@ -56,7 +62,7 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, steps: int, cell: Cell, is_bf16: bool, *tensors: Tensor
+        ctx: Any, steps: int, strict: bool, cell: Cell, is_bf16: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         s = Sequence(*tensors)
         T, B, _, H = s.sizes
@@ -71,15 +77,18 @@ class Recomputed(torch.autograd.Function):
             )
         ctx.save_for_backward(*tensors, y, *states[2:])
         ctx.set_materialize_grads(False)
-        ctx.cell, ctx.is_bf16, ctx.steps = cell, is_bf16, steps
+        ctx.strict, ctx.cell, ctx.is_bf16, ctx.steps = strict, cell, is_bf16, steps
         return y, h, c
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         s, _, saved = saved_tensors(ctx)
         if all(grad is None for grad in grads):
-            return (None,) * (3 + _NUM_TENSORS)
-        needs, wanted = _wanted(ctx, s, grads, first=3)
+            return (None,) * (4 + _NUM_TENSORS)
+        needs, wanted = _wanted(ctx, s)
+        if (why := why_operators(s, grads)) is not None:
+            slow = gradients_by_operators(s, ctx.cell, grads, needs, why, strict=ctx.strict)
+            return None, None, None, None, *slow
         states = (s.h0, s.c0, *saved)
         (T, B, *_), steps = s.sizes, ctx.steps
         dy, dh, dc = grads
@@ -105,7 +114,7 @@ class Recomputed(torch.autograd.Function):
         assert total is not None
         if d_rows:
             total = total._replace(rows=torch.cat(d_rows[::-1]))
-        return None, None, None, *by_argument(s, total, needs)
+        return None, None, None, None, *by_argument(s, total, needs)
 
 
 def _part(s: Sequence, first: int, steps: int) -> Sequence:
@@ -180,17 +189,9 @@ def saved_tensors(ctx: Any) -> tuple[Sequence, Tensor, tuple[Tensor, ...]]:
     return s, tensors[_NUM_TENSORS], tensors[_NUM_TENSORS + 1 :]
 
 
-def _wanted(
-    ctx: Any, s: Sequence, grads: tuple[Tensor | None, ...], first: int
-) -> tuple[dict[str, bool], tuple[bool, bool, bool, bool]]:
+def _wanted(ctx: Any, s: Sequence) -> tuple[dict[str, bool], tuple[bool, bool, bool, bool]]:
     """Returns which arguments need a gradient, by name and as `native_call.backward` asks."""
-    has_graph = any(t is not None and t.requires_grad for t in (*s, *grads))
-    if torch.is_grad_enabled() and has_graph:
-        raise KernelError(
-            "the native LSTM kernel has no second derivative (create_graph=True);"
-            " use backend='reference' for that"
-        )
-    needs = dict(zip(Sequence._fields, ctx.needs_input_grad[first:], strict=True))
+    needs = dict(zip(s._fields, ctx.needs_input_grad[-_NUM_TENSORS:], strict=True))
     return needs, (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])
 
 

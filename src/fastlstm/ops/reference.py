@@ -74,11 +74,12 @@ def lstm_reference(
     for t, x_t in enumerate(x.unbind(0)):
         if masks is not None:
             keep = masks[0][t], masks[1][t]
-        y_t, c_t = lstm_step_reference(x_t, h, c, weights, variant, keep)
         if begins is None or ends is None:
-            h, c = y_t, c_t
+            y_t, c_t = h, c = lstm_step_reference(x_t, h, c, weights, variant, keep)
         else:
             is_inside = ((begins <= t) & (t < ends))[:, None]
+            x_t = x_t.where(is_inside, 0)  # NaN there would reach the gradient of the weights
+            y_t, c_t = lstm_step_reference(x_t, h, c, weights, variant, keep)
             h, c = y_t.where(is_inside, h), c_t.where(is_inside, c)
             y_t = y_t.where(is_inside, 0)
         steps.append(y_t)

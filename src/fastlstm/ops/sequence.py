@@ -16,6 +16,7 @@ from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cost import lstm_flop
+from fastlstm.ops.differentiable import gradients_by_operators, why_operators
 from fastlstm.ops.native_call import PLAIN, Cell, Kept, Sequence
 from fastlstm.ops.recorded import (
     Recomputed,
@@ -38,6 +39,7 @@ def run_sequence(
     keep: bool,
     variant: Variant | None = None,
     kept_bytes: int | None = None,
+    strict: bool = False,
 ) -> LSTMOutput:
     """Runs a layer on the native kernels, recorded for autograd with `keep`.
 
@@ -48,6 +50,8 @@ def run_sequence(
         variant: what the cell computes, with its tensors; default torch's.
         kept_bytes: how much may be kept for the backward pass, beside arguments and `y`; what it
             needs beyond is computed a second time. A graph that is traced keeps everything.
+        strict: refuse a derivative that the kernels have not got, instead of forming it slowly
+            by torch's operators.
 
     Returns:
         `y` in `dtype`, `hT` and `cT` in float32.
@@ -59,19 +63,19 @@ def run_sequence(
     if is_traced(*s):
         y, hT, cT, *_ = lstm_sequence(*s, *cell, is_bf16, keep)
     elif keep:
-        y, hT, cT = _recorded(s, cell, is_bf16, kept_bytes)
+        y, hT, cT = _recorded(s, cell, is_bf16, kept_bytes, strict)
     else:
         y, hT, cT, _ = native_call.forward(s, is_bf16, keep=False, cell=cell)
     return LSTMOutput(y, hT, cT)
 
 
-def _recorded(s: Sequence, cell: Cell, is_bf16: bool, kept_bytes: int | None) -> Any:
+def _recorded(s: Sequence, cell: Cell, is_bf16: bool, kept_bytes: int | None, strict: bool) -> Any:
     if kept_bytes is not None:
         T, B, _, H = s.sizes
         steps, _ = steps_per_part(T, B, H, is_bf16, s.gamma_hh is not None, kept_bytes)
         if steps < T:
-            return Recomputed.apply(steps, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
-    return Recorded.apply(cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+            return Recomputed.apply(steps, strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+    return Recorded.apply(strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
 
 
 def _with_variant(s: Sequence, variant: Variant) -> tuple[Sequence, Cell]:
@@ -210,10 +214,13 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None,) * (_NUM_TENSORS + _NUM_OPTIONS)
     if not ctx.has_kept:
         raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
+    needs = dict(zip(Sequence._fields, ctx.needs_input_grad, strict=False))
+    if (why := why_operators(s, grads[:3])) is not None:
+        slow = gradients_by_operators(s, ctx.cell, grads[:3], needs, why, strict=False)
+        return (*slow, *(None,) * _NUM_OPTIONS)
     found = native_call.Gradients(
         *lstm_sequence_backward(*s[:6], *s[8:], *ctx.cell, y, *saved, *grads[:3])
     )
-    needs = dict(zip(Sequence._fields, ctx.needs_input_grad, strict=False))
     return (*by_argument(s, found, needs), *(None,) * _NUM_OPTIONS)
 
 

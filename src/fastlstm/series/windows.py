@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -273,17 +275,43 @@ class WindowLoader:
         return int(words[0])
 
     def _free_buffer(self, num_windows: int) -> NDArray[np.float32]:
-        """Returns memory that no batch outside uses any more; fresh pages cost more than copying.
-
-        A tensor made of an array holds a reference to it, so that the count says whether one lives.
-        """
+        """Returns memory that no batch outside uses now; fresh pages cost more than copying."""
         floats = num_windows * self._row_floats
-        unused = 2  # the list's reference, and getrefcount's own
         for place in range(len(self._buffers)):
-            is_free = sys.getrefcount(self._buffers[place]) == unused
+            is_free = _num_references(self._buffers, place) == _UNUSED
             if is_free and self._buffers[place].size >= floats:
                 return self._buffers[place]
         buffer = np.empty(floats, dtype=np.float32)
-        if len(self._buffers) < 16:
+        if len(self._buffers) < 16 and _counts_references():
             self._buffers.append(buffer)
         return buffer
+
+
+_UNUSED = 2
+"""References to an array that nobody uses: its list's, and that of getrefcount's argument."""
+
+
+def _num_references(arrays: list[NDArray[np.float32]], place: int) -> int:
+    return sys.getrefcount(arrays[place])
+
+
+@cache
+def _counts_references() -> bool:
+    """Whether this interpreter's counts say that a tensor made of an array lives.
+
+    CPython's do; an interpreter may also defer counts, or let some objects live for ever.
+    """
+    arrays = [np.empty(4, dtype=np.float32)]
+    counts = [_num_references(arrays, 0)]
+    part = torch.from_numpy(arrays[0])[:2].view(2, 1).unbind(0)[0]
+    counts.append(_num_references(arrays, 0))
+    del part
+    counts.append(_num_references(arrays, 0))
+    if counts[0] == counts[2] == _UNUSED < counts[1]:
+        return True
+    warnings.warn(
+        f"this Python counts {counts} references where {_UNUSED}, more and {_UNUSED} are expected:"
+        " every chunk of windows gets memory of its own, which is slower",
+        stacklevel=2,
+    )
+    return False

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm import environment, hardware
-from fastlstm.errors import ShapeError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
 from fastlstm.ops.native_call import Sequence
-from fastlstm.ops.sequence import is_traced, run_sequence
+from fastlstm.ops.sequence import run_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +58,7 @@ class NativeBackend:
     ) -> LSTMOutput:
         """Runs a supported call."""
         sequence = Sequence(x, None, h0, c0, *weights)
-        return run_sequence(sequence, call.dtype, keep=call.requires_grad)
+        return run_sequence(sequence, call.dtype, keep=call.requires_grad, strict=call.strict)
 
     def run_tokens(
         self,
@@ -75,15 +74,8 @@ class NativeBackend:
         Raises:
             ShapeError: a token that is no row of the embedding.
         """
-        num_rows = embedding.shape[0]
-        if not is_traced(tokens):
-            low, high = (int(v) for v in tokens.aminmax())
-            if low < 0 or high >= num_rows:
-                raise ShapeError(
-                    f"tokens run from {low} to {high}, the embedding has rows 0 to {num_rows - 1}"
-                )
         sequence = Sequence(embedding, tokens, h0, c0, *weights)
-        return run_sequence(sequence, call.dtype, keep=call.requires_grad)
+        return run_sequence(sequence, call.dtype, keep=call.requires_grad, strict=call.strict)
 
 
 def _slower(table: Any, threads: int) -> Iterator[str]:
