@@ -184,7 +184,7 @@ def forward(
     threads = num_threads(B, I, H)
     if keep:
         _PACKED.pop(s.w_hh, None)  # what is trained will change, perhaps without counting versions
-        weights = _pack_forward(s, kernel, threads)
+        weights = _pack_forward(s, kernel, threads, _scratch(kernel.forward_bytes(I, H)))
     else:
         weights = packed_forward(s, kernel, threads)
     rows = elements(s.rows, is_bf16)
@@ -291,10 +291,11 @@ def _variant(s: Sequence, cell: Cell, first_row: int, kept: Kept | None) -> _Var
     )
 
 
-def _pack_forward(s: Sequence, kernel: Any, threads: int) -> Tensor:
-    """Returns the weights as the forward kernel reads them."""
+def _pack_forward(s: Sequence, kernel: Any, threads: int, packed: Tensor | None = None) -> Tensor:
+    """Returns the weights as the forward kernel reads them, in `packed` or new memory."""
     _, _, I, H = s.sizes  # noqa: E741
-    packed = empty((kernel.forward_bytes(I, H),), torch.uint8)
+    if packed is None:
+        packed = empty((kernel.forward_bytes(I, H),), torch.uint8)
     given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
     kernel.pack(threads, False, I, H, *map(address_of, given), packed.data_ptr())
     return packed
