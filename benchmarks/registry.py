@@ -46,6 +46,12 @@ BENCHMARKS = (
         "grid", "the drop-in layer against nn.LSTM, sizes 32 to 1024", "grid.py", "grid.jsonl"
     ),
     Benchmark(
+        "small_models",
+        "small models as people build them, one thread, beside nn.LSTM",
+        "small_models.py",
+        "small_models.jsonl",
+    ),
+    Benchmark(
         "growth",
         "time and memory as H, B, T, threads, layers grow",
         "growth.py",

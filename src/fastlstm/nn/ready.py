@@ -6,7 +6,7 @@ Checking a call, packing weights and choosing kernels costs more than a step of 
 from __future__ import annotations
 
 from operator import is_not
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor

@@ -194,7 +194,7 @@ def forward(
     threads = num_threads(B, I, H)
     if keep and T * B >= _MANY_ROWS:
         _PACKED[False].pop(s.w_hh, None)  # memory that the next step would not use
-        weights = empty((kernel.forward_bytes(I, H),), torch.uint8)
+        weights = _scratch(kernel.forward_bytes(I, H))
         _pack(s, kernel, threads, False, weights)
     else:
         weights = packed(s, kernel, threads).memory
