@@ -198,7 +198,7 @@ class Batches:
         try:
             answers = self._forecast(batch)
         except Exception:
-            _LOG.exception("a pass of the network failed; it is tried for each request alone")
+            _LOG.exception("a pass of the network for %d requests failed", len(batch))
             answers = [(windows, self._alone(windows, len(batch))) for windows in batch]
         self._deliver(Batch(time.perf_counter() - start_s, answers))
 

@@ -287,10 +287,10 @@ class Scheduler:
             self._decoder.run([row.stream for row in whole], steps, self._threads)
             return failed
         except Exception:
-            _LOG.exception("a call of the engine failed; it is tried for each text alone")
+            _LOG.exception("a call of the engine for %d texts failed", len(whole))
         if len(whole) == 1:
             return failed | {id(whole[0])}
-        for row in whole:
+        for row in whole:  # to find the one that made it fail
             try:
                 row.go_back()
                 self._decoder.run([row.stream], steps, self._threads)
