@@ -128,7 +128,9 @@ class Running:
 
 
 class FaultyDecoder:
-    """A decoder that fails on demand, and whose streams can be spoilt."""
+    """A decoder that fails on demand: once (`fails`), or from the tenth call on whenever the
+    stream made as number `breaks` is in it; that of number `spoils` becomes NaN.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -136,6 +138,8 @@ class FaultyDecoder:
         self.freezes = threading.Event()
         self.streams: list[Stream] = []
         self.spoils: int | None = None
+        self.breaks: int | None = None
+        self.num_calls = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
@@ -149,6 +153,10 @@ class FaultyDecoder:
             time.sleep(0.001)
         if self.fails.is_set():
             self.fails.clear()
+            raise RuntimeError("planted")
+        self.num_calls += 1
+        doomed = [] if self.breaks is None else self.streams[self.breaks : self.breaks + 1]
+        if self.num_calls > 10 and any(stream in streams for stream in doomed):
             raise RuntimeError("planted")
         if self.spoils is not None and len(self.streams) > self.spoils:
             spoil(self.streams[self.spoils])

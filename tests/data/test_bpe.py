@@ -1,8 +1,10 @@
 """Byte-level BPE: nothing is unknown, blocks do not show, hostile JSON is refused."""
 
 import functools
+import gzip
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from fastlstm.data.bpe import BYTE_SYMBOLS, BpeTokenizer, train_bpe
 from fastlstm.data.sources import Document
 from fastlstm.data.streams import BlockReader, TextRules
+from fastlstm.data.text import prepare_text
 from fastlstm.data.tokenizer import load_tokenizer
 from fastlstm.errors import CorruptFileError, MissingExtraError
 
@@ -80,7 +83,7 @@ def test_blocks_and_pieces_give_the_ids_of_the_whole_text(words: list[str]) -> N
     text = "plain text first, " * 30 + "".join(words)
     whole = tokenizer._engine.encode(text).ids
     reader = BlockReader(
-        (Document("d", data=text.encode()),), TextRules(cut="space", keep_crlf=True), 16
+        (Document("d", data=text.encode()),), TextRules(cut="token", keep_crlf=True), 16
     )
     ids = [token for block in reader for token in tokenizer.encode_utf8(block).tolist()]
     assert ids == whole
@@ -91,6 +94,49 @@ def test_blocks_and_pieces_give_the_ids_of_the_whole_text(words: list[str]) -> N
         for _ in range(2):
             assert fresh.encode(text).tolist() == whole
         assert fresh._room >= 0
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from("aZ9' \t\n\r(-é\u0301東。\u3000\u00a0\x1c\x85😀½")
+        | st.characters(exclude_categories=["Cs", "Cc"]),
+        st.sampled_from([1, 1, 1, 2, 3, 40, 400]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs=RUNS, crlf=st.booleans(), block_bytes=st.sampled_from([1, 2, 5, 16, 100, 1000]))
+def test_ids_do_not_depend_on_the_blocks(
+    runs: list[tuple[str, int]], crlf: bool, block_bytes: int
+) -> None:
+    tokenizer = trained()
+    text = "".join(char * count for char, count in runs)
+    text = "some words " * (1 + len(text)) + text  # so that it passes for text
+    text = text.replace("\n", "\r\n") if crlf else text
+    whole = tokenizer._engine.encode(text).ids
+    assert tokenizer.encode(text).tolist() == whole
+    rules = TextRules(cut="token", keep_crlf=True)
+    reader = BlockReader((Document("d", data=text.encode()),), rules, block_bytes)
+    assert [i for block in reader for i in tokenizer.encode_utf8(block).tolist()] == whole
+
+
+@pytest.mark.parametrize("kind", ["file", "gz", "stdin"])
+def test_every_way_to_read_a_text_gives_its_ids(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = trained()
+    text = (
+        "a" * 3000 + "don't 12ab(\r\n)" * 9 + " " * 700 + "東京。" * 300 + "9" * 999 + "the cat\n"
+    )
+    path = tmp_path / ("text.txt.gz" if kind == "gz" else "text.txt")
+    path.write_bytes(gzip.compress(text.encode()) if kind == "gz" else text.encode())
+    with path.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        source = "-" if kind == "stdin" else path
+        prepared = prepare_text(source, tokenizer=tokenizer, cache_dir=tmp_path, block_bytes=64)
+    assert prepared.ids.tolist() == tokenizer._engine.encode(text.replace("\r\n", "\n")).ids
 
 
 def test_stream_never_splits_a_character(tokenizer: BpeTokenizer) -> None:

@@ -65,7 +65,8 @@ def test_invalid_utf8_names_the_byte_and_the_switches() -> None:
 
 
 @pytest.mark.parametrize("run", ["scan", "learn"])
-def test_should_stop_is_polled_for_every_block(run: str) -> None:
+def test_should_stop_is_polled_for_every_block(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.data.encoding._LEARN_BLOCK_BYTES", 7)
     calls = iter([False] * 5 + [True])
     job = work("word " * 500, should_stop=lambda: next(calls))
     with pytest.raises(Stopped, match="stopped while encoding made; nothing was kept"):
@@ -121,7 +122,8 @@ def test_unseen_characters_are_found_where_they_first_occur() -> None:
 def test_bpe_learns_from_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tokenizers")
     monkeypatch.setattr("fastlstm.data.encoding.TRAINING_BYTES", 2000)
-    rules = TextRules(cut="space")
+    monkeypatch.setattr("fastlstm.data.encoding._LEARN_BLOCK_BYTES", 100)
+    rules = TextRules(cut="token")
     text = "start " * 400 + "finish " * 400
     tokenizer = learn_bpe(work(text, 100, rules=rules), 300, len(text))
     assert b" start" in tokenizer.pieces

@@ -17,7 +17,7 @@ from fastlstm.data.streams import (
     character_cut,
     find_invalid_utf8,
     refuse_binary,
-    space_cut,
+    token_cut,
 )
 from fastlstm.errors import DataError, MissingExtraError
 
@@ -51,7 +51,7 @@ def definition(texts: list[bytes], rules: TextRules) -> bytes:
     st.lists(HARD, min_size=1, max_size=4),
     st.integers(1, 7),
     st.booleans(),
-    st.sampled_from(["character", "space", "anywhere"]),
+    st.sampled_from(["character", "token", "anywhere"]),
 )
 def test_blocks_are_the_definition_cut_between_characters(
     texts: list[str], block_bytes: int, keep_crlf: bool, cut: str
@@ -201,10 +201,25 @@ def test_character_cut_leaves_whole_characters(text: str, end: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "cut"),
-    [("ab cd", 2), ("ab  ", 2), ("ab\n\ncd", 2), ("a\u3000 b", 0), ("a\u00a0 b\nc", 5), (" a", 0)],
-)
-def test_space_cut_is_before_a_run_of_white_space(text: str, cut: int) -> None:
-    assert space_cut(text.encode()) == cut
+    [
+        ("ab cd", 2), ("ab  ", 2), ("ab\n\ncd", 2), ("a\u3000 b", 1), ("a\u00a0 b\nc", 5),
+        (" a", 0), ("ab12", 2), ("12ab", 2), ("ab(", 2), ("((ab", 2), ("it's", 2), ("''", 0), ("aaaa", 0),
+        ("   ", 0), ("  a", 0), ("東京。大阪", 9), ("é1", 2), ("a\x1c", 1), ("(\x1c", 0),
+    ],
+)  # fmt: skip
+def test_token_cut_is_where_a_word_surely_ends(text: str, cut: int) -> None:
+    assert token_cut(text.encode()) == cut
+
+
+def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = TextRules(cut="token")
+    run = b"a" * 5000 + b" b" * 5000
+    blocks = list(BlockReader(in_memory(run), rules, 16))
+    assert b"".join(blocks) == run
+    assert len(blocks[0]) > 5000
+    monkeypatch.setattr(streams, "_MAX_RUN_BYTES", 1 << 12)
+    with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*--vocab char"):
+        list(BlockReader(in_memory(run), rules, 16))
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\xaf"])

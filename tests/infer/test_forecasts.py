@@ -17,8 +17,6 @@ from fastlstm.infer.forecasts import LEVELS, Calibration, calibrate, forecast
 from fastlstm.series.inputs import Inputs
 from series_frames import long_table, replaced
 
-pytestmark = pytest.mark.isa
-
 HORIZON, INPUT = 6, 24
 QUICK: dict[str, Any] = {
     "horizon": HORIZON, "input_size": INPUT, "segment": 6, "hidden_size": 16, "steps": 150,

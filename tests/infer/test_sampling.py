@@ -130,6 +130,31 @@ def test_penalties_of_a_later_part_count_from_there(before):
     assert second.take() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_penalties_count_since_the_last_prompt(penalty, is_restored):
+    decoder = decoder_of(LOGITS)
+    greedy = Sampling(0.0, **{penalty: 0.3})
+
+    def turn(stream, prompt, count):
+        if is_restored:
+            blob, stream = stream.save(), decoder.stream()
+            stream.set(greedy)
+            stream.restore(blob)
+        else:
+            stream.set(greedy)
+        stream.feed(prompt)
+        stream.begin(count)
+        while stream.is_running:
+            decoder.run([stream], 10)
+        return stream, stream.take()
+
+    stream, first = turn(decoder.stream(), [2, 2, 3], 3)
+    stream, rest = turn(stream, [], 3)
+    assert first + rest == turn(decoder.stream(), [4], 6)[1], "a text in parts is the text in one"
+    assert turn(stream, [2], 3)[1] == first, "neither the turn before nor a prompt counts"
+
+
 def test_logit_bias():
     assert_shares(shares(Sampling(seed=0, logit_bias={4: math.log(8)})), [0.4, 0.3, 0.15, 0.1, 0.4])
     assert shares(Sampling(seed=0, logit_bias={0: -1000.0}), 500)[0] == 0

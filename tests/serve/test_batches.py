@@ -160,6 +160,28 @@ def test_a_pass_that_fails_is_500_for_its_requests_only(busy: Any, held: HeldMod
     assert server.metric("failed_texts_total") == 1
 
 
+def test_a_request_that_makes_a_pass_fail_fails_alone(
+    busy: Any, held: HeldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = busy()
+    run = held.run
+
+    def failing(past: Any, *more: Any) -> Any:
+        if (past == 77.0).all((1, 2)).any():
+            raise RuntimeError("planted")
+        return run(past, *more)
+
+    asked = []
+    for one in (windows(1), np.full((1, L, 2), 77.0), windows(2)):
+        before = server.scheduler.num_held
+        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
+        wait_until(lambda before=before: server.scheduler.num_held > before)  # type: ignore[misc]
+    monkeypatch.setattr(held, "run", failing)
+    held.holds.clear()
+    assert [one.result().status_code for one in asked] == [200, 500, 200]
+    assert "planted" not in asked[1].result().text
+
+
 def test_values_beyond_reason_do_not_reach_others(
     busy: Any, held: HeldModel, forecasts: Running
 ) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,7 +14,7 @@ import pytest
 
 from fastlstm.serve.app import make_app
 from fastlstm.serve.keys import Keys, is_local
-from running_server import Running
+from running_server import FaultyDecoder, Running
 
 KEY = "sk-Test_1.ä"
 
@@ -150,6 +153,42 @@ def test_one_log_line_per_request_whatever_is_in_it(
     assert len(lines[1]["path"]) <= 200
 
 
+def test_log_and_metrics_say_how_a_request_ended(
+    serve: Any, writer: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    decoder = FaultyDecoder(writer.decoder)
+    server = serve(
+        model=replace(writer, decoder=decoder),
+        log=True,
+        max_streams=1,
+        max_queue=0,
+        max_tokens=10**9,
+    )
+    assert server.post(prompt="a", max_tokens=3).status_code == 200
+    assert server.post(prompt=1).status_code == 400
+    assert server.client.get("/nothing").status_code == 404
+    decoder.fails.set()
+    assert server.post(prompt="a", max_tokens=3).status_code == 500
+    endless = {"prompt": "a", "max_tokens": 10**9, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=endless) as answer:
+        events = answer.iter_lines()
+        next(events)
+        assert server.post(prompt="a", max_tokens=3).status_code == 429
+        decoder.fails.set()
+        assert "error" in list(events)[-2]
+    while server.scheduler.num_held:
+        time.sleep(0.001)
+    with server.client.stream("POST", "/v1/completions", json=endless) as answer:
+        next(answer.iter_lines())
+    server.end()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[0] == "{"]
+    found = Counter((line["status"], line["outcome"]) for line in lines)
+    assert found == {
+        (200, "ok"): 1, (400, "client_error"): 1, (404, "client_error"): 1, (500, "failed"): 1,
+        (200, "failed"): 1, (429, "rejected"): 1, (200, "disconnected"): 1,
+    }  # fmt: skip
+
+
 def test_metrics_count(serve: Any) -> None:
     server = serve()
     server.text(prompt="a cat", max_tokens=30)
@@ -158,6 +197,8 @@ def test_metrics_count(serve: Any) -> None:
     assert server.metric("tokens_read_total") == 5
     assert server.metric('requests_total{code="200"}') >= 1
     assert server.metric('requests_total{code="400"}') == 1
+    assert server.metric('outcomes_total{outcome="client_error"}') == 1
+    assert server.metric('outcomes_total{outcome="ok"}') >= 1
     assert server.metric("streams_active") == 0
     assert server.metric("slots") == server.settings.max_streams
     assert server.metric("first_token_seconds_count") == 1

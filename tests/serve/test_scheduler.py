@@ -186,17 +186,78 @@ def test_an_exception_for_one_text_ends_that_one(
         assert ("failed" in text) if k == 3 else (text == solo(writer, "a", 500, seed=k))
 
 
-def test_a_failing_call_ends_all_texts_and_the_engine_goes_on(
+def test_a_text_that_makes_every_call_fail_ends_alone(
     make: Any, writer: Writer, decoder: FaultyDecoder
 ) -> None:
+    decoder.breaks = 3
+    scheduler = make()
+    sinks = [start(scheduler, job(writer, max_tokens=20_000, seed=k))[1] for k in range(8)]
+    for k, sink in enumerate(sinks):
+        (text,) = sink.texts()
+        if k == 3:
+            assert text.endswith(
+                "<writing this text failed; other requests are not affected, send it again>"
+            )
+        else:
+            assert text == solo(writer, "a", 20_000, seed=k)
+    wait_for(lambda: scheduler.num_held == 0)
+
+
+def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
+    make: Any, writer: Writer, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, num_failed = decoder.run, 0
+
+    def failing(streams: Any, steps: int, threads: int | None = None) -> None:
+        nonlocal num_failed
+        run(streams, steps, threads)
+        if len(streams) > 1 and num_failed < 5:
+            num_failed += 1
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(decoder, "run", failing)
+    scheduler = make()
+    penalised = {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1}
+    asked = [{"seed": k, **(penalised if k % 2 else {}), "stop": ("q",)} for k in range(6)]
+    sinks = [start(scheduler, job(writer, "ab" * 900, 3000, **s))[1] for s in asked]
+    for sampling, sink in zip(asked, sinks, strict=True):
+        assert sink.texts() == [solo(writer, "ab" * 900, 3000, **sampling)]
+    assert num_failed == 5
+
+
+def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
+    make: Any, writer: Writer, decoder: FaultyDecoder
+) -> None:
+    decoder.spoils = 0
+    scheduler = make()
+    _, many = start(scheduler, job(writer, "ab" * 500, n=3))
+    assert all("not finite" in text for text in many.texts(3))
+    wait_for(lambda: scheduler.num_held == 0)
+
+
+def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
+    make: Any, writer: Writer, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = make(max_streams=4)
+    run, is_broken = decoder.run, False
+
+    def failing(streams: Any, steps: int, threads: int | None = None) -> None:
+        if is_broken:
+            raise RuntimeError("planted")
+        run(streams, steps, threads)
+
+    monkeypatch.setattr(decoder, "run", failing)
     sinks = [start(scheduler, job(writer, max_tokens=10**9, seed=k))[1] for k in range(4)]
     waiting = start(scheduler, job(writer, seed=9))[1]
     wait_for(lambda: all(not sink.pieces.empty() for sink in sinks))
-    decoder.fails.set()
+    is_broken = True
     for sink in sinks:
-        assert sink.texts()[0].endswith("send it again>")
-    assert waiting.texts() == [solo(writer, "a", 20, seed=9)]
+        assert sink.texts()[0].endswith(
+            "<the engine failed, no text could go on; send the request again>"
+        )
+    is_broken = False
+    assert waiting.texts()[0]  # its text, or that the engine failed under it, too
+    assert start(scheduler, job(writer, seed=9))[1].texts() == [solo(writer, "a", 20, seed=9)]
     wait_for(lambda: scheduler.num_held == 0)
 
 

@@ -49,6 +49,20 @@ def test_penalties_may_begin_with_a_later_part(server: Running, penalty: str) ->
     assert got == solo(server.writer, "the cat ", 60, **asked)
 
 
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+def test_penalties_of_a_new_turn_count_nothing_before(server: Running, penalty: str) -> None:
+    asked = {"temperature": 0, penalty: 1.9}
+    first = server.post(prompt="the cat ", max_tokens=40, return_session=True, **asked)
+    plain = server.post(
+        prompt="the cat " + first.json()["choices"][0]["text"], max_tokens=0, return_session=True
+    )
+    turns = [
+        server.text(prompt=" and", max_tokens=60, session=blob_of(before), **asked)
+        for before in (first, plain)
+    ]
+    assert turns[0] == turns[1]
+
+
 def test_every_choice_has_a_state_of_its_own(server: Running) -> None:
     answer = server.post(prompt="a", max_tokens=10, n=2, seed=1, return_session=True).json()
     for k, choice in enumerate(answer["choices"]):

@@ -89,6 +89,8 @@ void Stream::feed(const std::vector<int32_t>& tokens) {
     require(token >= 0 && token < vocab_size, "a token outside the vocabulary");
   }
   given.insert(given.end(), tokens.begin(), tokens.end());
+  // A prompt begins a new turn: penalties count what is written in answer to it.
+  if (!tokens.empty()) std::fill(counts_.begin(), counts_.end(), uint16_t{0});
 }
 
 void Stream::begin(int64_t tokens) {

@@ -157,8 +157,7 @@ def learn_bpe(work: Pass, vocab_size: int, num_bytes: int) -> BpeTokenizer:
     every = max(1, -(-num_bytes // TRAINING_BYTES))
 
     def texts() -> Iterator[str]:
-        size = min(work.block_bytes, _LEARN_BLOCK_BYTES)
-        reader = BlockReader(work.source.documents, work.rules, size)
+        reader = BlockReader(work.source.documents, work.rules, _LEARN_BLOCK_BYTES)
         for number, block in enumerate(reader):
             work.poll(reader.consumed, 1)
             if number % every == 0:

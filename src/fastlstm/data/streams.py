@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,8 +17,10 @@ from fastlstm.errors import DataError, MissingExtraError
 
 BLOCK_BYTES = 1 << 18
 """64 KiB to 1 MiB cost the same CPU time; 4 MiB doubled the system's share (page faults)."""
+_MAX_SPACES = 1000
 _SNIFF_BYTES = 1 << 16
-_MAX_GROWTH = 8
+_MAX_RUN_BYTES = 1 << 23
+"""Most text without a safe cut; BPE takes 100 times its size in memory and 0.7 s per MiB."""
 _MAX_LINE_BYTES = 1 << 28
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
@@ -29,15 +32,14 @@ class TextRules:
 
     Attributes:
         is_text: the bytes must be UTF-8 (vocabularies char and bpe); byte takes anything.
-        cut: blocks end between characters, before white space (bpe: no token crosses it), or
-            anywhere.
+        cut: blocks end between characters, where no BPE token can cross, or anywhere.
         text_field: field of a JSON-lines record.
         keep_crlf: leave CRLF alone instead of writing LF.
         invalid_utf8: stop at a bad byte, or replace it by U+FFFD.
     """
 
     is_text: bool = True
-    cut: Literal["character", "space", "anywhere"] = "character"
+    cut: Literal["character", "token", "anywhere"] = "character"
     text_field: str = "text"
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
@@ -72,7 +74,7 @@ class BlockReader:
         self._block_bytes = block_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        cut = {"character": character_cut, "space": space_cut, "anywhere": len}[self._rules.cut]
+        cut = {"character": character_cut, "token": token_cut, "anywhere": len}[self._rules.cut]
         pending: list[bytes] = []
         size, wanted = 0, self._block_bytes
         for piece in self._joined():
@@ -84,16 +86,24 @@ class BlockReader:
             start = 0
             while len(data) - start >= wanted:
                 end = start + cut(data[start : start + wanted])
-                if end == start and wanted < _MAX_GROWTH * self._block_bytes:
+                if end == start:
+                    self._require_cut(wanted)
                     wanted *= 2  # no safe cut in this much text; look at more of it
                     continue
-                if end == start:
-                    end = start + (character_cut(data[start : start + wanted]) or wanted)
                 yield data[start:end]
                 start, wanted = end, self._block_bytes
             pending, size = [data[start:]], len(data) - start
         if size:
             yield b"".join(pending)
+
+    def _require_cut(self, num_bytes: int) -> None:
+        if num_bytes >= _MAX_RUN_BYTES:
+            names = ", ".join(document.name for document in self._documents[:3])
+            raise DataError(
+                f"{names}: {num_bytes >> 20} MiB in a row are letters alone, digits alone, signs"
+                " alone or white space, which BPE would have to take as one word; break it into"
+                " lines, or use --vocab char or byte"
+            )
 
     def _joined(self) -> Iterator[bytes]:
         """Yields the documents' pieces with a newline between documents that lack one."""
@@ -291,20 +301,44 @@ def character_cut(data: bytes) -> int:
     return len(data)
 
 
-def space_cut(data: bytes) -> int:
-    """Returns the last position before white space that follows something else; 0 if none.
+def token_cut(data: bytes) -> int:
+    """Returns the last position that no token of a byte-level BPE crosses; 0 if none is found.
 
-    The byte-level BPE splits words there whatever surrounds them, so encoding block by block
-    gives the ids of the whole text.
+    Its pattern makes words of letters, of digits and of other signs, each with at most one space
+    before it; what follows a word does not change it. So encoding block by block gives the ids of
+    the whole text.
     """
     end = len(data)
-    while True:
+    for _ in range(_MAX_SPACES):
         at = max(data.rfind(b" ", 1, end), data.rfind(b"\n", 1, end))
         if at <= 0:
-            return 0
+            break
         if not data[max(0, at - 4) : at].decode("utf-8", "ignore")[-1:].isspace():
             return at
         end = at
+    text = data[: character_cut(data)].decode("utf-8")
+    for at in range(len(text) - 1, 0, -1):
+        if _is_boundary(text[at - 1], text[at]):
+            return len(text[:at].encode())
+    return 0
+
+
+def _is_boundary(left: str, right: str) -> bool:
+    """Whether a word surely ends between two characters."""
+    kind, following = _kind(left), _kind(right)
+    if "?" in (kind, following) or kind == following or kind == "space":
+        return False
+    return not (left == "'" and following == "letter")  # it may begin 's, 're and their like
+
+
+def _kind(char: str) -> str:
+    """Returns what the pattern of BPE takes a character for; "?" where libraries may differ."""
+    if char.isspace() and char not in "\x1c\x1d\x1e\x1f":
+        return "space"
+    category = unicodedata.ucd_3_2_0.category(char)  # later characters are not known everywhere
+    if category == "Cn" or category[0] == "Z":
+        return "?"
+    return {"L": "letter", "N": "digit"}.get(category[0], "sign")
 
 
 def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None:

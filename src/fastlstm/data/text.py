@@ -171,8 +171,8 @@ def prepare_text(
     """
     started = time.monotonic()
     kind = tokenizer.kind if tokenizer is not None else vocab
-    cuts: dict[str, Literal["character", "space", "anywhere"]] = {
-        "char": "character", "byte": "anywhere", "bpe": "space",
+    cuts: dict[str, Literal["character", "token", "anywhere"]] = {
+        "char": "character", "byte": "anywhere", "bpe": "token",
     }  # fmt: skip
     rules = TextRules(kind != "byte", cuts[kind], text_field, keep_crlf, invalid_utf8)
     opened = source if isinstance(source, Source) else open_source(source)

@@ -294,7 +294,7 @@ class Stream:
         self.native.set(settings)
 
     def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Adds tokens to be read."""
+        """Adds tokens to be read; for the frequency and presence penalties a new turn begins."""
         self.native.feed([int(token) for token in tokens])
 
     def begin(self, max_tokens: int) -> None:

@@ -34,8 +34,9 @@ class Sampling:
         min_p: leave out what is less likely than this share of the likeliest; 0 leaves out none.
         repetition_penalty: multiplies the (negative) log probabilities of the last 64 tokens, so
             that above 1 makes them less likely; 1 is off.
-        frequency_penalty: taken off a token's logit per time it was written.
-        presence_penalty: taken off a token's logit once it was written.
+        frequency_penalty: taken off a token's logit per time it was written since the last
+            prompt. Prompts do not count, nor what was written before them.
+        presence_penalty: taken off a token's logit once it was written since then.
         logit_bias: added to the logits of these tokens.
         stop: end before this text, or any of these, would be written.
         seed: makes the choice repeatable; None draws a fresh one.

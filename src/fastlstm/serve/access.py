@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import logging
@@ -38,7 +39,8 @@ class Record:
         id: the client's, where it is a good one, else ours.
         start_s: when its headers were complete, `time.monotonic`.
         status: of the response; 0 before there is one.
-        outcome: "ok", or "disconnected", "stalled", "failed".
+        failure: why the answer did not come to its end: its client left ("disconnected") or took
+            nothing ("stalled"), the server ended ("cancelled") or had an error ("failed").
         prompt_tokens: of all prompts.
         completion_tokens: of all texts.
         windows: that were forecast.
@@ -48,11 +50,24 @@ class Record:
     id: str
     start_s: float = field(default_factory=time.monotonic)
     status: int = 0
-    outcome: str = "ok"
+    failure: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     windows: int = 0
     first_piece_s: float | None = None
+
+    @property
+    def outcome(self) -> str:
+        """How the request ended: the failure, or "ok", "rejected", "timed_out", "client_error"."""
+        if self.failure:
+            return self.failure
+        if self.status in (429, 503):  # no room, or the server is not open
+            return "rejected"
+        if self.status == 504:
+            return "timed_out"
+        if self.status >= 500:
+            return "failed"
+        return "client_error" if self.status >= 400 else "ok"
 
 
 class Access:
@@ -98,12 +113,15 @@ class Access:
             _check_headers(scope)
             await self._app(scope, receive, send)
         except Disconnected:
-            record.outcome = "disconnected" if record.outcome == "ok" else record.outcome
+            record.failure = record.failure or "disconnected"
+        except asyncio.CancelledError:
+            record.failure = record.failure or "cancelled"
+            raise
         except ApiError as error:
             await _answer_error(send, error, path)
         except Exception:
             _LOG.exception("request %s failed", record.id)
-            record.outcome = "failed"
+            record.failure = "failed"
             if record.status:
                 raise  # half an answer is out: the connection must end
             failure = ApiError(500, "the server failed to answer; see its log")
@@ -113,11 +131,12 @@ class Access:
 def count(metrics: Metrics, record: Record) -> None:
     """Counts a request that has ended."""
     metrics.requests.labels(str(record.status or _GONE)).inc()
-    if record.status in (429, 503):
+    metrics.outcomes.labels(record.outcome).inc()
+    if record.outcome == "rejected":
         metrics.rejected.inc()
-    if record.outcome == "disconnected":
+    if record.failure == "disconnected":
         metrics.disconnects.inc()
-    if record.outcome == "stalled":
+    if record.failure == "stalled":
         metrics.stalls.inc()
 
 

@@ -196,20 +196,32 @@ class Batches:
         start_s = time.perf_counter()
         answers: list[tuple[Windows, Forecasts | ApiError]]
         try:
-            found = self._model.run(
-                np.concatenate([windows.past for windows in batch]),
-                _joined([windows.future for windows in batch]),
-                _joined([windows.statics for windows in batch]),
-            )
-            firsts = np.cumsum([0, *map(len, batch)]).tolist()
-            answers = [
-                (windows, found.part(first, len(windows)))
-                for windows, first in zip(batch, firsts, strict=False)
-            ]
+            answers = self._forecast(batch)
         except Exception:
-            _LOG.exception("a pass of the network failed; its requests end with an error")
-            answers = [(windows, ApiError(500, _FAILED)) for windows in batch]
+            _LOG.exception("a pass of the network for %d requests failed", len(batch))
+            answers = [(windows, self._alone(windows, len(batch))) for windows in batch]
         self._deliver(Batch(time.perf_counter() - start_s, answers))
+
+    def _alone(self, windows: Windows, num_failed: int) -> Forecasts | ApiError:
+        """Returns the forecasts of one of so many requests whose pass failed."""
+        if num_failed > 1:
+            try:
+                return self._forecast([windows])[0][1]
+            except Exception:
+                _LOG.exception("a request failed; the others go on")
+        return ApiError(500, _FAILED)
+
+    def _forecast(self, batch: list[Windows]) -> list[tuple[Windows, Forecasts | ApiError]]:
+        found = self._model.run(
+            np.concatenate([windows.past for windows in batch]),
+            _joined([windows.future for windows in batch]),
+            _joined([windows.statics for windows in batch]),
+        )
+        firsts = np.cumsum([0, *map(len, batch)]).tolist()
+        return [
+            (windows, found.part(first, len(windows)))
+            for windows, first in zip(batch, firsts, strict=False)
+        ]
 
 
 def _joined(parts: Sequence[Floats | None]) -> Floats | None:

@@ -21,6 +21,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests answered, by status", ["code"])
+        self.outcomes = self._counter("outcomes", "Requests ended, by outcome", ["outcome"])
         self.rejected = self._counter("rejected", "Requests refused for lack of room (429, 503)")
         self.disconnects = self._counter("disconnects", "Clients that left before the end")
         self.stalls = self._counter("stalls", "Clients cut off because they took nothing")

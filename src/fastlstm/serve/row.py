@@ -169,8 +169,12 @@ class Row:
 
     def prepare(self) -> None:
         """To be called before each call of the engine."""
-        if self._rewinds:
-            self._before = self.stream.save()
+        self._before = self.stream.save()
+
+    def go_back(self) -> None:
+        """Takes the stream back to where it was before a call of the engine that failed."""
+        self.stream.restore(self._before)
+        self.stream.begin(0 if self.choice is None else self._room - self._num_written)
 
     def count_read(self) -> int:
         """Returns how many tokens of the prompt were read since the last call."""

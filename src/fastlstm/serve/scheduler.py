@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fastlstm.serve.channel import Channel
 
 _FAILED = "writing this text failed; other requests are not affected, send it again"
+_ALL_FAILED = "the engine failed, no text could go on; send the request again"
 _DAMAGED = "the model's output is not finite, this text ends here; other requests are not affected"
 _CONGESTED_WAIT_S = 0.05
 _STOP_S = 5.0
@@ -245,34 +246,58 @@ class Scheduler:
     def _advance(self, ready: list[tuple[Ticket, Row]]) -> None:
         steps = self._pace.steps(len(ready))
         start_s = time.perf_counter()
-        try:
-            for _, row in ready:
-                row.prepare()
-            self._decoder.run([row.stream for _, row in ready], steps, self._threads)
-        except Exception:
-            _LOG.exception("a call of the engine failed; its texts end with an error")
-            self._end_all(_FAILED, with_waiting=False)
-            return
+        failed = self._call([row for _, row in ready], steps)
         seconds = time.perf_counter() - start_s
+        why = _ALL_FAILED if len(failed) == len(ready) > 1 else _FAILED
         pieces: list[tuple[Channel, Piece]] = []
         ended: list[tuple[Ticket, Row]] = []
+        opened: list[tuple[Ticket, Row]] = []
         num_read = num_written = 0
         for ticket, row in ready:
-            piece = self._take(row)
+            piece = row.failed(why) if id(row) in failed else self._take(row)
             num_read += row.count_read()
             if piece is None:
                 continue
             num_written += piece.num_tokens
-            if row.choice is None and piece.error is None:
-                ended.append((ticket, row))  # has read the prompt for others
-                continue
-            pieces.append((ticket.channel, piece))
-            if piece.is_last:
+            if piece.error is not None:
+                pieces += _failures(ticket, row.indices, piece.error)
                 ended.append((ticket, row))
-        if ended:
-            pieces += self._replace(ended)
+            elif row.choice is None:
+                opened.append((ticket, row))  # has read the prompt for others
+            else:
+                pieces.append((ticket.channel, piece))
+                if piece.is_last:
+                    ended.append((ticket, row))
+        if ended or opened:
+            pieces += self._replace(ended, opened)
         self._pace.saw(len(ready), num_read + num_written, seconds)
         self._deliver(Tick(seconds, num_read, num_written, pieces))
+
+    def _call(self, rows: list[Row], steps: int) -> set[int]:
+        """Has rows advance, each alone where it fails together; returns the ids of the failed."""
+        failed: set[int] = set()
+        for row in rows:
+            try:
+                row.prepare()
+            except Exception:
+                _LOG.exception("a text failed; the others go on")
+                failed.add(id(row))
+        whole = [row for row in rows if id(row) not in failed]
+        try:
+            self._decoder.run([row.stream for row in whole], steps, self._threads)
+            return failed
+        except Exception:
+            _LOG.exception("a call of the engine for %d texts failed", len(whole))
+        if len(whole) == 1:
+            return failed | {id(whole[0])}
+        for row in whole:  # to find the one that made it fail
+            try:
+                row.go_back()
+                self._decoder.run([row.stream], steps, self._threads)
+            except Exception:
+                _LOG.exception("a text failed; the others go on")
+                failed.add(id(row))
+        return failed
 
     def _take(self, row: Row) -> Piece | None:
         try:
@@ -283,16 +308,17 @@ class Scheduler:
             _LOG.exception("a text failed; the others go on")
             return row.failed(_FAILED)
 
-    def _replace(self, ended: list[tuple[Ticket, Row]]) -> list[tuple[Channel, Piece]]:
-        """Takes rows out; one that read a prompt for others makes room for them."""
+    def _replace(
+        self, ended: list[tuple[Ticket, Row]], opened: list[tuple[Ticket, Row]]
+    ) -> list[tuple[Channel, Piece]]:
+        """Takes rows out; those that read a prompt for others make room for them."""
         failures = []
-        gone = {id(row) for _, row in ended}
+        gone = {id(row) for _, row in (*ended, *opened)}
         with self._changed:
             self._rows = [(t, row) for t, row in self._rows if id(row) not in gone]
             for ticket, row in ended:
-                if row.choice is not None or row.stream.status != "length":
-                    self._free(ticket, row)
-                    continue
+                self._free(ticket, row)
+            for ticket, row in opened:
                 try:
                     blob = row.stream.save()
                     rows = forked(row, blob, self._decoder, self._tokenizer)
@@ -306,14 +332,14 @@ class Scheduler:
                 self._rows += [(ticket, row) for row in rows]
         return failures
 
-    def _end_all(self, why: str, *, with_waiting: bool = True) -> None:
+    def _end_all(self, why: str) -> None:
         with self._changed:
             pieces = []
             for ticket, row in self._rows:
                 pieces += _failures(ticket, row.indices, why)
                 self._free(ticket, row)
             self._rows = []
-            while with_waiting and self._waiting:
+            while self._waiting:
                 ticket, job = self._waiting.popleft()
                 pieces += _failures(ticket, job.indices, why)
                 self._give_back(ticket, len(job.indices))

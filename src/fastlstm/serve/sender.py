@@ -70,7 +70,7 @@ class Sender:
 
     def cut(self) -> None:
         """Ends the connection; what the client has not taken is lost."""
-        self._record.outcome = "stalled"
+        self._record.failure = "stalled"
         self._on_cut()
         if self._connection is not None:
             self._connection.abort()
