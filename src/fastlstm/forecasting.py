@@ -233,11 +233,13 @@ class Forecaster(Estimator):
 
         The quantiles that the network has learned, each shifted by what it was off by on validation
         windows, per step and target; of a point, it plus the residuals of the validation windows;
-        of counts, those of the distribution as they are.
+        of counts, those of the distribution as they are. A quantile for which validation has too
+        few values is infinite, and a warning says so.
         """
         return self._predict(frame, future, quantiles)
 
     def _predict(self, frame: Any, future: Any, quantiles: Sequence[float]) -> Any:
+        self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         ahead = self._ahead(future, dataset)
         table = predict_table(self._fitted(), dataset, inputs, quantiles, ahead)
@@ -298,7 +300,8 @@ class Forecaster(Estimator):
             rel_mae (the mean absolute error over that of "naive") and mase (each error over the
             mean absolute error of the seasonal naive forecast on the training rows of its series;
             Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
-            one of `quantiles`, coverage_80 and coverage_95.
+            one of `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value;
+            the loss of an infinite quantile is that of the outermost finite one.
 
             All figures are of the same num_values targets: all that are there, of every window.
             Naive forecasts are the mean of the training rows (0 of counts) of num_without_past
@@ -309,6 +312,7 @@ class Forecaster(Estimator):
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more steps")
+        self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         rows, stored = self._origins(dataset, part, stride), self._fitted()
         season, split = season or season_of(dataset), self._split(dataset)
@@ -322,6 +326,7 @@ class Forecaster(Estimator):
         dataset, inputs = self._table(None)
         rows = self._origins(dataset, part, 1)
         scores = QuantileScores((), intervals, has_crps=False)
+        self._warn_unsupported(scores.levels)
         backtest(stored.network, inputs, rows, 1, calibration=stored.calibration, quantiles=scores)
         return scores.coverage()
 
@@ -334,6 +339,11 @@ class Forecaster(Estimator):
         if "rel_mae" not in found:
             raise DataError("the test part never changes, so that nothing is better than naive")
         return 1 - found["rel_mae"]
+
+    def _warn_unsupported(self, levels: Sequence[float]) -> None:
+        text = self._fitted().unsupported(levels) if len(levels) else None
+        if text is not None:
+            warnings.warn(text, stacklevel=4)
 
     def _split(self, dataset: SeriesDataset) -> Split:
         return split_table(dataset.table, dataset.frequency, self._fitted().config.split)

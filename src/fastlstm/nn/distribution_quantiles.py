@@ -95,14 +95,16 @@ def _below(mean: Tensor, dispersion: Tensor, counts: int) -> Tensor:
     # log P(k) - log P(k - 1), times dispersion above and below so that it may be small
     ratio = torch.log((1 + (k - 1) * dispersion) / k * (mean / (1 + product)))
     first = -torch.log1p(product) / dispersion
-    return torch.cat([first, first + ratio.cumsum(-1)], -1).exp_().cumsum(-1)
+    logs = torch.cat([first, first + ratio.cumsum(-1)], -1)
+    return logs.exp().cumsum(-1)
 
 
 def _short(mean: Tensor, dispersion: Tensor, shares: Tensor) -> Tensor:
     """Returns counts of the gamma distribution of equal mean and variance, for a large shape."""
     shape = mean / (1 + dispersion * mean)
     root = 1 - 1 / (9 * shape) + torch.special.ndtri(shares) / (3 * shape.sqrt())
-    return mean * root.clamp(min=0) ** 3 - 0.5
+    found: Tensor = mean * root.clamp(min=0) ** 3 - 0.5
+    return found
 
 
 def _long(mean: Tensor, dispersion: Tensor, levels: Sequence[float]) -> Tensor:
