@@ -301,7 +301,7 @@ class Forecaster(Estimator):
             mean absolute error of the seasonal naive forecast on the training rows of its series;
             Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
             one of `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value;
-            the loss of an infinite quantile is that of the outermost finite one.
+            the loss of an infinite quantile is that of the outermost finite percentile.
 
             All figures are of the same num_values targets: all that are there, of every window.
             Naive forecasts are the mean of the training rows (0 of counts) of num_without_past
