@@ -17,7 +17,7 @@ from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.infer.backtest import backtest, season_of
 from fastlstm.infer.fitted_table import like_fitted
-from fastlstm.infer.forecast_table import as_came, predict_table
+from fastlstm.infer.forecast_table import as_kind, kind_of, predict_table
 from fastlstm.infer.forecaster_files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.infer.judgement import judge
 from fastlstm.nn.forecaster import ForecastNetwork
@@ -77,7 +77,7 @@ class Forecaster(Estimator):
 
     Attributes:
         network_: the trained network.
-        dataset_: the table it was trained on.
+        dataset_: the table it was trained on; not there once loaded, pickled or copied.
         fitted_: what training did.
 
     Example:
@@ -149,6 +149,12 @@ class Forecaster(Estimator):
             input_tags=InputTags(allow_nan=True),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is pickled or copied: all but the table, which may be large or mapped."""
+        return {
+            n: v for n, v in self.__dict__.items() if n not in ("dataset_", "split_", "_inputs")
+        }
+
     # fitting ------------------------------------------------------------------------------------
 
     def fit(self, frame: Any, y: None = None) -> Forecaster:
@@ -180,7 +186,7 @@ class Forecaster(Estimator):
         config = self._config()
         observers = (*self.observers, _warn)
         trained = train_forecaster(frame, config, observers=observers, start=start)
-        self._came = frame if not isinstance(frame, str | Path) else None
+        self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
         self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
@@ -243,14 +249,16 @@ class Forecaster(Estimator):
         dataset, inputs = self._table(frame)
         ahead = self._ahead(future, dataset)
         table = predict_table(self._fitted(), dataset, inputs, quantiles, ahead)
-        return as_came(table, frame if frame is not None else self._came)
+        return as_kind(table, kind_of(frame) if frame is not None else self._came)
 
     def _table(self, frame: Any) -> tuple[SeriesDataset, Inputs]:
         """Returns a table ready for the network; without one what `fit` was given."""
         stored = self._fitted()
         if frame is None:
             if not hasattr(self, "dataset_"):
-                raise ConfigError("a loaded Forecaster has no table of its own; give one")
+                raise ConfigError(
+                    "a loaded or pickled Forecaster has no table of its own; give one"
+                )
             return self.dataset_, self._inputs
         dataset = prepare(frame, stored.config)
         return dataset, like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
@@ -382,7 +390,7 @@ class Forecaster(Estimator):
         found = Forecaster(
             **{name: given[name] for name in Forecaster._defaults() if name in given}
         )
-        found.stored_, found._came = stored, None
+        found.stored_, found._came = stored, "arrow"
         return found
 
 
