@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,29 @@ def test_forecasts_come_as_the_frame_that_came() -> None:
         assert isinstance(model.predict(), kind)
 
 
+@pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
+def test_a_pickle_holds_no_rows_and_remembers_the_kind_of_frame(kind: str) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    make: dict[str, Any] = {
+        "pandas": lambda t: t.to_pandas(), "polars": polars.from_arrow,
+        "array": lambda t: t["y"].to_numpy(),
+    }  # fmt: skip
+    kinds = {"pandas": pandas.DataFrame, "polars": polars.DataFrame, "array": np.ndarray}
+    sizes = []
+    for rows in (120, 2400):
+        frame = make[kind](waves(rows, 1))
+        given: dict[str, Any] = {**QUICK, "steps": 2, "split": (80, 20, 20)}
+        model = Forecaster(**given).fit(frame)
+        pickled = pickle.dumps(model)
+        sizes.append(len(pickled))
+        again = pickle.loads(pickled)
+        assert isinstance(again.predict(frame), kinds[kind])
+        np.testing.assert_array_equal(np.asarray(again.predict(frame)), np.asarray(model.predict()))
+    assert abs(sizes[1] - sizes[0]) < 200
+    with pytest.raises(ConfigError, match="has no table of its own"):
+        again.predict()
+
+
 def test_what_is_known_ahead_and_static_and_named_is_used() -> None:
     table = waves(120)
     kinds = np.array(["work", "rest"])[np.arange(360) % 24 // 12]
@@ -199,7 +223,7 @@ def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
     assert again.get_params() == fitted.get_params()
     assert again.predict(waves()).equals(fitted.predict())
     assert again.backtest(frame=waves()) == fitted.backtest()
-    with pytest.raises(ConfigError, match="a loaded Forecaster has no table of its own"):
+    with pytest.raises(ConfigError, match="a loaded or pickled Forecaster has no table of its own"):
         again.predict()
     names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
     assert names == {

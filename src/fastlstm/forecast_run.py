@@ -37,6 +37,7 @@ from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.splits import Split, fit_scaler, split_table
+from fastlstm.series.window_index import WindowIndex
 from fastlstm.training.checkpoint import Checkpoint, metrics_mark, save_checkpoint
 from fastlstm.training.events import peak_memory_bytes
 from fastlstm.training.forecast_plan import (
@@ -184,16 +185,25 @@ class _Session(RunSession):
                 fitted = trainer.train(found)
             except Stopped:
                 self._stopped(trainer)
-            if self._published is not None and self._published[0] == fitted.best_step:
-                calibration = self._published[1]
-            else:
-                calibration = calibrate(stored.network, inputs, valid)
-            stored = dataclasses.replace(stored, calibration=calibration)
+            stored = self._calibrated(stored, fitted.best_step, inputs, valid)
             trained = Trained(stored, dataset, split, inputs, fitted)
             if self._has_run:
                 self.run.publish(forecaster_files(stored))
                 self._judge(trained)
         return trained
+
+    def _calibrated(
+        self, stored: StoredForecaster, best_step: int, inputs: Inputs, valid: WindowIndex
+    ) -> StoredForecaster:
+        if self._published is not None and self._published[0] == best_step:
+            calibration = self._published[1]
+        else:
+            calibration = calibrate(stored.network, inputs, valid)
+        stored = dataclasses.replace(stored, calibration=calibration)
+        text = stored.unsupported((0.025, 0.1, 0.9, 0.975))
+        if text is not None:
+            self.say("info", text)
+        return stored
 
     def _prepare(
         self, config: ForecastConfig, found: Checkpoint | None, start: StoredForecaster | None

@@ -17,7 +17,7 @@ from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.infer.backtest import backtest, season_of
 from fastlstm.infer.fitted_table import like_fitted
-from fastlstm.infer.forecast_table import as_came, predict_table
+from fastlstm.infer.forecast_table import as_kind, kind_of, predict_table
 from fastlstm.infer.forecaster_files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.infer.judgement import judge
 from fastlstm.nn.forecaster import ForecastNetwork
@@ -78,7 +78,7 @@ class Forecaster(Estimator):
 
     Attributes:
         network_: the trained network.
-        dataset_: the table it was trained on.
+        dataset_: the table it was trained on; not there once loaded, pickled or copied.
         fitted_: what training did.
 
     Example:
@@ -150,6 +150,12 @@ class Forecaster(Estimator):
             input_tags=InputTags(allow_nan=True),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is pickled or copied: all but the table, which may be large or mapped."""
+        return {
+            n: v for n, v in self.__dict__.items() if n not in ("dataset_", "split_", "_inputs")
+        }
+
     # fitting ------------------------------------------------------------------------------------
 
     def fit(self, frame: Any, y: None = None) -> Forecaster:
@@ -181,7 +187,7 @@ class Forecaster(Estimator):
         config = self._config()
         observers = (*self.observers, _warn)
         trained = train_forecaster(frame, config, observers=observers, start=start)
-        self._came = frame if not isinstance(frame, str | Path) else None
+        self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
         self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
@@ -234,22 +240,26 @@ class Forecaster(Estimator):
 
         The quantiles that the network has learned, each shifted by what it was off by on validation
         windows, per step and target; of a point, it plus the residuals of the validation windows;
-        of counts, those of the distribution as they are.
+        of counts, those of the distribution as they are. A quantile for which validation has too
+        few values is infinite, and a warning says so.
         """
         return self._predict(frame, future, quantiles)
 
     def _predict(self, frame: Any, future: Any, quantiles: Sequence[float]) -> Any:
+        self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         ahead = self._ahead(future, dataset)
         table = predict_table(self._fitted(), dataset, inputs, quantiles, ahead)
-        return as_came(table, frame if frame is not None else self._came)
+        return as_kind(table, kind_of(frame) if frame is not None else self._came)
 
     def _table(self, frame: Any) -> tuple[SeriesDataset, Inputs]:
         """Returns a table ready for the network; without one what `fit` was given."""
         stored = self._fitted()
         if frame is None:
             if not hasattr(self, "dataset_"):
-                raise ConfigError("a loaded Forecaster has no table of its own; give one")
+                raise ConfigError(
+                    "a loaded or pickled Forecaster has no table of its own; give one"
+                )
             return self.dataset_, self._inputs
         dataset = prepare(frame, stored.config, like=stored.fit.timeline)
         return dataset, like_fitted(dataset, stored.fit, stored.scaler, stored.static_scale)
@@ -299,7 +309,8 @@ class Forecaster(Estimator):
             rel_mae (the mean absolute error over that of "naive") and mase (each error over the
             mean absolute error of the seasonal naive forecast on the training rows of its series;
             Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
-            one of `quantiles`, coverage_80 and coverage_95.
+            one of `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value;
+            the loss of an infinite quantile is that of the outermost finite percentile.
 
             All figures are of the same num_values targets: all that are there, of every window.
             Naive forecasts are the mean of the training rows (0 of counts) of num_without_past
@@ -310,6 +321,7 @@ class Forecaster(Estimator):
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more steps")
+        self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         rows, stored = self._origins(dataset, part, stride), self._fitted()
         season, split = season or season_of(dataset), self._split(dataset)
@@ -323,6 +335,7 @@ class Forecaster(Estimator):
         dataset, inputs = self._table(None)
         rows = self._origins(dataset, part, 1)
         scores = QuantileScores((), intervals, has_crps=False)
+        self._warn_unsupported(scores.levels)
         backtest(stored.network, inputs, rows, 1, calibration=stored.calibration, quantiles=scores)
         return scores.coverage()
 
@@ -335,6 +348,11 @@ class Forecaster(Estimator):
         if "rel_mae" not in found:
             raise DataError("the test part never changes, so that nothing is better than naive")
         return 1 - found["rel_mae"]
+
+    def _warn_unsupported(self, levels: Sequence[float]) -> None:
+        text = self._fitted().unsupported(levels) if len(levels) else None
+        if text is not None:
+            warnings.warn(text, stacklevel=4)
 
     def _split(self, dataset: SeriesDataset) -> Split:
         return split_table(dataset.table, dataset.frequency, self._fitted().config.split)
@@ -373,7 +391,7 @@ class Forecaster(Estimator):
         found = Forecaster(
             **{name: given[name] for name in Forecaster._defaults() if name in given}
         )
-        found.stored_, found._came = stored, None
+        found.stored_, found._came = stored, "arrow"
         return found
 
 

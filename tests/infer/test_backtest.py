@@ -110,6 +110,8 @@ def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) 
     actual, figures = about["actual"], report["forecaster"]
     percentiles = [k / 100 for k in range(1, 100)]
     q = quantiles_of(model, rows, percentiles)
+    finite = np.where(np.isfinite(q), q, np.nan)  # of few values the outermost are infinite
+    q = np.clip(q, np.nanmin(finite, -1, keepdims=True), np.nanmax(finite, -1, keepdims=True))
     error = actual[..., None] - q
     losses = np.maximum(error * percentiles, error * (np.array(percentiles) - 1))
     pinball = np.nanmean(losses, (0, 1))

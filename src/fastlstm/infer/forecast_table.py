@@ -138,18 +138,25 @@ def forecast_table(
     return pa.table(found)
 
 
-def as_came(table: pa.Table, frame: Any) -> Any:
-    """Returns the table as the kind of frame that `frame` is; an Arrow table for files.
-
-    Of an array it is an array, shape ``(h, columns)``, without the numbers of the steps.
-    """
+def kind_of(frame: Any) -> str:
+    """Returns what a table came as: "array", "pandas", "polars", or "arrow" for all else."""
     if isinstance(frame, np.ndarray):
+        return "array"
+    module = type(frame).__module__.split(".")[0]
+    return module if module in ("pandas", "polars") else "arrow"
+
+
+def as_kind(table: pa.Table, kind: str) -> Any:
+    """Returns the table as a frame of that `kind_of`.
+
+    An array has shape ``(h, columns)``, without the numbers of the steps.
+    """
+    if kind == "array":
         columns = [table[name].to_numpy() for name in table.column_names if name != "step"]
         return np.stack(columns, 1)
-    module = type(frame).__module__.split(".")[0]
-    if module == "pandas":
+    if kind == "pandas":
         return table.to_pandas()
-    if module == "polars":
+    if kind == "polars":
         import polars
 
         return polars.from_arrow(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fastlstm.config import built
 from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit
-from fastlstm.infer.forecasts import Calibration
+from fastlstm.infer.forecasts import Calibration, require_known
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.nn.io import decode_tensors, encode_tensors
@@ -52,6 +53,16 @@ class StoredForecaster:
     static_scale: NDArray[np.float32]
     fit: Fit
     key: str
+
+    def unsupported(self, levels: Sequence[float]) -> str | None:
+        """Returns what to say where some of its quantiles are infinite, else None.
+
+        Raises:
+            ConfigError: a level that validation says nothing about.
+        """
+        require_known(levels)
+        is_calibrated = self.network.output.is_calibrated
+        return self.calibration.unsupported(levels) if is_calibrated else None
 
 
 def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:

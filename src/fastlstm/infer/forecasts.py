@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,14 @@ class Calibration:
     5.2): a stretch that moves more is shifted more, so that intervals keep their level when the
     series calms down.
 
+    Of n validation values the order statistic (n + 1) p is taken, rounded away from the median, so
+    that a central interval holds a further exchangeable value at least as often as it says, however
+    small n is. Where n is too small for a level there is no such statistic: the quantile is
+    infinite, as in the literature.
+
     Attributes:
-        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`.
+        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`; infinite where
+            validation has too few values.
     """
 
     residuals: Tensor
@@ -57,12 +64,29 @@ class Calibration:
         """
         known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
         known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
-        wanted = np.asarray(levels, dtype=np.float64)
-        above = np.searchsorted(LEVELS, wanted).clip(1)
-        below = above - 1
-        grid = np.asarray(LEVELS)
-        share = torch.from_numpy((wanted - grid[below]) / (grid[above] - grid[below])).to(known)
-        return torch.lerp(known[..., below], known[..., above], share)
+        wanted, grid = np.asarray(levels, dtype=np.float64).round(9), np.asarray(LEVELS)
+        above = np.searchsorted(grid, wanted)
+        below = np.where(grid[above] == wanted, above, above - 1)
+        gap = np.where(above > below, grid[above] - grid[below], 1.0)
+        share = torch.from_numpy((wanted - grid[below]) / gap).to(known)
+        low, high = known[..., below], known[..., above]
+        between = torch.lerp(low, high, share)
+        return torch.where(low.isinf(), low, torch.where(high.isinf(), high, between))
+
+    def unsupported(self, levels: Sequence[float]) -> str | None:
+        """Returns what to say where some of the quantiles are infinite, else None."""
+        zeros = self.residuals.new_zeros(1, *self.residuals.shape[1:], 1)
+        is_infinite = self.quantiles(zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
+        few = [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
+        if not few:
+            return None
+        tails = [round(min(level, 1 - level), 9) for level in few]
+        outer = max(k for k in LEVELS if k <= min(tails))
+        return (
+            f"quantiles {', '.join(f'{level:g}' for level in few)} are infinite: validation has too"
+            f" few values to tell them ({math.ceil(round(1 / outer - 1, 6))} of every step and"
+            " target are needed); give validation more rows, or ask for levels nearer to 0.5"
+        )
 
 
 @torch.no_grad()
@@ -82,14 +106,36 @@ def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> C
         targets.append(values[:, config.input_size :, :C].clone())
         spreads.append(spread(values, config))
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
-    levels = torch.tensor(LEVELS)
     found = []
     for t in range(h):  # a step at a time: all quantiles of all steps would not fit
         base = output.quantiles(answer[:, t], LEVELS)
-        error = (target[:, t, :, None] - base) / wide[..., None]
-        at = torch.nanquantile(error, levels, dim=0)  # (25, C, 25), or (25, C, 1) of a point
-        found.append(at[..., 0] if base.shape[-1] == 1 else at.diagonal(dim1=0, dim2=2).T)
-    return Calibration(torch.stack(found, 1).nan_to_num(0.0))
+        found.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
+    return Calibration(torch.stack(found, 1))
+
+
+def conformal(errors: Tensor) -> Tensor:
+    """Returns the order statistics of errors that conformal prediction takes at `LEVELS`.
+
+    Args:
+        errors: shape ``(N, C, 25)``, of every level's own quantile, or ``(N, C, 1)``; NaN where
+            missing.
+
+    Returns:
+        Shape ``(25, C)``: of n errors the one at (n + 1) p, rounded down below the median and up
+        above it; infinite where that is 0 or n + 1.
+    """
+    count = (~errors[..., 0].isnan()).sum(0)
+    place = torch.tensor(LEVELS, dtype=torch.float64)[:, None] * (count + 1)
+    place = (place * 1e6).round() / 1e6  # 0.9 * 10 is 9
+    is_upper = torch.tensor(LEVELS)[:, None] > 0.5
+    is_lower = torch.tensor(LEVELS)[:, None] < 0.5
+    first = torch.where(is_upper, place.ceil(), place.floor()).long()
+    second = torch.where(is_lower, place.floor(), place.ceil()).long()
+    ends = torch.full_like(errors[:1], math.inf)
+    ordered = torch.cat([-ends, errors.sort(0).values, ends])  # missing ones come last
+    ordered = torch.where(ordered.isnan(), math.inf, ordered).expand(-1, -1, len(LEVELS))
+    low, high = (ordered.gather(0, at.T[None])[0].T for at in (first, second))
+    return ((low + high) / 2).nan_to_num(0.0, math.inf, -math.inf)  # of no error, the median is 0
 
 
 def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
@@ -120,6 +166,13 @@ def answer(
     )
 
 
+def require_known(levels: Sequence[float]) -> None:
+    """Raises ConfigError for a level that validation says nothing about."""
+    for level in levels:
+        if not LEVELS[0] <= level <= LEVELS[-1]:
+            raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
+
+
 def quantiles_of(
     output: Output,
     parameters: Tensor,
@@ -139,9 +192,7 @@ def quantiles_of(
     Raises:
         ConfigError: a level that validation says nothing about.
     """
-    for level in levels:
-        if not LEVELS[0] <= level <= LEVELS[-1]:
-            raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
+    require_known(levels)
     if not output.is_calibrated:
         return output.quantiles(parameters, levels)
     return calibration.quantiles(output.quantiles(parameters, LEVELS), wide, levels)

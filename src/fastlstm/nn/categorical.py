@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 _MAX_EMBEDDING = 16
+
+
+class CategoryEmbedding(nn.Embedding):
+    """An embedding per category, and one of what is unknown.
+
+    A category that training has not read, and an unknown one if training has read none, has the
+    mean of those that it has read.
+
+    Args:
+        size: categories; the unknown one has the number `size`.
+        width: of an embedding.
+
+    Attributes:
+        is_trained: which ones training has read, shape ``(size + 1,)``, bool.
+    """
+
+    is_trained: Tensor
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__(size + 1, width)
+        self.register_buffer("is_trained", torch.zeros(size + 1, dtype=torch.bool))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Returns embeddings ``(…, width)`` of numbers ``(…)``."""
+        if self.training:
+            self.is_trained[codes] = True
+            return super().forward(codes)
+        is_trained = self.is_trained[:, None]
+        known = torch.where(is_trained, self.weight, 0.0)
+        mean = known.sum(0) / is_trained.sum().clamp(min=1)
+        return nn.functional.embedding(codes, torch.where(is_trained, self.weight, mean))
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # files of versions that did not tell hold trained categories
+        state.setdefault(f"{prefix}is_trained", torch.ones_like(self.is_trained))
+        super()._load_from_state_dict(state, prefix, *rest)
 
 
 class CategoricalFeatures(nn.Module):
@@ -25,7 +63,7 @@ class CategoricalFeatures(nn.Module):
         self._numbers = [place for place in range(num_columns) if place not in self._places]
         widths = [min(_MAX_EMBEDDING, (size + 3) // 2) for _, size in categories]
         self.embeddings = nn.ModuleList(
-            nn.Embedding(size + 1, width)
+            CategoryEmbedding(size, width)
             for (_, size), width in zip(categories, widths, strict=True)
         )
         self._unknown = [float(size) for _, size in categories]

@@ -13,7 +13,7 @@ _MAX_COUNT = 1024
 """Up to which counts are summed one by one; beyond, one more or less does not matter."""
 _PART = 512
 """Distributions that are summed at once: 4 MB."""
-_HEAD = 64
+_HEAD = 128
 """From which count on a gamma distribution is within 0.2 % where `_MAX_COUNT` is exceeded."""
 _LARGE_SHAPE = 16.0
 """From which shape on a gamma distribution's quantiles are within 0.1 % by Wilson & Hilferty."""
@@ -51,7 +51,7 @@ def negative_binomial_quantiles(
     """Returns the least counts up to which such shares lie.
 
     Probabilities are summed, so that quantiles are exact, where the largest is below some thousand,
-    and of larger distributions those below 64. The others are of gamma distributions and within
+    and of larger distributions those below 128. The others are of gamma distributions and within
     1 %, for a mean up to 1e6 and a dispersion of 1e-3 to 1e3.
 
     Args:
@@ -95,14 +95,16 @@ def _below(mean: Tensor, dispersion: Tensor, counts: int) -> Tensor:
     # log P(k) - log P(k - 1), times dispersion above and below so that it may be small
     ratio = torch.log((1 + (k - 1) * dispersion) / k * (mean / (1 + product)))
     first = -torch.log1p(product) / dispersion
-    return torch.cat([first, first + ratio.cumsum(-1)], -1).exp_().cumsum(-1)
+    logs = torch.cat([first, first + ratio.cumsum(-1)], -1)
+    return logs.exp().cumsum(-1)
 
 
 def _short(mean: Tensor, dispersion: Tensor, shares: Tensor) -> Tensor:
     """Returns counts of the gamma distribution of equal mean and variance, for a large shape."""
     shape = mean / (1 + dispersion * mean)
     root = 1 - 1 / (9 * shape) + torch.special.ndtri(shares) / (3 * shape.sqrt())
-    return mean * root.clamp(min=0) ** 3 - 0.5
+    found: Tensor = mean * root.clamp(min=0) ** 3 - 0.5
+    return found
 
 
 def _long(mean: Tensor, dispersion: Tensor, levels: Sequence[float]) -> Tensor:
@@ -118,9 +120,8 @@ def _long(mean: Tensor, dispersion: Tensor, levels: Sequence[float]) -> Tensor:
     place = (torch.log(shape / _SMALL_SHAPE) / step).clamp(0, _NODES - 1.001)[:, 0]
     node = place.long()
     curve = torch.lerp(table[node], table[node + 1], (place - node)[:, None])
-    return torch.exp(curve * (1 + shape) / shape) / torch.log1p(1 / (mean * dispersion)) - (
-        (shape + 1) / 2
-    )
+    quantile: Tensor = torch.exp(curve * (1 + shape) / shape)
+    return quantile / torch.log1p(1 / (mean * dispersion)) - (shape + 1) / 2
 
 
 @lru_cache(maxsize=8)

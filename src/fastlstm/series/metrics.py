@@ -112,6 +112,7 @@ class QuantileScores:
         self._percentiles = [k / 100 for k in range(1, 100)] if has_crps else []
         ends = {end for interval in intervals for end in _ends(interval)}
         self.levels = tuple(sorted({*quantiles, *self._percentiles, *ends}))
+        self._inner = [self.levels.index(p) for p in self._percentiles] or slice(None)
         self.num_values = 0
         self._losses = dict.fromkeys(self.levels, 0.0)
         self._inside = dict.fromkeys(self._intervals, 0)
@@ -121,22 +122,26 @@ class QuantileScores:
 
         Args:
             forecast: shape ``(…, len(levels))``, increasing. A quantile may be infinite: its
-                interval holds every value, and its loss is that of the outermost finite one.
+                interval holds every value, and its loss is that of the outermost finite percentile.
             actual: shape ``(…)``; NaN where missing.
             scale: by which errors are multiplied; broadcast to ``actual``.
         """
         is_there = ~np.isnan(actual)
         self.num_values += int(is_there.sum())
-        error = (actual[..., None] - _finite(forecast)) * np.asarray(scale)[..., None]
-        error = np.where(is_there[..., None], error, 0.0).reshape(-1, len(self.levels))
+        if self._quantiles or self._percentiles:
+            self._add_losses(forecast, actual, scale)
+        for interval in self._intervals:
+            low, high = (forecast[..., self.levels.index(end)] for end in _ends(interval))
+            self._inside[interval] += int(((low <= actual) & (actual <= high)).sum())
+
+    def _add_losses(self, forecast: Values, actual: Values, scale: Values | float) -> None:
+        error = (actual[..., None] - _finite(forecast, self._inner)) * np.asarray(scale)[..., None]
+        error = np.where(~np.isnan(actual)[..., None], error, 0.0).reshape(-1, len(self.levels))
         # max(level * e, (level - 1) * e) is level * e - min(e, 0)
         above = error.sum(0, dtype=np.float64)
         below = np.minimum(error, 0.0).sum(0, dtype=np.float64)
         for number, level in enumerate(self.levels):
             self._losses[level] += float(level * above[number] - below[number])
-        for interval in self._intervals:
-            low, high = (forecast[..., self.levels.index(end)] for end in _ends(interval))
-            self._inside[interval] += int(((low <= actual) & (actual <= high)).sum())
 
     def coverage(self) -> dict[float, float]:
         """Returns the share of values within their interval, ends included, by its level."""
@@ -153,15 +158,16 @@ class QuantileScores:
         return found | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
 
 
-def _finite(quantiles: Values) -> Values:
-    """Returns quantiles ``(…, levels)`` of which infinite ones are the outermost finite ones."""
+def _finite(quantiles: Values, known: slice | list[int]) -> Values:
+    """Returns quantiles ``(…, levels)``, infinite ones as the outermost finite ones of `known`."""
     is_finite = np.isfinite(quantiles)
     if is_finite.all():
         return quantiles
-    low = np.where(is_finite, quantiles, np.inf).min(-1, keepdims=True)
-    high = np.where(is_finite, quantiles, -np.inf).max(-1, keepdims=True)
-    clipped: Values = np.minimum(np.maximum(quantiles, low), high)
-    return clipped
+    some, is_known = quantiles[..., known], is_finite[..., known]
+    low = np.where(is_known, some, np.inf).min(-1, keepdims=True)
+    high = np.where(is_known, some, -np.inf).max(-1, keepdims=True)
+    ends = np.where(np.isneginf(quantiles), low, np.where(np.isposinf(quantiles), high, quantiles))
+    return np.asarray(ends)
 
 
 def _ends(interval: float) -> tuple[float, float]:

@@ -170,7 +170,8 @@ class ForecastEngine:
         """Returns the body of an answer, and the length of its JSON where binary data follows.
 
         Raises:
-            ApiError: 400, the forecast is not finite.
+            ApiError: 400, the forecast is not finite, or a quantile is one for which validation had
+                too few values.
         """
         if found.parameters.numel() * (1 + len(asked.levels)) <= _FEW_NUMBERS:
             return self._encode(asked, found)
@@ -181,6 +182,9 @@ class ForecastEngine:
             "forecast": found.values,
             "quantiles": lambda: found.quantiles(asked.levels),
         }
+        text = found.stored.unsupported(asked.levels) if "quantiles" in asked.outputs else None
+        if text is not None:
+            raise ApiError(400, text)
         outputs = {name: make[name]() for name in asked.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
             raise ApiError(

@@ -87,7 +87,7 @@ class Fitted:
     Attributes:
         steps: optimizer steps taken.
         best_step: after which the kept weights were.
-        best_loss: their validation loss.
+        best_loss: their validation loss, the mean over the values that are there.
         seconds: wall clock in all.
         input_wait_share: share of the steps' time spent waiting for windows.
         reason: why it ended.
@@ -189,7 +189,8 @@ class ForecastTrainer:
                 if not self._best:
                     raise NonFiniteError(
                         "the validation loss was never finite; lower the learning rate, or look at"
-                        " the values of the table"
+                        " the values of the table; the validation part must have some of the"
+                        " targets"
                     )
                 self._save()
         except Stopped:
@@ -339,7 +340,8 @@ class ForecastTrainer:
         """Returns the mean loss of a batch and how many forecasts it is of."""
         values, statics = self.inputs.prepare(batch.values, batch.segments)
         if not isinstance(batch, StreamBatch):
-            return self._loss(values, statics), len(values)
+            losses, count = self._losses_of(values, statics)
+            return losses / max(count, 1), len(values)
         config, carried = self.model.config, self._carried
         if carried is not None:  # an epoch's last batch may have fewer lanes than the next one
             goes_on = torch.from_numpy(batch.goes_on)
@@ -349,22 +351,23 @@ class ForecastTrainer:
         self._carried = carried.detach()
         origins = len(parameters) // len(values)
         target = self.model.horizons(values[..., : config.num_targets], origins)
-        return self._mean_loss(parameters.float(), target), len(parameters)
+        losses, count = self._summed(parameters.float(), target)
+        return losses / max(count, 1), len(parameters)
 
-    def _loss(self, values: Tensor, statics: Tensor | None) -> Tensor:
-        """Returns the mean loss of windows."""
+    def _losses_of(self, values: Tensor, statics: Tensor | None) -> tuple[Tensor, int]:
+        """Returns the sum of the losses of windows, and of how many values it is."""
         config = self.model.config
         with autocast(self.plan.precision, _CPU):
             parameters = self.model(values, statics).float()
-        return self._mean_loss(parameters, values[:, config.input_size :, : config.num_targets])
+        return self._summed(parameters, values[:, config.input_size :, : config.num_targets])
 
-    def _mean_loss(self, parameters: Tensor, target: Tensor) -> Tensor:
-        """Returns the mean loss over the values that are there."""
+    def _summed(self, parameters: Tensor, target: Tensor) -> tuple[Tensor, int]:
+        """Returns the sum of the losses of the values that are there, and how many these are."""
         if not self.model.config.has_missing:
-            return self.model.output.loss(parameters, target).mean()
+            return self.model.output.loss(parameters, target).sum(), target.numel()
         is_there = ~target.isnan()
         losses = self.model.output.loss(parameters, target.nan_to_num(0.0))
-        return torch.where(is_there, losses, 0.0).sum() / is_there.sum().clamp(min=1)
+        return torch.where(is_there, losses, 0.0).sum(), int(is_there.sum())
 
     def _evaluate(self) -> None:
         started, progress, average = time.perf_counter(), self.progress, self._state.average
@@ -395,15 +398,16 @@ class ForecastTrainer:
 
     @torch.no_grad()
     def _validation_loss(self, rows: NDArray[np.int64]) -> float:
+        """Returns the mean loss of all values that are there; NaN where none is."""
         self.model.eval()
         total, count = 0.0, 0
         config = self.model.config
         for values, statics in self.inputs.read(rows, config.input_size + config.horizon):
             if self._stop is not None and self._stop():
                 raise Stopped("stopped while evaluating")
-            total += float(self._loss(values, statics)) * len(values)
-            count += len(values)
-        return total / count
+            losses, num = self._losses_of(values, statics)
+            total, count = total + float(losses), count + num
+        return total / count if count else math.nan
 
     def _log(self, done: float, norm: float) -> None:
         progress, wait_s = self.progress, self._loader.wait_s
