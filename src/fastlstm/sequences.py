@@ -157,19 +157,18 @@ class SequenceRegressor(SequenceModel):
         wanted = torch.from_numpy(((plain - self._y_mean) / self._y_std).astype(np.float32))
         return lambda found, numbers: F.mse_loss(found, wanted[numbers]), plain.shape[1]
 
-    def predict(self, X: Any) -> NDArray[np.float32]:
-        """Returns the answers, shaped as `y` was at `fit`.
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Returns the answers, float64, shaped as `y` was at `fit`.
 
         Raises:
             DataError: other columns than at `fit`, or values that cannot be used.
         """
-        found: NDArray[np.float32] = self._answers(X).numpy() * self._y_std + self._y_mean
-        found = found.astype(np.float32)
+        found: NDArray[np.float64] = self._answers(X).numpy() * self._y_std + self._y_mean
         return found[:, 0] if self._is_flat else found
 
     def score(self, X: Any, y: Any) -> float:
         """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`."""
-        found, actual = self.predict(X).astype(np.float64), answers_of(y)
+        found, actual = self.predict(X), answers_of(y)
         require_one_each(len(found), actual)
         if found.shape != actual.shape:
             raise DataError(f"y has shape {actual.shape}, expected {found.shape}")

@@ -41,7 +41,10 @@ def backtest(
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     done = 0
     for found, target in forecast(network, inputs, rows):
-        past = read_windows(inputs.table, rows[done : done + len(found)], L)[..., :C].numpy()
+        past = (
+            read_windows(inputs.table, rows[done : done + len(found)], L)[..., :C].numpy()
+            + inputs.table.origin[:C]
+        )
         done += len(found)
         answer, actual = found[..., 0].numpy(), target.numpy()
         if is_scaled:
