@@ -80,7 +80,8 @@ def test_labels_of_an_array_come_back_as_they_were() -> None:
     X = walks(60)
     y = np.array(["zero", "one", "two"])[np.arange(60) % 3]
     model = SequenceClassifier(**{**QUICK, "epochs": 2}).fit(X, y)
-    assert model.classes_ == ["one", "two", "zero"]
+    assert model.classes_.tolist() == ["one", "two", "zero"]
+    assert model.classes_.dtype == y.dtype
     assert model.predict(X).dtype == y.dtype
     assert set(model.predict(X)) <= set(y)
 

@@ -135,9 +135,13 @@ class Sequences:
 
 
 def _numbers(given: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
+    if hasattr(given, "toarray"):
+        raise DataError(f"{what} is a sparse array, sparse input is not supported; give toarray()")
     try:
         array = np.asarray(given)
-    except ValueError as error:
+        if array.dtype == object and array.ndim == ndim:
+            array = array.astype(np.float64)
+    except (ValueError, TypeError) as error:
         raise DataError(f"{what} is no array of numbers ({error}), expected {shape}") from None
     if array.ndim != ndim or array.dtype.kind not in "fiub":
         raise DataError(
