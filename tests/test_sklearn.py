@@ -108,6 +108,7 @@ NOT_THEIRS = {
     "check_estimators_unfitted": NOT_OURS["check_estimators_unfitted"],
     "check_complex_data": NOT_OURS["check_complex_data"],
     "check_n_features_in_after_fitting": "a row is read as steps of one column",
+    "check_dtype_object": "what is no number is refused by an error of our own",
     "check_n_features_in": "a row is read as steps of one column",
     "check_fit2d_predict1d": "refused by a message of our own",
     "check_fit2d_1sample": "refused by a message of our own",
@@ -137,6 +138,15 @@ def test_what_scikit_learn_checks_of_sequences(estimator: Any, check: Any) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
+
+
+def test_numbers_as_objects_are_read() -> None:
+    X, _ = labelled()
+    y = X[:, 0, 0]
+    model = SequenceRegressor(**{**SMALL, "epochs": 1})
+    wanted = model.fit(X, y).predict(X)
+    found = model.fit(X.astype(object), y.astype(object)).predict(X.astype(object))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def labelled(num: int = 120) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ def answers_of(y: Any) -> NDArray[np.float64]:
         DataError: another shape, no numbers, NaN or infinities.
     """
     answers = np.asarray(y)
+    if answers.dtype == object:
+        with suppress(TypeError, ValueError):
+            answers = answers.astype(np.float64)
     if answers.ndim not in (1, 2) or answers.dtype.kind not in "fiub" or answers.size == 0:
         raise DataError(
             f"y has shape {answers.shape} and dtype {answers.dtype}, expected numbers of shape"
