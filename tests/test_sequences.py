@@ -46,7 +46,7 @@ def test_the_first_value_of_sequences_of_many_lengths_is_learned(given: dict[str
     assert model.score(X[200:], y[200:]) > 0.8
     found = model.predict(X[200:])
     assert found.shape == (100,)
-    assert found.dtype == np.float32
+    assert found.dtype == np.float64
     residual = ((found - y[200:]) ** 2).sum() / ((y[200:] - y[200:].mean()) ** 2).sum()
     assert model.score(X[200:], y[200:]) == pytest.approx(1 - residual, rel=1e-4)
 
@@ -82,7 +82,8 @@ def test_labels_of_an_array_come_back_as_they_were() -> None:
     X = walks(60)
     y = np.array(["zero", "one", "two"])[np.arange(60) % 3]
     model = SequenceClassifier(**{**QUICK, "epochs": 2}).fit(X, y)
-    assert model.classes_ == ["one", "two", "zero"]
+    assert model.classes_.tolist() == ["one", "two", "zero"]
+    assert model.classes_.dtype == y.dtype
     assert model.predict(X).dtype == y.dtype
     assert set(model.predict(X)) <= set(y)
 
@@ -110,6 +111,21 @@ def test_the_same_seed_gives_the_same_model() -> None:
     first, second = (SequenceRegressor(**given).fit(X, y).predict(X) for _ in range(2))
     assert (first == second).all()
     assert (SequenceRegressor(**given, seed=1).fit(X, y).predict(X) != first).any()
+
+
+def test_answers_and_values_far_from_0_are_as_exact_as_near_it() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(-50, 50, size=(300, 6, 2)) / 16
+    y = X[:, 0, 0] + X[:, -1, 1]
+    near = SequenceRegressor(**QUICK).fit(X[:200], y[:200])
+    far = SequenceRegressor(**QUICK).fit(X[:200] + 1e9, y[:200] + 1e9)
+    found = far.predict(X[200:] + 1e9)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found - 1e9, near.predict(X[200:]), atol=1e-2)
+    assert near.score(X[200:], y[200:]) > 0.9
+    assert far.score(X[200:] + 1e9, y[200:] + 1e9) == pytest.approx(
+        near.score(X[200:], y[200:]), abs=1e-3
+    )
 
 
 # sequences ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,9 @@ Disorder = Literal["error", "sort"]
 Duplicates = Literal["error", "first", "last"]
 ForecastPrecision = Literal["fp32", "bf16"]
 Names = tuple[str, ...]
+Numbers = tuple[float, ...]
+READING = ("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format")
+"""Fields that say how a table is read; another one may be read in another way."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class ForecastConfig:
         gaps: no window crosses missing rows, or fill puts empty ones in.
         disorder: what to do with rows that go back in time.
         duplicates: which of two rows of one time counts.
-        missing_value: a number that stands for no value.
+        missing_value: numbers that stand for no value, such as -9999 or -9999,-99.9.
+        keep_value: numbers that look as if they stood for no value and are values.
         time_format: how times are written, such as %Y%m%d; or s, ms, us, ns since 1970.
         cache_dir: where prepared tables are kept (default ~/.cache/fastlstm).
         split: training, validation and test by time, in percent, or in steps: 8640,2880,2880.
@@ -86,7 +91,8 @@ class ForecastConfig:
     gaps: Gaps = "split"
     disorder: Disorder = "error"
     duplicates: Duplicates = "error"
-    missing_value: float | None = None
+    missing_value: Numbers = ()
+    keep_value: Numbers = ()
     time_format: str | None = None
     cache_dir: str | None = None
     split: str = "70/10/20"
@@ -127,6 +133,13 @@ class ForecastConfig:
         for field in dataclasses.fields(self):
             if str(field.type).startswith("Names"):
                 object.__setattr__(self, field.name, _names(getattr(self, field.name)))
+            elif str(field.type) == "Numbers":
+                numbers = _numbers(field.name, getattr(self, field.name))
+                object.__setattr__(self, field.name, numbers)
+        if double := set(self.missing_value) & set(self.keep_value):
+            raise ConfigError(
+                f"--missing-value and --keep-value both hold {min(double):g}; leave it out of one"
+            )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
             raise ConfigError(
@@ -177,6 +190,20 @@ def _names(given: Any) -> Names | None:
     if not all(isinstance(name, str) for name in given):
         raise ConfigError(f"columns are {given!r}, expected names of columns")
     return tuple(given)
+
+
+def _numbers(field: str, given: Any) -> Numbers:
+    """Returns numbers; of a text those between commas."""
+    parts = [p for p in given.split(",") if p.strip()] if isinstance(given, str) else given
+    try:
+        parts = () if parts is None else (parts,) if isinstance(parts, int | float) else parts
+        numbers = tuple(float(part) for part in parts)
+    except (TypeError, ValueError):
+        numbers = (math.nan,)
+    if not all(math.isfinite(number) for number in numbers):
+        flag = field.replace("_", "-")
+        raise ConfigError(f"--{flag} is {given!r}, expected numbers, such as -9999 or -9999,-99.9")
+    return numbers
 
 
 def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:

@@ -16,7 +16,7 @@ import torch
 
 from fastlstm import hardware
 from fastlstm.errors import ConfigError, DataError, FormatError, Stopped, UsageError
-from fastlstm.forecast_config import ForecastConfig
+from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
     CONFIG_FILE,
@@ -62,7 +62,7 @@ _MAY_CHANGE = frozenset(
 
 _MAY_DIFFER = _MAY_CHANGE | frozenset(
     {"batch_size", "balance", "learning_rate", "ema", "evaluations", "seed", "precision", "split"}
-    | {"gaps", "disorder", "duplicates", "missing_value", "time_format"}
+    | set(READING)
 )
 """Fields that more training, on another table, may be given anew."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.estimator import Estimator
-from fastlstm.forecast_config import ForecastConfig
+from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.infer.backtest import backtest, season_of
 from fastlstm.infer.fitted_table import like_fitted
@@ -70,7 +70,8 @@ class Forecaster(Estimator):
         gaps: split or fill (see `fastlstm.series.arrange.Policy`).
         disorder: error or sort.
         duplicates: error, first or last.
-        missing_value: a number that stands for "no value".
+        missing_value: a number that stands for "no value", or several.
+        keep_value: a number that looks as if it stood for no value and is a value, or several.
         time_format: how times are written, such as ``%Y%m%d``; or s, ms, us, ns: whole numbers are
             such units since 1970.
         seed: of everything random.
@@ -123,7 +124,7 @@ class Forecaster(Estimator):
         gaps: Literal["split", "fill"] = "split",
         disorder: Literal["error", "sort"] = "error",
         duplicates: Literal["error", "first", "last"] = "error",
-        missing_value: float | None = None,
+        missing_value: float | Sequence[float] = (), keep_value: float | Sequence[float] = (),
         time_format: str | None = None,
         seed: int = 0,
         observers: Sequence[Observer] = (),
@@ -131,14 +132,14 @@ class Forecaster(Estimator):
         self.horizon, self.input_size, self.segment = horizon, input_size, segment
         self.target, self.time, self.series, self.past, self.gaps = target, time, series, past, gaps
         self.future, self.static, self.categorical = future, static, categorical
-        self.ignore, self.hidden_size, self.num_layers = ignore, hidden_size, num_layers
+        self.ignore, self.hidden_size, self.split = ignore, hidden_size, split
         self.channels, self.decoder, self.bidirectional = channels, decoder, bidirectional
         self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
         self.budget, self.epochs, self.steps, self.batch_size = budget, epochs, steps, batch_size
         self.tbptt, self.balance, self.patience, self.ema = tbptt, balance, patience, ema
-        self.learning_rate, self.seed, self.observers = learning_rate, seed, observers
-        self.disorder, self.duplicates, self.split = disorder, duplicates, split
-        self.missing_value, self.time_format = missing_value, time_format
+        self.learning_rate, self.seed, self.num_layers = learning_rate, seed, num_layers
+        self.disorder, self.duplicates, self.time_format = disorder, duplicates, time_format
+        self.missing_value, self.keep_value, self.observers = missing_value, keep_value, observers
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
@@ -380,13 +381,26 @@ class Forecaster(Estimator):
         run.publish(files)
 
     @staticmethod
-    def load(path: str | Path) -> Forecaster:
+    def load(path: str | Path, **reading: Any) -> Forecaster:
         """Opens what `save` or ``fastlstm train`` wrote.
 
+        Args:
+            path: the directory.
+            reading: how tables are read from now on, where other than at `fit`: gaps, disorder,
+                duplicates, missing_value, keep_value, time_format.
+
         Raises:
+            ConfigError: another parameter is given.
             CorruptFileError: a file is damaged; it is named.
         """
+        for name in reading:
+            if name not in READING:
+                raise ConfigError(
+                    f"{name} belongs to fit; load takes {', '.join(READING)}, how tables are read"
+                )
         stored = read_forecaster(path)
+        begun, first = (dataclasses.replace(c, **reading) for c in (stored.config, stored.given))
+        stored = dataclasses.replace(stored, config=begun, given=first)
         given = dataclasses.asdict(stored.given)
         found = Forecaster(
             **{name: given[name] for name in Forecaster._defaults() if name in given}

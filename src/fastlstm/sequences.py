@@ -15,7 +15,13 @@ from torch import Tensor
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.estimator import Estimator
 from fastlstm.nn.sequence_network import SequenceConfig, SequenceNetwork
-from fastlstm.series.answers import answers_of, classes_of, labels_of, require_one_each
+from fastlstm.series.answers import (
+    answers_of,
+    classes_of,
+    labels_of,
+    require_one_each,
+    weights_of,
+)
 from fastlstm.series.sequences import Sequences
 from fastlstm.training.metrics import Event
 from fastlstm.training.sequence_trainer import Loss, SequenceFit, SequencePlan, SequenceTrainer
@@ -46,6 +52,7 @@ class SequenceModel(Estimator, ABC):
     Attributes:
         network_: the trained network.
         fitted_: what training did.
+        n_features_in_: columns of the sequences.
     """
 
     def __init__(
@@ -72,6 +79,16 @@ class SequenceModel(Estimator, ABC):
         self.epochs, self.batch_size, self.learning_rate = epochs, batch_size, learning_rate
         self.weight_decay, self.ema, self.patience = weight_decay, ema, patience
         self.held_out, self.seed, self.observers = held_out, seed, observers
+
+    def __sklearn_tags__(self) -> Any:
+        """Returns what scikit-learn asks of an estimator: three axes, NaN is allowed."""
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=True),
+            input_tags=InputTags(two_d_array=False, three_d_array=True, allow_nan=True),
+        )
 
     def fit(self, X: Any, y: Any) -> Self:
         """Trains.
@@ -110,7 +127,7 @@ class SequenceModel(Estimator, ABC):
             network, lambda n: sequences.batch(n, self._mean, self._std), loss, plan, self._emit
         )
         self.fitted_: SequenceFit = trainer.train(train, held_out)
-        self.network_ = network
+        self.network_, self.n_features_in_ = network, sequences.num_columns
         return self
 
     def _emit(self, event: Event) -> None:
@@ -157,25 +174,41 @@ class SequenceRegressor(SequenceModel):
         wanted = torch.from_numpy(((plain - self._y_mean) / self._y_std).astype(np.float32))
         return lambda found, numbers: F.mse_loss(found, wanted[numbers]), plain.shape[1]
 
-    def predict(self, X: Any) -> NDArray[np.float32]:
-        """Returns the answers, shaped as `y` was at `fit`.
+    def __sklearn_tags__(self) -> Any:
+        """Returns what scikit-learn asks of a regressor."""
+        from sklearn.utils import RegressorTags
+
+        tags = super().__sklearn_tags__()
+        tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Returns the answers, float64, shaped as `y` was at `fit`.
 
         Raises:
             DataError: other columns than at `fit`, or values that cannot be used.
         """
-        found: NDArray[np.float32] = self._answers(X).numpy() * self._y_std + self._y_mean
-        found = found.astype(np.float32)
+        found: NDArray[np.float64] = self._answers(X).numpy() * self._y_std + self._y_mean
         return found[:, 0] if self._is_flat else found
 
-    def score(self, X: Any, y: Any) -> float:
-        """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`."""
-        found, actual = self.predict(X).astype(np.float64), answers_of(y)
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`.
+
+        Args:
+            X: sequences.
+            y: their answers; R² of one that never changes is 1 where it is met, else 0.
+            sample_weight: how much each sequence counts, shape ``(N,)``; default all the same.
+        """
+        found, actual = self.predict(X), answers_of(y)
         require_one_each(len(found), actual)
         if found.shape != actual.shape:
             raise DataError(f"y has shape {actual.shape}, expected {found.shape}")
-        squares = ((actual - actual.mean(0)) ** 2).sum(0)
-        unexplained = ((actual - found) ** 2).sum(0)
-        return float(np.mean(1 - unexplained / np.where(squares > 0, squares, 1)))
+        weights = weights_of(sample_weight, len(actual))
+        squares = weights @ (actual - np.average(actual, 0, weights)) ** 2
+        unexplained = weights @ (actual - found) ** 2
+        explained = 1 - unexplained / np.where(squares > 0, squares, 1)
+        return float(np.mean(np.where(squares > 0, explained, unexplained == 0)))
 
 
 class SequenceClassifier(SequenceModel):
@@ -184,8 +217,8 @@ class SequenceClassifier(SequenceModel):
     Arguments and attributes are those of `SequenceModel`.
 
     Attributes:
-        classes_: the labels in the order of `predict_proba`: sorted where they can be, else as they
-            came.
+        classes_: the labels in the order of `predict_proba`, an array: sorted where they can be,
+            else as they came.
 
     Example:
         ::
@@ -196,32 +229,43 @@ class SequenceClassifier(SequenceModel):
 
     def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
         labels = labels_of(y)
-        self.classes_ = classes_of(labels)
-        numbers_of = {label: number for number, label in enumerate(self.classes_)}
+        self.classes_ = classes_of(labels, y.dtype if isinstance(y, np.ndarray) else None)
+        numbers_of = {label: number for number, label in enumerate(self.classes_.tolist())}
         wanted = torch.tensor([numbers_of[label] for label in labels])
-        self._dtype = y.dtype if isinstance(y, np.ndarray) else np.dtype(object)
         return lambda found, n: F.cross_entropy(found, wanted[n]), len(self.classes_)
 
-    def predict_proba(self, X: Any) -> NDArray[np.float32]:
-        """Returns the probability of every class, shape ``(N, len(classes_))``.
+    def __sklearn_tags__(self) -> Any:
+        """Returns what scikit-learn asks of a classifier."""
+        from sklearn.utils import ClassifierTags
+
+        tags = super().__sklearn_tags__()
+        tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
+        return tags
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Returns the probability of every class, shape ``(N, len(classes_))``, float64.
 
         Raises:
             DataError: other columns than at `fit`, or values that cannot be used.
         """
-        found: NDArray[np.float32] = self._answers(X).softmax(-1).numpy()
+        found: NDArray[np.float64] = self._answers(X).double().softmax(-1).numpy()
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Returns the likeliest label of every sequence, shape ``(N,)``; see `predict_proba`."""
         numbers = self._answers(X).argmax(-1).numpy()
-        labels = np.empty(len(self.classes_), dtype=self._dtype)
-        for number, label in enumerate(self.classes_):
-            labels[number] = label
-        found: NDArray[Any] = labels[numbers]
+        found: NDArray[Any] = self.classes_[numbers]
         return found
 
-    def score(self, X: Any, y: Any) -> float:
-        """Returns the share of sequences that get their own label."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Returns the share of sequences that get their own label.
+
+        Args:
+            X: sequences.
+            y: their labels.
+            sample_weight: how much each sequence counts, shape ``(N,)``; default all the same.
+        """
         found, labels = self.predict(X), labels_of(y)
         require_one_each(len(found), labels)
-        return float(np.mean([a == b for a, b in zip(found, labels, strict=True)]))
+        is_right = [a == b for a, b in zip(found.tolist(), labels, strict=True)]
+        return float(np.average(is_right, weights=weights_of(sample_weight, len(labels))))

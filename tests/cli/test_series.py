@@ -162,11 +162,11 @@ def test_a_forecaster_writes_no_text(
     ("message", "typed"),
     [
         ("mend it, or give disorder='sort'", "mend it, or give --disorder sort"),
-        ("leave it out with ignore=['a b']", "leave it out with --ignore a b"),
+        ("leave it out with ignore=['a b']", "leave it out with --ignore 'a b'"),
         ("fewer rows than input_size=720, first", "fewer rows than --input-size 720, first"),
         ("to forecast; name one with target=…", "to forecast; name one with --target NAME"),
         ("to be forecast, as future=…", "to be forecast, as --future FILE"),
-        ("with time_format='%d.%m.%Y %H:%M'", "with --time-format %d.%m.%Y %H:%M"),
+        ("with time_format='%d.%m.%Y %H:%M'", "with --time-format '%d.%m.%Y %H:%M'"),
         ("y=3 and other=4", "y=3 and other=4"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.parser import parse
+from fastlstm.cli.series_options import READ_OPTIONS, read_settings
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_OK
 from fastlstm.storage import finite
@@ -25,6 +26,7 @@ COMMAND = Command(
         Option("season", int | None, None, "steps that the seasonal naive forecast repeats"),
         Option("scaled", bool, False, "errors in deviations of the training rows", is_switch=True),
         Option("json", bool, False, "print one JSON object", is_switch=True),
+        *READ_OPTIONS,
     ),
     examples=("fastlstm evaluate runs/etth1 ETTh1.csv --scaled",),
 )
@@ -34,12 +36,13 @@ def run(argv: list[str]) -> int:
     """Prints the figures on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     path, *data = parsed.positionals
-    given = {o.name: parsed.get(COMMAND, o.name) for o in COMMAND.options if o.name != "json"}
+    others = {"json", *(option.name for option in READ_OPTIONS)}
+    given = {o.name: parsed.get(COMMAND, o.name) for o in COMMAND.options if o.name not in others}
 
     from fastlstm.forecasting import Forecaster
     from fastlstm.report.lines import score_text
 
-    model = Forecaster.load(path)
+    model = Forecaster.load(path, **read_settings(parsed))
     frame: Any = data[0] if len(data) == 1 else data
     part = given.pop("split")
     scores = model.backtest(part, frame=frame, **given)

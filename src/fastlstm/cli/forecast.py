@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.parser import parse
+from fastlstm.cli.series_options import READ_OPTIONS, read_settings
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError
 from fastlstm.storage import temporary_name
 
@@ -29,6 +30,7 @@ COMMAND = Command(
         ),
         Option("quantiles", str | None, None, "levels with commas, such as 0.1,0.5,0.9"),
         Option("future", str | None, None, "a table of what is known of the steps to be forecast"),
+        *READ_OPTIONS,
     ),
     examples=(
         "fastlstm forecast runs/etth1 ETTh1.csv --out pred.parquet",
@@ -48,7 +50,7 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.forecasting import Forecaster
 
-    model = Forecaster.load(path)
+    model = Forecaster.load(path, **read_settings(parsed))
     frame: Any = data[0] if len(data) == 1 else data
     future = parsed.values.get("future")
     if levels:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
+from typing import Any
 
 from fastlstm.cli.command import Option, options_from_dataclass
-from fastlstm.forecast_config import ForecastConfig
+from fastlstm.cli.parser import Parsed
+from fastlstm.forecast_config import READING, ForecastConfig
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "forecast": ("horizon", "input_size", "segment", "split"),
     "columns": (
         *("target", "time", "series", "past", "future", "static", "categorical", "ignore"),
     ),
-    "table": ("gaps", "disorder", "duplicates", "missing_value", "time_format", "cache_dir"),
+    "table": (*READING, "cache_dir"),
     "model": (
         *("hidden_size", "num_layers", "channels", "decoder", "bidirectional"),
         *("normalize", "dropout", "output", "loss"),
@@ -38,7 +41,14 @@ def _as_text(option: Option) -> Option:
 CONFIG_OPTIONS = tuple(
     _as_text(option) for option in options_from_dataclass(ForecastConfig, GROUPS)
 )
+READ_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.name in READING)
 TABLE_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.group in ("columns", "table"))
+
+
+def read_settings(parsed: Parsed) -> dict[str, Any]:
+    """Returns what a command line says of how a table is read."""
+    return {o.name: parsed.values[o.name] for o in READ_OPTIONS if o.name in parsed.values}
+
 
 _NAMES = "|".join(field.name for field in dataclasses.fields(ForecastConfig))
 _SETTING = re.compile(rf"\b({_NAMES})=(?:'([^']*)'|\['?([^\]']*)'?\]|(…)|([\w./%-]+))")
@@ -50,6 +60,6 @@ def in_flags(message: str) -> str:
     def flag(found: re.Match[str]) -> str:
         value = next(part for part in found.groups()[1:] if part is not None)
         name = found[1].replace("_", "-")
-        return f"--{name} {'NAME' if value == '…' else value}"
+        return f"--{name} {'NAME' if value == '…' else shlex.quote(value)}"
 
     return _SETTING.sub(flag, message.replace("as future=…", "as --future FILE"))

@@ -53,6 +53,7 @@ def backtest(
     L, h, C = config.input_size, config.horizon, config.num_targets
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
     unit = np.ones_like(std) if is_scaled else std
+    center = mean - inputs.table.origin[:C]  # of rows as the table gives them
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
@@ -70,11 +71,11 @@ def backtest(
         if naive_error is not None:
             scale = naive_error[segments.series[segments.of_rows(origins - 1)]][:, None]
             scale = scale * (unit / std)
-        naive = (last.forecast(origins, h) - mean) / std
+        naive = (last.forecast(origins, h) - center) / std
         answers = {
             "forecaster": network.output.center(parameters).numpy(),
             "naive": np.nan_to_num(naive),
-            "seasonal_naive": np.nan_to_num((seasonal.forecast(origins, h) - mean) / std),
+            "seasonal_naive": np.nan_to_num((seasonal.forecast(origins, h) - center) / std),
         }
         shift = 0.0 if is_scaled else mean
         plain = {name: answer * unit + shift for name, answer in answers.items()}

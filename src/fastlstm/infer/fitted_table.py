@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
+from fastlstm.series.names import canonical
 from fastlstm.series.splits import Scaler
 from fastlstm.series.timeline import Frequency, Timeline
 
@@ -51,7 +52,7 @@ class Fit:
 
 
 def like_fitted(
-    dataset: SeriesDataset, fit: Fit, scaler: Scaler, scale: NDArray[np.float32]
+    dataset: SeriesDataset, fit: Fit, scaler: Scaler, scale: NDArray[np.float64]
 ) -> Inputs:
     """Returns a table's windows as those of `fit`: scaled by its numbers, names numbered as there.
 
@@ -87,30 +88,31 @@ def like_fitted(
 
 def numbers_at_fit(name: str, dataset: SeriesDataset, fit: Fit) -> NDArray[np.float32]:
     """Returns, by a name's number in this table, its number at fit."""
-    known = {value: number for number, value in enumerate(fit.categories[name])}
-    for value in dataset.categories[name]:
+    known = {canonical(value): number for number, value in enumerate(fit.categories[name])}
+    names = [canonical(value) for value in dataset.categories[name]]
+    for value in names:
         if value not in known:
             raise DataError(
                 f"column '{name}' holds the name '{value}', which fit has not seen; it knows"
                 f" {len(known)} names"
             )
-    return np.array([known[value] for value in dataset.categories[name]], dtype=np.float32)
+    return np.array([known[value] for value in names], dtype=np.float32)
 
 
-def static_scale(dataset: SeriesDataset) -> NDArray[np.float32]:
+def static_scale(dataset: SeriesDataset) -> NDArray[np.float64]:
     """Returns mean and deviation of every static number, ``(K, 2)``; 0 and 1 of names."""
     found = []
     for name in dataset.roles.static:
-        values = dataset.statics[name].astype(np.float64)
+        values = dataset.statics[name]
         is_name = name in dataset.roles.categorical or np.isnan(values).all()
         spread = 0.0 if is_name else float(np.nanstd(values))
         found.append((0.0 if is_name else float(np.nanmean(values)), spread or 1.0))
-    return np.array(found, dtype=np.float32).reshape(-1, 2)
+    return np.array(found, dtype=np.float64).reshape(-1, 2)
 
 
 def statics_of(
     dataset: SeriesDataset,
-    scale: NDArray[np.float32],
+    scale: NDArray[np.float64],
     numbers: dict[str, NDArray[np.float32]] | None = None,
 ) -> NDArray[np.float32] | None:
     """Returns what is static per series, shape ``(S, K)``, or None where nothing is.

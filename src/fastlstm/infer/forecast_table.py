@@ -61,7 +61,7 @@ def predict_table(
         if known is not None:
             place = sizes.num_targets + sizes.num_past
             scaled = (known[part] - stored.scaler.mean[place:]) / stored.scaler.std[place:]
-            values[:, sizes.input_size :, place:] = torch.from_numpy(scaled)
+            values[:, sizes.input_size :, place:] = torch.from_numpy(scaled).float()
         found.append(answer(stored.network, values, statics, stored.calibration, quantiles))
     columns = _columns(stored, torch.cat(found), dataset.roles.target, quantiles)
     return forecast_table(dataset, series, times, columns)
@@ -94,10 +94,10 @@ def _times_ahead(
 
 def _columns(
     stored: StoredForecaster, answers: Tensor, targets: Sequence[str], quantiles: Sequence[float]
-) -> dict[str, NDArray[np.float32]]:
+) -> dict[str, NDArray[np.float64]]:
     """Returns forecasts or their quantiles in the table's units, by the names of their columns."""
     num = len(targets)
-    found: dict[str, NDArray[np.float32]] = {}
+    found: dict[str, NDArray[np.float64]] = {}
     for number, name in enumerate([f"-q{level:g}" for level in quantiles] or [""]):
         scaled = answers[..., number].numpy()
         plain = scaled * stored.scaler.std[:num] + stored.scaler.mean[:num]
@@ -109,7 +109,7 @@ def forecast_table(
     dataset: SeriesDataset,
     series: NDArray[np.int64],
     times: NDArray[np.int64],
-    columns: Mapping[str, NDArray[np.float32]],
+    columns: Mapping[str, NDArray[np.float64]],
 ) -> pa.Table:
     """Returns one row per series and step.
 

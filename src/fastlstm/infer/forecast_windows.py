@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster
 from fastlstm.infer.forecasts import quantiles_of, spread
+from fastlstm.series.names import canonical
 
 Floats = NDArray[np.float32]
 
@@ -74,7 +75,7 @@ class WindowForecaster:
     def _columns(self, names: tuple[str, ...]) -> Columns:
         known = self._stored.fit.categories
         codes = {
-            name: {str(value): number for number, value in enumerate(known[name])}
+            name: {canonical(value): number for number, value in enumerate(known[name])}
             for name in names
             if name in known
         }
@@ -92,17 +93,19 @@ class WindowForecaster:
             statics: shape ``(B, S)``, or None where there are none.
         """
         stored, config = self._stored, self._stored.network.config
-        mean, std = (torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std))
+        mean, std = (
+            torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std)
+        )  # float64
         length = self.input_size + self.horizon
         values = torch.full((len(past), length, past.shape[2]), float("nan"))
         values[:, : self.input_size] = torch.from_numpy(past)
         if future is not None:
             first = past.shape[2] - config.num_future
             values[:, self.input_size :, first:] = torch.from_numpy(future)
-        scaled, static = (values - mean) / std, None
+        scaled, static = ((values - mean) / std).float(), None
         if statics is not None:
             center, deviation = torch.from_numpy(stored.static_scale).T
-            static = (torch.from_numpy(statics) - center) / deviation
+            static = ((torch.from_numpy(statics) - center) / deviation).float()
         return Forecasts(stored, stored.network(scaled, static), spread(scaled, config))
 
 
@@ -143,8 +146,8 @@ class Forecasts:
     def _unscaled(self, scaled: Tensor) -> Floats:
         num, scaler = scaled.shape[-2], self.stored.scaler
         with np.errstate(over="ignore", invalid="ignore"):
-            plain: Floats = scaled.numpy() * scaler.std[:num, None] + scaler.mean[:num, None]
-        return plain
+            plain = scaled.numpy() * scaler.std[:num, None] + scaler.mean[:num, None]
+            return plain.astype(np.float32)
 
 
 def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:

@@ -50,7 +50,7 @@ class StoredForecaster:
     network: ForecastNetwork
     scaler: Scaler
     calibration: Calibration
-    static_scale: NDArray[np.float32]
+    static_scale: NDArray[np.float64]
     fit: Fit
     key: str
 
@@ -162,13 +162,13 @@ def _assembled(
     calibration = Calibration(tensors.pop(_RESIDUALS))
     network.load_state_dict({n.removeprefix("network."): t for n, t in tensors.items()})
     scales = json.loads(files["scaler.json"])
-    mean, std = (np.array(scales[name], dtype=np.float32) for name in ("mean", "std"))
+    mean, std = (np.array(scales[name], dtype=np.float64) for name in ("mean", "std"))
     schema = json.loads(files["schema.json"])
     fit = Fit(
         tuple(schema["columns"]), Frequency(**schema["frequency"]), schema["time_zone"],
         schema["categories"], network.config.has_missing, schema.get("is_wall"),
     )  # fmt: skip
-    static = np.array(scales["static"], dtype=np.float32).reshape(-1, 2)
+    static = np.array(scales["static"], dtype=np.float64).reshape(-1, 2)
     begun, given = (dataclasses.replace(one, cache_dir=None) for one in configs)  # of that machine
     return StoredForecaster(
         begun, given, network.eval(), Scaler(mean, std), calibration, static, fit,

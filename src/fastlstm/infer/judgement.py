@@ -113,13 +113,13 @@ def _pictures(
             "actual": target[n, :, c],
         }
         std, mean = float(scaler.std[c]), float(scaler.mean[c])
-        plain = {name: (curve * std + mean).tolist() for name, curve in curves.items()}
+        plain = {name: (curve.double() * std + mean).tolist() for name, curve in curves.items()}
         events.append(
             {
                 "event": "forecast",
                 "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
                 "target": dataset.roles.target[c],
-                "past": past[n, :, c].tolist(),
+                "past": (past[n, :, c] + dataset.table.origin[c]).tolist(),
                 **plain,
             }
         )

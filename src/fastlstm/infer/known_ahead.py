@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError
 from fastlstm.infer.fitted_table import Fit, numbers_at_fit
 from fastlstm.series.dataset import SeriesDataset
+from fastlstm.series.names import canonical
 from fastlstm.series.timeline import show_time
 from fastlstm.series.window_index import read_windows
 
@@ -15,8 +16,8 @@ from fastlstm.series.window_index import read_windows
 def known_ahead(
     ahead: SeriesDataset, past: SeriesDataset, fit: Fit, series: NDArray[np.int64],
     times: NDArray[np.int64],
-) -> NDArray[np.float32]:  # fmt: skip
-    """Returns what is known of the steps of every forecast, shape ``(N, h, F)``.
+) -> NDArray[np.float64]:  # fmt: skip
+    """Returns what is known of the steps of every forecast, shape ``(N, h, F)``, in its units.
 
     Args:
         ahead: the table of what is known; its columns are the future ones in order.
@@ -33,7 +34,7 @@ def known_ahead(
         times = times - times[:, :1]
     places = np.empty_like(times)
     for n, number in enumerate(series.tolist()):
-        name = past.series[number]
+        name = canonical(past.series[number])
         rows, known = rows_of.get(name, (times[n, :0], times[n, :0]))
         found = np.searchsorted(known, times[n])
         is_there = found < len(known)
@@ -47,7 +48,8 @@ def known_ahead(
                 f" {times.shape[1]} rows behind the end of every series"
             )
         places[n] = rows[found]
-    values = read_windows(ahead.table, places.reshape(-1), 1).numpy().reshape(*times.shape, -1)
+    read = read_windows(ahead.table, places.reshape(-1), 1).numpy() + ahead.table.origin
+    values: NDArray[np.float64] = read.reshape(*times.shape, -1)
     if not fit.may_miss and np.isnan(values).any():
         place = int(np.flatnonzero(np.isnan(values).any((0, 1)))[0])
         raise DataError(
@@ -65,16 +67,16 @@ def known_ahead(
 
 def _rows_by_series(
     ahead: SeriesDataset,
-) -> dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Returns rows and times of every series, by its name, in order of time."""
     segments = ahead.table.segments
-    found: dict[object, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+    found: dict[str, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
     for number, first, start, count in zip(
         segments.series.tolist(), segments.first_rows.tolist(), segments.start_times.tolist(),
         segments.num_rows.tolist(), strict=True,
     ):  # fmt: skip
         stretch = np.arange(first, first + count), ahead.frequency.after(start, count)
-        found.setdefault(ahead.series[number], []).append(stretch)
+        found.setdefault(canonical(ahead.series[number]), []).append(stretch)
     return {
         name: (np.concatenate([r for r, _ in parts]), np.concatenate([t for _, t in parts]))
         for name, parts in found.items()

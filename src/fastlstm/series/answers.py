@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,12 @@ def require_one_each(num_sequences: int, y: Any) -> None:
     Raises:
         DataError: there are more or fewer answers than sequences.
     """
+    if y is None:
+        raise DataError(
+            f"fit requires y to be passed, but the target y is None: give {num_sequences} answers"
+        )
     try:
-        num = len(y)
+        num = len(y) if hasattr(y, "__len__") else len(np.asarray(y))
     except TypeError:
         raise DataError(f"y is a {type(y).__name__}, expected {num_sequences} answers") from None
     if num != num_sequences:
@@ -31,6 +36,9 @@ def answers_of(y: Any) -> NDArray[np.float64]:
         DataError: another shape, no numbers, NaN or infinities.
     """
     answers = np.asarray(y)
+    if answers.dtype == object:
+        with suppress(TypeError, ValueError):
+            answers = answers.astype(np.float64)
     if answers.ndim not in (1, 2) or answers.dtype.kind not in "fiub" or answers.size == 0:
         raise DataError(
             f"y has shape {answers.shape} and dtype {answers.dtype}, expected numbers of shape"
@@ -50,7 +58,8 @@ def labels_of(y: Any) -> list[Any]:
     """
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
-    labels = y.tolist() if hasattr(y, "tolist") else list(y)
+    given = y if hasattr(y, "__len__") else np.asarray(y)
+    labels = given.tolist() if hasattr(given, "tolist") else list(given)
     for number, label in enumerate(labels):
         try:
             hash(label)
@@ -64,8 +73,13 @@ def labels_of(y: Any) -> list[Any]:
     return labels
 
 
-def classes_of(labels: list[Any]) -> list[Any]:
-    """Returns the different ones, sorted where they can be, else as they came.
+def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+    """Returns the different ones, sorted where they can be, else as they came, shape ``(K,)``.
+
+    Args:
+        labels: of `labels_of`.
+        dtype: of the array that they came in; None where they came in none, and the array is of
+            their type where all have one that NumPy knows, else of objects.
 
     Raises:
         DataError: there is only one.
@@ -74,6 +88,30 @@ def classes_of(labels: list[Any]) -> list[Any]:
     if len(classes) < 2:
         raise DataError(f"all {len(labels)} labels are {labels[0]!r}, expected two or more classes")
     try:
-        return sorted(classes)
+        classes = sorted(classes)
     except TypeError:
-        return classes
+        pass
+    if dtype is None:
+        kinds = {type(label) for label in classes}
+        is_plain = len(kinds) == 1 and kinds <= {str, int, float, bool}
+        dtype = np.array(classes).dtype if is_plain else np.dtype(object)
+    found = np.empty(len(classes), dtype=dtype)
+    for number, label in enumerate(classes):  # an array made of tuples would have two axes
+        found[number] = label
+    return found
+
+
+def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:
+    """Returns a weight for each of `num` sequences, shape ``(num,)``; ones where None came.
+
+    Raises:
+        DataError: another number of them, or weights that no mean can be taken by.
+    """
+    if sample_weight is None:
+        return np.ones(num)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (num,):
+        raise DataError(f"sample_weight has shape {weights.shape}, expected ({num},)")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+        raise DataError("sample_weight must be numbers of 0 or more, and not all 0")
+    return weights

@@ -9,6 +9,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.series.arrange import Policy
 from fastlstm.series.dataset import Dtype, PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.series.intake import Codes
 from fastlstm.series.roles import RoleRequest
 from fastlstm.series.timeline import Timeline
 
@@ -70,5 +71,6 @@ def _prepared(
     like: Timeline | None,
 ) -> SeriesDataset:
     policy = Policy(config.disorder, config.duplicates, config.gaps)
-    options = PrepareOptions(roles, policy, dtype, config.time_format, config.missing_value, like)
+    codes = Codes(config.missing_value, config.keep_value)
+    options = PrepareOptions(roles, policy, dtype, config.time_format, codes, like)
     return prepare_table(frame, options, config.cache_dir, on_progress)

@@ -18,7 +18,8 @@ def require_counts(dataset: SeriesDataset) -> None:
     """
     table, names = dataset.table, dataset.roles.target
     for begin in range(0, table.num_rows, _STRETCH):
-        rows = table.rows(begin, min(begin + _STRETCH, table.num_rows))[:, : len(names)]
+        rows = table.rows(begin, min(begin + _STRETCH, table.num_rows)) + table.origin
+        rows = rows[:, : len(names)]
         bad = np.argwhere((rows < 0) | (rows != np.floor(rows)) & ~np.isnan(rows))
         if len(bad):
             row, column = bad[0]

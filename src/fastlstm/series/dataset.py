@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,8 @@ from fastlstm import environment
 from fastlstm.data.cache import Cache, make_key
 from fastlstm.errors import CorruptFileError, DataError, FastLSTMError
 from fastlstm.series.arrange import Arranged, Arrangement, Policy
-from fastlstm.series.intake import ColumnFacts, Intake, Intaken, take_in
+from fastlstm.series.facts import shown
+from fastlstm.series.intake import NO_CODES, Codes, Intake, Intaken, take_in
 from fastlstm.series.records import Records, open_records
 from fastlstm.series.roles import RoleRequest, Roles, find_roles
 from fastlstm.series.storing import Stored, store_values
@@ -41,7 +42,7 @@ class PrepareOptions:
             float32. float16 and int16 are measured against float32, the error is reported.
         time_format: how times are written where they are text or whole numbers (strptime), or s,
             ms, us, ns: whole numbers are such units since 1970.
-        missing_value: a number that stands for "no value".
+        codes: numbers that stand for "no value", and such that look so and are values.
         like: a table whose times these must agree with, or None.
     """
 
@@ -49,7 +50,7 @@ class PrepareOptions:
     policy: Policy = field(default_factory=Policy)
     dtype: Dtype = "auto"
     time_format: str | None = None
-    missing_value: float | None = None
+    codes: Codes = NO_CODES
     like: Timeline | None = None
 
 
@@ -79,7 +80,7 @@ class SeriesDataset:
     roles: Roles
     frequency: Frequency
     series: tuple[Any, ...]
-    statics: dict[str, NDArray[np.float32]]
+    statics: dict[str, NDArray[np.float64]]
     categories: dict[str, list[Any]]
     time_zone: str | None
     has_clock: bool
@@ -170,11 +171,25 @@ def _prepare(
 ) -> None:
     """Writes an entry's files into `work`."""
     like = options.like
-    intake = Intake(work, records, roles, options.time_format, options.missing_value, like)
-    intaken = take_in(records, intake, on_progress)
+
+    def read(origins: dict[str, float]) -> Intaken:
+        form, codes = options.time_format, options.codes
+        return take_in(
+            records, Intake(work, records, roles, form, codes, like, origins), on_progress
+        )
+
+    intaken = read({})
     if intaken.num_rows == 0:
         raise DataError(f"{records.name} has no rows below the line of column names")
-    notes = [*roles.notes, *_column_notes(intaken, roles, records.name), *intaken.notes]
+    _refuse_sentinels(intaken, options.codes, records.name)
+    origins = {name: facts.best_origin() for name, facts in intaken.facts.items()}
+    if any(origins.values()):  # far from 0: read again, less the origin
+        intaken = read(origins)
+    notes = [
+        *roles.notes,
+        *_column_notes(intaken, roles, records.name, options.codes.missing),
+        *intaken.notes,
+    ]
     arranged = Arrangement(
         intaken,
         len(roles.values),
@@ -186,8 +201,11 @@ def _prepare(
     stored = store_values(work, arranged, options.dtype, facts, roles.values)
     notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]
     np.save(work / "segments.npy", _segment_rows(arranged.segments), allow_pickle=False)
-    statics = {n: np.asarray(v, dtype=np.float32).tolist() for n, v in intaken.statics.items()}
-    named = {"series": intaken.series, "statics": statics, "categories": intaken.categories}
+    named = {
+        "series": intaken.series,
+        "statics": intaken.statics,
+        "categories": intaken.categories,
+    }
     _write_large_json(work / "series.json", named)
     write_json(work / "schema.json", _schema(roles, intaken, arranged, stored, tuple(notes)))
     for name in ("values.bin", "segments.npy", "series.json"):
@@ -206,6 +224,7 @@ def _schema(
         "num_rows": arranged.num_rows,
         "scale": stored.scale.tolist(),
         "offset": stored.offset.tolist(),
+        "origin": [intaken.facts[name].origin for name in roles.values],
         "frequency": arranged.frequency.to_json(),
         "time_zone": intaken.time_zone,
         "has_clock": intaken.has_clock and intaken.times is not None,
@@ -252,13 +271,14 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
             segments,
             np.asarray(schema["scale"], dtype=np.float32),
             np.asarray(schema["offset"], dtype=np.float32),
+            np.asarray(schema["origin"], dtype=np.float64),
         )
         return SeriesDataset(
             table=table,
             roles=roles,
             frequency=Frequency(**schema["frequency"]),
             series=tuple(named["series"]),
-            statics={n: np.asarray(v, dtype=np.float32) for n, v in named["statics"].items()},
+            statics={n: np.asarray(v, dtype=np.float64) for n, v in named["statics"].items()},
             categories=named["categories"],
             time_zone=schema["time_zone"],
             has_clock=schema["has_clock"],
@@ -274,7 +294,7 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
         return None
 
 
-def _column_notes(intaken: Intaken, roles: Roles, origin: str) -> list[str]:
+def _column_notes(intaken: Intaken, roles: Roles, origin: str, known: Sequence[float]) -> list[str]:
     """Returns what people should hear of the columns.
 
     Raises:
@@ -294,20 +314,41 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str) -> list[str]:
         if facts.missing:
             share = facts.missing / intaken.num_rows
             notes.append(f"column '{name}' has no value in {facts.missing:,} rows ({share:.2%})")
-        largest = max(abs(facts.low), abs(facts.high))
+        largest = max(abs(facts.low - facts.origin), abs(facts.high - facts.origin))
         if largest > _EXACT:
-            notes.append(f"column '{name}' reaches {largest:g}: float32 keeps seven digits of it")
-        notes += _sentinel_notes(name, facts)
+            notes.append(
+                f"column '{name}' reaches {facts.low:g} and {facts.high:g}: float32 keeps seven"
+                f" digits and loses steps below {np.spacing(np.float32(largest)):g}; give"
+                " differences where such steps matter"
+            )
+        notes += [
+            f"column '{name}' is {shown(code)} in {facts.sentinels[code]:,} rows: if that stands"
+            f" for no value, give missing_value={_listed(known, [code])}"
+            for code in facts.near_sentinels()
+        ]
     return notes
 
 
-def _sentinel_notes(name: str, facts: ColumnFacts) -> list[str]:
-    return [
-        f"column '{name}' is {value:g} in {count:,} rows: if that stands for no value, give"
-        f" missing_value={value:g}"
-        for value, count in facts.sentinels.items()
-        if np.float32(value) in (facts.low, facts.high)
-    ]
+def _refuse_sentinels(intaken: Intaken, codes: Codes, origin: str) -> None:
+    for name, facts in (intaken.facts | intaken.static_facts).items():
+        found = facts.far_sentinels()
+        if found:
+            low, high = facts.others
+            named = " and ".join(map(shown, found))
+            count = sum(facts.sentinels[code] for code in found)
+            what = "rows" if name in intaken.facts else "series"
+            raise DataError(
+                f"{origin}: column '{name}' is {named} in {count:,} {what} and between {low:g} and"
+                f" {high:g} in all others, as if that stood for no value; give"
+                f" missing_value={_listed(codes.missing, found)} if it does, or"
+                f" keep_value={_listed(codes.kept, found)} if it is a value"
+            )
+
+
+def _listed(known: Sequence[float], new: Sequence[float]) -> str:
+    """Returns numbers as a parameter is given: -9999, or [-9999,-99]."""
+    texts = [shown(value) for value in (*known, *new)]
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
 
 
 def _time_notes(arranged: Arranged, intaken: Intaken, policy: Policy) -> list[str]:

@@ -38,7 +38,8 @@ class Inputs:
             codes = values[..., place]
             found = known[codes.nan_to_num(0.0).long()]
             values[..., place] = torch.where(codes.isnan(), codes, found)
-        scaled = (values - torch.from_numpy(self.scaler.mean)) / torch.from_numpy(self.scaler.std)
+        mean = torch.from_numpy(self.scaler.mean - self.table.origin).float()
+        scaled = (values - mean) / torch.from_numpy(self.scaler.std).float()
         if self.statics is None:
             return scaled, None
         return scaled, torch.from_numpy(self.statics[self.table.segments.series[segments]])

@@ -6,8 +6,8 @@ in memory but a batch and the names of series and categories.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,58 +20,29 @@ from numpy.typing import NDArray
 from fastlstm.data.loader import Prefetcher
 from fastlstm.errors import DataError
 from fastlstm.series.clock import EPOCH_UNITS, TimeReader
+from fastlstm.series.facts import ColumnFacts
+from fastlstm.series.names import Names, without_nan
 from fastlstm.series.records import Records, first_text, is_text, text_in_numbers
 from fastlstm.series.roles import Roles
 from fastlstm.series.timeline import Timeline
 
-SENTINELS = (-9999.0, -999.0, -99999.0, -999.9, -9999.9, 9999.0, 99999.0, 999999.0)
-"""Numbers that stand for "no value" in many files; reported where they are the extreme."""
-
 _ROWS = 1 << 20
 
 
-@dataclass
-class ColumnFacts:
-    """What was seen of one column.
+@dataclass(frozen=True)
+class Codes:
+    """Numbers that stand for something else.
 
     Attributes:
-        missing: rows without a value.
-        low: the smallest value.
-        high: the largest one.
-        is_short: every value is a whole number that int16 holds.
-        sentinels: how often a sentinel was the extreme of its batch, by value.
-        is_category: values are numbers of names.
+        missing: those that stand for "no value".
+        kept: those that look as if they did and are values.
     """
 
-    missing: int = 0
-    low: float = float("inf")
-    high: float = float("-inf")
-    is_short: bool = True
-    sentinels: dict[float, int] = field(default_factory=dict)
-    is_category: bool = False
+    missing: tuple[float, ...] = ()
+    kept: tuple[float, ...] = ()
 
-    def add(self, values: NDArray[np.float32]) -> int | None:
-        """Takes a batch in; returns the first row that holds an infinity, or None."""
-        if np.isfinite(values).all():
-            finite = values
-        else:
-            infinite = np.flatnonzero(np.isinf(values))
-            if len(infinite):
-                return int(infinite[0])
-            finite = values[~np.isnan(values)]
-            self.missing += len(values) - len(finite)
-        if len(finite):
-            low, high = float(finite.min()), float(finite.max())
-            self.low, self.high = min(self.low, low), max(self.high, high)
-            for extreme in {low, high}:
-                found = next((s for s in SENTINELS if np.float32(s) == extreme), None)
-                if found is not None:
-                    count = int(np.count_nonzero(finite == extreme))
-                    self.sentinels[found] = self.sentinels.get(found, 0) + count
-            if self.is_short:
-                fits = low > -32768 and high < 32768
-                self.is_short = fits and bool((finite == np.rint(finite)).all())
-        return None
+
+NO_CODES = Codes()
 
 
 @dataclass(frozen=True)
@@ -87,12 +58,13 @@ class Intaken:
         counts: rows of each series, shape ``(S,)``.
         is_grouped: the rows of every series stand together.
         facts: per column.
+        static_facts: per static column, of one number per series.
         statics: per static column one number per series; categories as their number.
         categories: names by categorical column, in the order of their numbers.
         time_zone: of the times, or None.
         has_clock: times are times; else whole numbers.
         is_wall: times are as the clocks of the zone show them, else UTC.
-        notes: what people should hear of the times.
+        notes: what people should hear of the times and names.
     """
 
     num_rows: int
@@ -103,6 +75,7 @@ class Intaken:
     counts: NDArray[np.int64]
     is_grouped: bool
     facts: dict[str, ColumnFacts]
+    static_facts: dict[str, ColumnFacts]
     statics: dict[str, list[float]]
     categories: dict[str, list[Any]]
     time_zone: str | None
@@ -119,8 +92,9 @@ class Intake:
         records: where the batches come from, for its schema and name.
         roles: of its columns.
         time_format: see `TimeReader`.
-        missing_value: a number that stands for "no value".
+        codes: numbers that stand for "no value", and such that look so and are values.
         like: a table whose times these must agree with, or None.
+        origins: what is taken from the values of a column; default nothing.
     """
 
     def __init__(
@@ -129,20 +103,24 @@ class Intake:
         records: Records,
         roles: Roles,
         time_format: str | None = None,
-        missing_value: float | None = None,
+        codes: Codes = NO_CODES,
         like: Timeline | None = None,
+        origins: Mapping[str, float] | None = None,
     ) -> None:
         self._work, self._roles, self._name = work, roles, records.name
         self._schema, self._time_format = records.schema, time_format
         self._is_parsed = records.is_parsed
-        self._missing_value = missing_value
+        self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
         self._facts = {
-            name: ColumnFacts(is_category=name in roles.categorical) for name in roles.values
+            name: ColumnFacts(codes.kept, (origins or {}).get(name, 0.0))
+            for name in (*roles.values, *roles.static)
         }
-        self._series: dict[Any, int] = {}
+        for name in roles.categorical:
+            self._facts[name].is_category = True
+        self._series = self._names(roles.series)
         self._counts: list[int] = []
         self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
-        self._categories: dict[str, dict[Any, int]] = {name: {} for name in roles.categorical}
+        self._categories = {name: self._names(name) for name in roles.categorical}
         self._rows, self._last_code, self._is_grouped = 0, -1, True
         self._times = (
             None if roles.time is None else TimeReader(roles.time, self._name, time_format)
@@ -151,6 +129,9 @@ class Intake:
         self._files = {
             name: (work / name).open("wb") for name in ("values.f32", "times.i64", "codes.i32")
         }
+
+    def _names(self, column: str | None) -> Names:
+        return Names(self._schema.field(column).type if column and self._is_parsed else None)
 
     @property
     def types(self) -> dict[str, pa.DataType]:
@@ -162,7 +143,7 @@ class Intake:
                 found[name] = pa.string() if not pa.types.is_dictionary(kind) else kind
             else:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
-                found[name] = kind if is_kept else pa.float32()
+                found[name] = kind if is_kept else pa.float64()
         for special in (roles.time, roles.series):
             if special is not None:
                 found[special] = self._schema.field(special).type
@@ -185,14 +166,12 @@ class Intake:
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
-            column = self._numbers(name, batch.column(name))
-            rows[:, position] = column
-            bad = self._facts[name].add(column)
+            column, facts = self._numbers(name, batch.column(name)), self._facts[name]
+            with np.errstate(over="ignore"):  # what float32 cannot hold is found as infinite
+                rows[:, position] = column - facts.origin
+            bad = facts.add(column, rows[:, position])
             if bad is not None:
-                raise DataError(
-                    f"{self._name}: column '{name}' is infinite in row {self._rows + bad + 1};"
-                    " write an empty value where there is none"
-                )
+                raise self._infinite(name, bad)
         self._add_statics(batch, codes)
         rows.tofile(self._files["values.f32"])
         if self._times is not None and self._roles.time is not None:
@@ -201,9 +180,18 @@ class Intake:
             self._times.read(column, self._rows).tofile(self._files["times.i64"])
         self._rows += num
 
+    def _infinite(self, name: str, row: int) -> DataError:
+        return DataError(
+            f"{self._name}: column '{name}' is infinite, or beyond float32, in row"
+            f" {self._rows + row + 1}; write an empty value where there is none"
+        )
+
     def finish(self) -> Intaken:
         """Returns what was found; the files are closed."""
         self.close()
+        for name, known in self._statics.items():
+            values = np.asarray(known, dtype=np.float64)
+            self._facts[name].add(values, values.astype(np.float32))
         path, times = self._work / "times.i64", self._times
         is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
         return Intaken(
@@ -211,17 +199,26 @@ class Intake:
             values=self._work / "values.f32",
             times=None if times is None else path,
             codes=self._work / "codes.i32",
-            series=_plain(self._series),
+            series=self._series.plain() if self._roles.series is not None else [""],
             counts=np.array(self._counts, dtype=np.int64),
             is_grouped=self._is_grouped,
-            facts=self._facts,
+            facts={name: self._facts[name] for name in self._roles.values},
+            static_facts={name: self._facts[name] for name in self._roles.static},
             statics=self._statics,
-            categories={name: _plain(found) for name, found in self._categories.items()},
+            categories={name: found.plain() for name, found in self._categories.items()},
             time_zone=None if times is None else times.time_zone,
             has_clock=times is None or times.has_clock,
             is_wall=is_wall,
-            notes=[] if times is None else times.notes(),
+            notes=self._notes(),
         )
+
+    def _notes(self) -> list[str]:
+        notes = [] if self._times is None else self._times.notes()
+        if self._roles.series is not None:
+            notes += self._series.notes(self._roles.series)
+        for name, names in self._categories.items():
+            notes += names.notes(name)
+        return notes
 
     def close(self) -> None:
         """Closes the files."""
@@ -244,13 +241,12 @@ class Intake:
     def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
         if self._roles.series is None:
             if not self._counts:
-                self._series[""] = 0
                 self._counts.append(0)
             self._counts[0] += batch.num_rows
             return np.zeros(batch.num_rows, dtype=np.int32)
-        column = batch.column(self._roles.series)
+        column = without_nan(batch.column(self._roles.series))
         self._refuse_nulls(column, self._roles.series, "series")
-        codes = _numbered(column, self._series).astype(np.int32)
+        codes = self._series.number(column).astype(np.int32)
         is_grouped = int(codes[0]) >= self._last_code and bool((np.diff(codes) >= 0).all())
         if self._is_grouped and not is_grouped:
             self._write_codes()
@@ -271,12 +267,13 @@ class Intake:
                 part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
                 part.tofile(self._files["codes.i32"])
 
-    def _numbers(self, name: str, column: pa.Array) -> NDArray[np.float32]:
+    def _numbers(self, name: str, column: pa.Array) -> NDArray[np.float64]:
         if name in self._roles.categorical:
-            codes = _numbered(column, self._categories[name]).astype(np.float32)
+            column = without_nan(column)
+            numbers = self._categories[name].number(column).astype(np.float64)
             if column.null_count:
-                codes[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
-            return codes
+                numbers[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
+            return numbers
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
         kind = column.type
@@ -284,7 +281,7 @@ class Intake:
             text = first_text(column)
             if text is not None:
                 raise text_in_numbers(self._name, name, self._rows + text[0], text[1])
-            column = pc.utf8_trim_whitespace(column).cast(pa.float32())
+            column = pc.utf8_trim_whitespace(column).cast(pa.float64())
         elif pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             column = column.cast(pa.float64())
         elif not (
@@ -292,30 +289,29 @@ class Intake:
         ):
             raise DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
         if pa.types.is_null(kind):
-            return np.full(len(column), np.nan, dtype=np.float32)
-        with np.errstate(over="ignore"):  # what float32 cannot hold is found as infinite
-            values: NDArray[np.float32] = column.to_numpy(zero_copy_only=False).astype(
-                np.float32, copy=False
-            )
-        if self._missing_value is not None:
-            is_missing = values == np.float32(self._missing_value)
-            if is_missing.any():
-                values = np.where(is_missing, np.float32(np.nan), values)
+            return np.full(len(column), np.nan)
+        values: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(
+            np.float64, copy=False
+        )
+        if self._missing and (is_missing := np.isin(values, self._missing)).any():
+            values = np.where(is_missing, np.nan, values)
         return values
 
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
         for name, known in self._statics.items():
             values = self._numbers(name, batch.column(name))
             first = np.flatnonzero(np.diff(codes, prepend=-1))
-            known += [float("nan")] * (len(self._series) - len(known))
+            known += [float("nan")] * (len(self._counts) - len(known))
             for row in first.tolist():
                 if np.isnan(known[codes[row]]):
                     known[codes[row]] = float(values[row])
-            expected = np.asarray(known, dtype=np.float32)[codes]
+            if len(infinite := np.flatnonzero(np.isinf(values))):
+                raise self._infinite(name, int(infinite[0]))
+            expected = np.asarray(known, dtype=np.float64)[codes]
             differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
-                series = list(self._series)[codes[row]]
+                series = "" if self._roles.series is None else self._series[codes[row]]
                 raise DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
                     f" row {self._rows + row + 1}; one value per series was expected"
@@ -325,31 +321,6 @@ class Intake:
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"{self._name}: row {self._rows + row + 1} has no {what} ('{name}')")
-
-
-def _plain(names: dict[Any, int]) -> list[Any]:
-    """Returns names as JSON has them."""
-    return [n if isinstance(n, str | int | float | bool) else str(n) for n in names]
-
-
-def _numbered(column: pa.Array, known: dict[Any, int]) -> NDArray[np.int64]:
-    """Returns the number of every value, in the order values come; new ones are added to `known`.
-
-    A null's number means nothing.
-    """
-    if not isinstance(column, pa.DictionaryArray):
-        column = column.dictionary_encode()
-    indices = column.indices.fill_null(0) if column.null_count else column.indices
-    places = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    if len(column.dictionary) == 0:  # nothing but nulls
-        return np.zeros(len(places), dtype=np.int64)
-    starts = places[np.flatnonzero(np.diff(places, prepend=-1))]
-    used, first = np.unique(starts, return_index=True)
-    used = used[np.argsort(first)]
-    numbers = np.zeros(len(column.dictionary), dtype=np.int64)
-    names = column.dictionary.take(pa.array(used)).to_pylist()
-    numbers[used] = [known.setdefault(name, len(known)) for name in names]
-    return np.asarray(numbers[places])
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:

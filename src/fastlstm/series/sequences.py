@@ -32,11 +32,11 @@ class Sequences:
     """Sequences one behind the other.
 
     Attributes:
-        values: shape ``(sum of lengths, C)``, float32; missing values are NaN.
+        values: shape ``(sum of lengths, C)``, float32 or float64; missing values are NaN.
         lengths: steps of each, shape ``(N,)``, int64.
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[np.floating]
     lengths: NDArray[np.int64]
 
     @staticmethod
@@ -69,7 +69,7 @@ class Sequences:
             raise DataError(f"sequence {empty[0]} has no steps; leave it out")
         if values.shape[1] == 0:
             raise DataError("the sequences have no columns, expected 1 or more")
-        if len(bad := np.argwhere(np.isinf(values))):
+        if len(bad := np.argwhere(np.abs(values) > np.finfo(np.float32).max)):
             number, step = found._place(int(bad[0][0]))
             raise DataError(
                 f"sequence {number}, step {step}, column {bad[0][1]} is infinite, or beyond"
@@ -113,14 +113,14 @@ class Sequences:
             )
 
     def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Returns mean and deviation of every column of some sequences; 0 and 1 of a constant."""
+        """Returns mean and deviation of every column of some sequences, float64; of a constant
+        its value and 1."""
         is_used = np.zeros(len(self), dtype=bool)
         is_used[numbers] = True
         values = torch.from_numpy(self.values[np.repeat(is_used, self.lengths)]).double()
         mean = values.nanmean(0).nan_to_num(0.0)
         std = ((values - mean) ** 2).nanmean(0).nan_to_num(0.0).sqrt()
-        std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
-        return mean.float(), std.float()
+        return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
 
     def batch(self, numbers: NDArray[np.int64], mean: Tensor, std: Tensor) -> SequenceBatch:
         """Returns some sequences, scaled and padded at their ends to the longest."""
@@ -130,18 +130,23 @@ class Sequences:
         parts = [torch.from_numpy(self.values[first : first + n]) for first, n in spans]
         padded = pad_sequence(parts, batch_first=True)
         is_even = (lengths == lengths[0]).all()
-        return SequenceBatch((padded - mean) / std, None if is_even else torch.from_numpy(lengths))
+        scaled = ((padded - mean) / std).float()
+        return SequenceBatch(scaled, None if is_even else torch.from_numpy(lengths))
 
 
-def _numbers(given: Any, ndim: int, what: str, shape: str) -> NDArray[np.float32]:
+def _numbers(given: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
+    if hasattr(given, "toarray"):
+        raise DataError(f"{what} is a sparse array, sparse input is not supported; give toarray()")
     try:
         array = np.asarray(given)
-    except ValueError as error:
+        if array.dtype == object and array.ndim == ndim:
+            array = array.astype(np.float64)
+    except (ValueError, TypeError) as error:
         raise DataError(f"{what} is no array of numbers ({error}), expected {shape}") from None
     if array.ndim != ndim or array.dtype.kind not in "fiub":
         raise DataError(
             f"{what} has shape {array.shape} and dtype {array.dtype}, expected numbers of shape"
             f" {shape}"
         )
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float32)
+    is_single = array.dtype in (np.float16, np.float32)
+    return np.ascontiguousarray(array, dtype=np.float32 if is_single else np.float64)

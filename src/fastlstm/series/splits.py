@@ -111,12 +111,12 @@ class Scaler:
     """What is taken from each column and what it is divided by, fitted on training rows.
 
     Attributes:
-        mean: shape ``(C,)``, float32.
-        std: shape ``(C,)``, float32; 1 for a column that never changes, and for categories.
+        mean: shape ``(C,)``, float64, in the table's units.
+        std: shape ``(C,)``, float64; 1 for a column that never changes, and for categories.
     """
 
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
 
 
 def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int] = ()) -> Scaler:
@@ -149,9 +149,9 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     mean = total / np.maximum(count, 1)
     variance = np.maximum(squares / np.maximum(count, 1) - mean**2, 0)
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
-    mean += center
+    mean += center + table.origin
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
-    return Scaler(mean.astype(np.float32), std.astype(np.float32))
+    return Scaler(mean, std)
 
 
 def _merged(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 from fastlstm.series.arrange import Arranged
-from fastlstm.series.intake import ColumnFacts
+from fastlstm.series.facts import ColumnFacts
 from fastlstm.series.table import MISSING_INT16
 
 _ROWS = 1 << 18
@@ -67,7 +67,7 @@ def store_values(
         for column, fact in enumerate(facts):
             if fact.is_category:
                 continue
-            low, high = (fact.low, fact.high) if fact.low <= fact.high else (0.0, 0.0)
+            low, high = _range(fact)
             scale[column] = max((high - low) / _STEPS, float(np.finfo(np.float32).tiny))
             offset[column] = (low + high) / 2
     kind = "float16" if dtype == "float16" else "int16"
@@ -78,9 +78,9 @@ def store_values(
                 f"column '{name}' has {fact.high + 1:.0f} names, {kind} tells {most + 1} apart;"
                 " give dtype='float32'"
             )
-        if kind == "float16" and max(abs(fact.low), abs(fact.high)) > 65_504:
+        if kind == "float16" and (largest := max(map(abs, _range(fact)))) > 65_504:
             raise DataError(
-                f"column '{name}' reaches {max(abs(fact.low), abs(fact.high)):g}, float16 ends at"
+                f"column '{name}' reaches {largest:g}, float16 ends at"
                 " 65504; give dtype='int16' or 'float32'"
             )
     error, spread = _convert(arranged, target, kind, scale, offset)
@@ -92,6 +92,13 @@ def store_values(
         if error[c] > 0
     ]
     return Stored(kind, scale, offset, tuple(notes or [f"values stored as {kind}: nothing lost"]))
+
+
+def _range(fact: ColumnFacts) -> tuple[float, float]:
+    """Returns the smallest and largest value as stored; zeros of a column without any."""
+    if fact.low > fact.high:
+        return 0.0, 0.0
+    return fact.low - fact.origin, fact.high - fact.origin
 
 
 def _convert(

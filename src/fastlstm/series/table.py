@@ -9,12 +9,13 @@
 
 A segment is a stretch of one series whose rows follow each other in steps of the table's
 frequency: the row says the time, so that no time is stored per row, and no window crosses a gap.
-A missing value is NaN (in int16: the smallest number).
+A missing value is NaN (in int16: the smallest number). Values far from 0 beside how much they move
+are stored less an origin per column, which float32 would lose steps of.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ class Table:
         segments: rows in order; they cover the table.
         scale: shape ``(C,)``, float32: an int16 stands for ``value * scale + offset``.
         offset: shape ``(C,)``, float32.
+        origin: shape ``(C,)``, float64: what was taken from the values of each column; rows and
+            windows are without it. Default 0.
     """
 
     values: NDArray[Any]
@@ -68,6 +71,11 @@ class Table:
     segments: Segments
     scale: NDArray[np.float32]
     offset: NDArray[np.float32]
+    origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if len(self.origin) == 0:
+            object.__setattr__(self, "origin", np.zeros(len(self.columns)))
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +87,7 @@ class Table:
         return DTYPES.index(self.values.dtype.name)
 
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
-        """Returns rows ``first .. last - 1`` as float32, missing values as NaN."""
+        """Returns rows ``first .. last - 1`` as float32, less `origin`; missing values as NaN."""
         found = self.values[first:last]
         if found.dtype != np.int16:
             return np.asarray(found, dtype=np.float32)

@@ -1,0 +1,99 @@
+"""Names in columns of series and categories: 7, 7.0 and "7" are one, whatever file they are in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def canonical(name: Any) -> str:
+    """Returns the text by which names are compared: "7" of 7, 7.0 and "7", "true" of True."""
+    if isinstance(name, bool):
+        return str(name).lower()
+    if isinstance(name, float | Decimal) and name == name and name % 1 == 0:
+        return str(int(name))
+    return str(name)
+
+
+def text_of_number(text: str) -> str:
+    """Returns a text from a column of numbers without a fraction of zeros: "7" of "7.0"."""
+    found = _WHOLE.fullmatch(text)
+    return text if found is None else found[1]
+
+
+class Names:
+    """Numbers the names of a column in the order they come.
+
+    Args:
+        kind: the type of the column where it is read as text, but would be read as another.
+    """
+
+    def __init__(self, kind: pa.DataType | None = None) -> None:
+        self._numbers: dict[str, int] = {}
+        self._values: list[Any] = []
+        self._same: dict[str, tuple[Any, Any]] = {}
+        self._read: Callable[[str], str] | None = None
+        if kind is not None and pa.types.is_floating(kind):
+            self._read = text_of_number
+        elif kind is not None and pa.types.is_boolean(kind):
+            self._read = str.lower
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._values[number]
+
+    def plain(self) -> list[Any]:
+        """Returns all names as JSON has them, of one type."""
+        kinds = {type(value) for value in self._values}
+        if len(kinds) > 1:
+            return [canonical(value) for value in self._values]
+        is_plain = kinds <= {str, int, float, bool}
+        return list(self._values) if is_plain else [str(value) for value in self._values]
+
+    def notes(self, column: str) -> list[str]:
+        """Returns what people should hear of the names."""
+        return [f"column '{column}': {a!r} and {b!r} are one name" for a, b in self._same.values()]
+
+    def number(self, column: pa.Array) -> NDArray[np.int64]:
+        """Returns the number of every name; that of a null means nothing."""
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        indices = column.indices.fill_null(0) if column.null_count else column.indices
+        places = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        if len(column.dictionary) == 0:  # nothing but nulls
+            return np.zeros(len(places), dtype=np.int64)
+        starts = places[np.flatnonzero(np.diff(places, prepend=-1))]
+        used, first = np.unique(starts, return_index=True)
+        used = used[np.argsort(first)]
+        numbers = np.zeros(len(column.dictionary), dtype=np.int64)
+        numbers[used] = [self._of(v) for v in column.dictionary.take(pa.array(used)).to_pylist()]
+        return np.asarray(numbers[places])
+
+    def _of(self, value: Any) -> int:
+        if self._read is not None and isinstance(value, str):
+            value = self._read(value)
+        name = canonical(value)
+        number = self._numbers.setdefault(name, len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        elif (known := self._values[number]) != value or type(known) is not type(value):
+            self._same.setdefault(name, (known, value))
+        return number
+
+
+def without_nan(column: pa.Array) -> pa.Array:
+    """Returns a column of names in which NaN is null."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
