@@ -39,7 +39,7 @@ class CpuInfo:
         vendor: "GenuineIntel", "AuthenticAMD"; on other architectures their name.
         model: the brand string.
         isa: widest usable instruction set, one of `environment.ISA_NAMES`; FASTLSTM_ISA lowers it.
-        bf16_isa: the one whose sequence kernels are fastest in bf16 (`fastest_bf16`).
+        bf16_isa: the one whose kernels are fastest in bf16 (`fastest_bf16`).
         features: what the CPU has and the operating system enables; FASTLSTM_ISA leaves it alone.
         cores: cores this process may use: the smaller of affinity mask and control-group quota.
         l1d_bytes: level-1 data cache of one core; 0 where unknown.

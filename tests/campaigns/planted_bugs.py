@@ -166,6 +166,7 @@ BUGS = (
         "const int64_t blocks = min_of(24, ceil_div(rows.end - rows.begin, Engine::kRows));"),
     Bug("high half of a pair lost", GEMM, "load_words(b + s * strip_stride) & 0xffff0000u",
         "load_words(b + s * strip_stride) & 0u"),
+    Bug("reversed panels begin behind the last", GEMM, "panels() - 1 - index", "panels() - index"),
     Bug("rows widened from the start again", GEMM, "a.rows + r * a.row_stride + first;",
         "a.rows + r * a.row_stride;"),
     Bug("second pass of strips in the place of the first", GEMM, "out + s * kLanes, row);",

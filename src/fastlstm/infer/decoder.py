@@ -349,6 +349,8 @@ class Stream:
 
 def _isa(weight_format: str) -> str:
     cpu = hardware.cpu()
+    if weight_format == "bf16":
+        return cpu.bf16_isa
     if weight_format == "int8" and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
         return "avx512_vnni"
     return cpu.isa

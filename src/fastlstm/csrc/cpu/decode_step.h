@@ -312,7 +312,7 @@ class DecodeLoop {
     const DecodeLayer& layer = m_.layers[k];
     const bool is_looked_up = layer.input.strips == nullptr;
     const bool has_values = needs_values(k), has_scales = k == 0 || needs_values(k - 1);
-    const Range strips{4 * my_units_.begin, 4 * my_units_.end};
+    const Strips strips{4 * my_units_.begin, 4 * my_units_.end, step % 2 != 0};
     if (!is_looked_up) {
       const MatrixView<Format> input(layer.input, width_into(k));
       const auto left =
@@ -403,7 +403,7 @@ class DecodeLoop {
     const MatrixView<Format> output(m_.output, m_.H);
     const bool has_scales = needs_values(m_.L - 1);
     multiply(engine_, output_of(m_.L - 1, step, output.inner), {0, s_.rows}, output.strips(),
-             output.stride, my_strips_, output.inner,
+             output.stride, {my_strips_.begin, my_strips_.end, step % 2 != 0}, output.inner,
              [&](int64_t row, int64_t strip, int num, const float* sums) {
                const float scale = has_scales ? s_.scales[row] : 1.0f;
                float* const out = s_.logits + row * s_.logit_stride;

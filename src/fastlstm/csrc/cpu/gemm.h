@@ -26,6 +26,25 @@ FASTLSTM_INLINE Range part_of(Range whole, int64_t index, int64_t count, int64_t
   return {min_of(begin, whole.end), min_of(end, whole.end)};
 }
 
+// The strips of a product, kStrips at a time: a panel. Every other step of a loop goes over them
+// from the last panel to the first, so that what a cache could not hold altogether is half there.
+class Strips {
+ public:
+  FASTLSTM_INLINE Strips(int64_t begin, int64_t end, bool is_reversed = false)
+      : all_{begin, end}, is_reversed_(is_reversed) {}
+
+  FASTLSTM_INLINE int64_t panels() const { return ceil_div(all_.end - all_.begin, kStrips); }
+  FASTLSTM_INLINE Range panel(int64_t index) const {
+    const int64_t at = is_reversed_ ? panels() - 1 - index : index;
+    const int64_t begin = all_.begin + at * kStrips;
+    return {begin, min_of(begin + kStrips, all_.end)};
+  }
+
+ private:
+  Range all_;
+  bool is_reversed_;
+};
+
 // The left operand: rows `row_stride` apart, their inner dimension in blocks `block_stride` apart.
 template <typename Element>
 struct Left {
@@ -251,8 +270,8 @@ struct VectorEngine {
 // A panel of strips that is too long for the second-level cache goes over a group of rows in parts.
 template <typename Engine, typename Epilogue>
 FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, Range rows,
-                              const typename Engine::Element* b, int64_t strip_stride, Range strips,
-                              int64_t inner, Epilogue&& epilogue) {
+                              const typename Engine::Element* b, int64_t strip_stride,
+                              Strips strips, int64_t inner, Epilogue&& epilogue) {
   constexpr int64_t kPanelBytes = 512 << 10;
   constexpr int64_t kPart =
       kPanelBytes / (kStrips * kLanes * int64_t{sizeof(typename Engine::Element)});
@@ -261,8 +280,9 @@ FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, 
   const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
   const int64_t parts = ceil_div(inner, kPart + kPart / 2);
   const int64_t group = parts == 1 ? 1 : kGroup;
-  for (int64_t s = strips.begin; s < strips.end; s += kStrips) {
-    const int num_strips = static_cast<int>(min_of(kStrips, strips.end - s));
+  for (int64_t n = 0; n < strips.panels(); ++n) {
+    const int64_t s = strips.panel(n).begin;
+    const int num_strips = static_cast<int>(strips.panel(n).end - s);
     for (int64_t first = 0; first < blocks; first += group) {
       const int64_t last = min_of(first + group, blocks);
       for (int64_t p = 0; p < parts; ++p) {

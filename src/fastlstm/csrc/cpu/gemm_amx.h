@@ -74,7 +74,7 @@ class TileEngine {
 // next block are multiplied: neither waits for the other.
 template <typename Epilogue>
 FASTLSTM_INLINE void multiply(TileEngine& engine, Left<uint16_t> a, Range rows, const uint16_t* b,
-                              int64_t strip_stride, Range strips, int64_t inner,
+                              int64_t strip_stride, Strips strips, int64_t inner,
                               Epilogue&& epilogue) {
   constexpr int64_t kRows = TileEngine::kRows;
   alignas(64) float out[2][kRows * kStrips * kLanes];
@@ -89,8 +89,9 @@ FASTLSTM_INLINE void multiply(TileEngine& engine, Left<uint16_t> a, Range rows, 
     ++pending.row;
   };
   int turn = 0;
-  for (int64_t s = strips.begin; s < strips.end; s += kStrips) {
-    const int num_strips = static_cast<int>(min_of(kStrips, strips.end - s));
+  for (int64_t n = 0; n < strips.panels(); ++n) {
+    const int64_t s = strips.panel(n).begin;
+    const int num_strips = static_cast<int>(strips.panel(n).end - s);
     const int64_t steps = ceil_div(num_strips, 2) * (inner / 32);
     for (int64_t first = rows.begin; first < rows.end; first += kRows) {
       const int count = static_cast<int>(min_of(kRows, rows.end - first));

@@ -132,7 +132,8 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
     return;
   }
   const Left<Element> next = gates.left((t + 1) / s.steps, (t + 1) % s.steps * g.B);
-  multiply(engine, next, my.lanes, w.recurrent, w.stride, my.units, n.gates, cell);
+  multiply(engine, next, my.lanes, w.recurrent, w.stride,
+           {my.units.begin, my.units.end, t % 2 != 0}, n.gates, cell);
 }
 
 // dh0 = gate gradients of the first step * w_hh; dc0 is what the loop left.
@@ -142,7 +143,8 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                      const Share& my, Engine& engine, bool has_carry) {
   using Element = typename Format::Element;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
-  multiply(engine, gates.left(0, 0), my.lanes, w.recurrent, w.stride, my.units, n.gates,
+  multiply(engine, gates.left(0, 0), my.lanes, w.recurrent, w.stride,
+           {my.units.begin, my.units.end}, n.gates,
            [&](int64_t b, int64_t strip, int strips, const float* sums) {
              for (int q = 0; q < strips; ++q) {
                const int64_t k = (strip + q) * kLanes, count = g.H - k;
@@ -163,7 +165,7 @@ template <typename Format, typename Out, typename Engine>
 void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
                     Engine& engine, const Left<typename Format::Element>& gates, Range rows,
                     Range strips, typename Out::Element* out) {
-  multiply(engine, gates, rows, w.input, w.stride, strips, n.gates,
+  multiply(engine, gates, rows, w.input, w.stride, {strips.begin, strips.end}, n.gates,
            [&](int64_t row, int64_t strip, int num, const float* sums) {
              for (int q = 0; q < num; ++q) {
                const int64_t k = (strip + q) * kLanes;

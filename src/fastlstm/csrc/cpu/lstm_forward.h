@@ -132,7 +132,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
   const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   multiply(engine, plain(state, s.state_stride, n.state_inner), my.lanes, w.recurrent,
-           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end}, n.state_inner,
+           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end, t % 2 != 0}, n.state_inner,
            [&](int64_t b, int64_t strip, int, const float* sum) {
              const int64_t u = strip / 4, k = u * kLanes;
              const int64_t count = g.H - k;

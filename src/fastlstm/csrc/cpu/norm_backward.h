@@ -151,7 +151,7 @@ void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
   }
   const int64_t next = step.t + 1;
   multiply(engine, step.gates.left(next / s.steps, next % s.steps * g.B), my.lanes, w.recurrent,
-           w.stride, my.units, n.gates,
+           w.stride, {my.units.begin, my.units.end, next % 2 != 0}, n.gates,
            [&](int64_t b, int64_t strip, int strips, const float* sums) {
              for (int q = 0; q < strips; ++q) one(b, strip + q, sums + q * kLanes);
            });

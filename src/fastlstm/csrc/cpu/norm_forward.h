@@ -50,7 +50,7 @@ void norm_products(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
                    const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
                    const Share& my, Engine& engine, int64_t t) {
   multiply(engine, plain(s.state(t, g.B), s.state_stride, n.state_inner), my.lanes, w.recurrent,
-           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end}, n.state_inner,
+           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end, t % 2 != 0}, n.state_inner,
            [&](int64_t b, int64_t strip, int, const float* sums) {
              const int64_t u = strip / 4;
              float* const raw = ns.raw.at(0, u, b);

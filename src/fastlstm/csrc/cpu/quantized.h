@@ -122,11 +122,12 @@ struct QuantizedEngine {
 // floats.
 template <typename Engine, typename Epilogue>
 FASTLSTM_INLINE void multiply_quantized(Engine& engine, Left<uint8_t> a, Range rows,
-                                        const uint8_t* b, int64_t strip_stride, Range strips,
+                                        const uint8_t* b, int64_t strip_stride, Strips strips,
                                         int64_t inner, Epilogue&& epilogue) {
   alignas(64) int32_t out[Engine::kRows * kStrips * kLanes];
   const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
-  for (int64_t s = strips.begin; s < strips.end; s += kStrips) {
+  for (int64_t n = 0; n < strips.panels(); ++n) {
+    const int64_t s = strips.panel(n).begin;
     for (int64_t block = 0; block < blocks; ++block) {
       const Range mine = part_of(rows, block, blocks);
       engine.block(a.rows + mine.begin * a.row_stride, a.row_stride,
@@ -141,7 +142,7 @@ FASTLSTM_INLINE void multiply_quantized(Engine& engine, Left<uint8_t> a, Range r
 
 template <typename Epilogue>
 FASTLSTM_INLINE void multiply(QuantizedEngine& engine, Left<uint8_t> a, Range rows,
-                              const uint8_t* b, int64_t strip_stride, Range strips, int64_t inner,
+                              const uint8_t* b, int64_t strip_stride, Strips strips, int64_t inner,
                               Epilogue&& epilogue) {
   multiply_quantized(engine, a, rows, b, strip_stride, strips, inner, epilogue);
 }

@@ -59,7 +59,7 @@ class QuantizedTileEngine {
 
 template <typename Epilogue>
 FASTLSTM_INLINE void multiply(QuantizedTileEngine& engine, Left<uint8_t> a, Range rows,
-                              const uint8_t* b, int64_t strip_stride, Range strips, int64_t inner,
+                              const uint8_t* b, int64_t strip_stride, Strips strips, int64_t inner,
                               Epilogue&& epilogue) {
   multiply_quantized(engine, a, rows, b, strip_stride, strips, inner, epilogue);
 }
