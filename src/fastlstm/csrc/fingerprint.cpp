@@ -7,7 +7,8 @@
 namespace fastlstm {
 namespace {
 
-constexpr int64_t kLinesPerSet = 256;  // few enough for the shortest call
+constexpr int64_t kLinesPerSet = 64;  // few enough for the shortest call
+constexpr int64_t kWhole = 32 << 10;  // bytes that the shortest call can read
 
 int64_t share(int64_t count, Member me, int which) { return count * (me.index + which) / me.count; }
 
@@ -23,7 +24,8 @@ Fingerprint::Fingerprint(const Kernels& kernels, const Regions& regions, int thr
   for (const auto& [address, bytes] : regions) {
     Region& r = regions_.emplace_back(reinterpret_cast<const uint8_t*>(address), bytes);
     // Odd, so that the lines of a set fall on all columns of a matrix.
-    r.sums.resize(std::min(bytes / (kLineBytes * kLinesPerSet) | 1, kMaxLineSets));
+    const int64_t num_sets = std::min(bytes / (kLineBytes * kLinesPerSet) | 1, kMaxLineSets);
+    r.sums.resize(bytes <= kWhole ? 1 : num_sets);
   }
   run_team(bytes_read(kRows) > kAlone ? threads : 1, [&](Member me) {
     for (Region& r : regions_) {

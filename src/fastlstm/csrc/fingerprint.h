@@ -21,7 +21,7 @@ class Fingerprint {
   using Regions = std::vector<std::pair<uintptr_t, int64_t>>;  // address and bytes of each
 
   // What a layer computes before every set has been read: T * B of its calls, added up.
-  static constexpr int64_t kRows = 1024;
+  static constexpr int64_t kRows = 4096;
 
   // A check that reads more than this many bytes is shared out to threads.
   static constexpr int64_t kAlone = 1 << 20;

@@ -129,7 +129,7 @@ struct BackwardArgs {
 };
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kMaxLineSets = 257;  // their running sums fit the first-level cache
+constexpr int64_t kMaxLineSets = 1023;  // their running sums take 64 KB
 
 // The kernels of one instruction set and element.
 struct Kernels {

@@ -493,8 +493,10 @@ class LSTM(nn.LSTM):
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
         y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
-        y = pack_padded_sequence(y, lengths).data.to(data.dtype)
-        last: State = self.permute_hidden((h.to(data.dtype), c.to(data.dtype)), back)
+        # Under autocast torch computes a packed sequence in its own dtype, unless all are as long.
+        dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
+        y = pack_padded_sequence(y, lengths).data.to(dtype)
+        last: State = self.permute_hidden((h.to(dtype), c.to(dtype)), back)
         return PackedSequence(y, batch_sizes, order, back), last
 
 

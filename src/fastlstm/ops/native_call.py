@@ -29,9 +29,6 @@ _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work than this runs on one thread: meeting the others would cost more."""
 CHUNK_ROWS = 128
 """Rows of whole steps that lie together in `Kept`: chunk_steps of csrc/lstm.h."""
-_MANY_ROWS = 1024
-"""With this many steps times lanes a training step packs its weights anew: it costs next to nothing
-there, and they change before the next."""
 _HUGE = 4 << 20
 """Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
 
@@ -192,12 +189,7 @@ def forward(
     _check_tokens(s)
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
-    if keep and T * B >= _MANY_ROWS:
-        _PACKED[False].pop(s.w_hh, None)  # memory that the next step would not use
-        weights = _scratch(kernel.forward_bytes(I, H))
-        _pack(s, kernel, threads, False, weights)
-    else:
-        weights = packed(s, kernel, threads).memory
+    weights = packed(s, kernel, threads, in_training=keep).memory
     rows = elements(s.rows, is_bf16)
     y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
     hT, cT = empty((B, H)), empty((B, H))
@@ -254,11 +246,7 @@ def backward(
     _check_tokens(s)  # their memory may have been written to since: a data loader's buffer
     kernel = fastest_kernels(is_bf16)
     threads = num_threads(B, I, H)
-    if T * B >= _MANY_ROWS:
-        weights = _scratch(kernel.backward_bytes(I, H))
-        _pack(s, kernel, threads, True, weights)
-    else:
-        weights = packed(s, kernel, threads, is_backward=True).memory
+    weights = packed(s, kernel, threads, is_backward=True, in_training=True).memory
     rows = elements(s.rows, is_bf16)
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
     d_state = [_floats(t) for t in grads[1:]]
@@ -328,18 +316,25 @@ def _pack(s: Sequence, kernel: Any, threads: int, is_backward: bool, memory: Ten
 
 
 class Packed(NamedTuple):
-    """Packed weights and what they were made of, None where that cannot be told again."""
+    """Packed weights and what they were made of.
+
+    Without a fingerprint they are for one call; those remembered for later have lost their memory.
+    """
 
     memory: Tensor
     kernel: Any = None
     sources: tuple[Source, ...] = ()
     fingerprint: Any = None
 
+    def are_sources(self, given: Collection[Tensor]) -> bool:
+        """Whether it was made of these tensors, and torch has counted no change since."""
+        return len(self.sources) == len(given) and all(map(Source.is_still, self.sources, given))
+
     def is_still(self, given: Collection[Tensor], rows: int, threads: int) -> bool:
         """Whether it was made of these weights as they are now, before a call of `rows` T * B."""
         return (
-            len(self.sources) == len(given)
-            and all(map(Source.is_still, self.sources, given))
+            self.fingerprint is not None
+            and self.are_sources(given)
             and self.fingerprint.is_still(rows, threads)
         )
 
@@ -387,34 +382,51 @@ _PACKED: tuple[Any, Any] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 """w_hh -> `Packed`, for the forward and for the backward pass."""
 
 
-def packed(s: Sequence, kernel: Any, threads: int, *, is_backward: bool = False) -> Packed:
+def packed(
+    s: Sequence,
+    kernel: Any,
+    threads: int,
+    *,
+    is_backward: bool = False,
+    in_training: bool = False,
+) -> Packed:
     """Returns packed weights, those of an earlier call while the weights are what they were.
 
     A version counts every in-place change that torch knows of; fused optimizers are told by a hook
     of theirs. A write through `.data` or NumPy is none of them: a fingerprint sees it.
+
+    With `in_training` nothing is kept of weights that have just changed: most are used once.
     """
     T, B, I, H = s.sizes  # noqa: E741
     weights = (s.w_ih, s.w_hh) if is_backward else (s.w_ih, s.w_hh, s.b_ih, s.b_hh)
     given = [t for t in weights if t is not None]
-    found: Packed | None = _PACKED[is_backward].get(s.w_hh)
-    sources: tuple[Source, ...] | None
+    cache = _PACKED[is_backward]
+    found: Packed | None = cache.get(s.w_hh)
+    sources: tuple[Source, ...] = ()
+    is_known = False
     try:
-        if found is not None and found.kernel is kernel and found.is_still(given, T * B, threads):
-            return found
+        if found is not None and found.kernel is kernel:
+            if found.is_still(given, T * B, threads):
+                return found
+            is_known = found.are_sources(given)
         sources = tuple(map(Source.of, given))
     except RuntimeError:  # tensors made in inference mode count no versions
-        sources = None
+        pass
+    is_told = len(sources) > 0 and not any(t.is_shared() for t in given)  # by all who write to them
+    is_kept = is_told and (is_known or not in_training)
     size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
-    memory = empty((size,), torch.uint8)
-    if sources is None or any(t.is_shared() for t in given):  # other processes count no version
-        _pack(s, kernel, threads, is_backward, memory)
-        return Packed(memory)
-    regions = [(t.data_ptr(), _span(t)) for t in given]
-    fingerprint = hardware.native().Fingerprint(kernel, regions, threads)
+    memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
+    made = Packed(memory, kernel, sources)
+    if is_kept:
+        regions = [(t.data_ptr(), _span(t)) for t in given]
+        made = made._replace(fingerprint=hardware.native().Fingerprint(kernel, regions, threads))
     _pack(s, kernel, threads, is_backward, memory)
-    made = Packed(memory, kernel, sources, fingerprint)
-    _PACKED[is_backward][s.w_hh] = made
+    if is_told:
+        cache[s.w_hh] = made if is_kept else made._replace(memory=_NOTHING)
     return made
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _span(t: Tensor) -> int:
