@@ -72,6 +72,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["FASTLSTM_CACHE"] = before
 
 
+@pytest.fixture
+def same_random_numbers() -> Iterator[None]:
+    """Fails a test that changes the state of torch's, numpy's or Python's random numbers."""
+    import random
+
+    import numpy as np
+    import torch
+
+    def states() -> list[Any]:
+        kind, keys, *rest = np.random.get_state()
+        return [torch.get_rng_state().tolist(), random.getstate(), kind, keys.tolist(), rest]
+
+    torch.rand(3)
+    before = states()
+    yield
+    assert states() == before
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""

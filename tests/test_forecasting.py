@@ -207,6 +207,7 @@ def test_values_may_be_missing() -> None:
     assert np.isfinite(model.backtest()["forecaster"]["mse"])
 
 
+@pytest.mark.usefixtures("same_random_numbers")
 def test_the_same_seed_gives_the_same_forecaster() -> None:
     table = waves(120)
     first, second = (
@@ -248,6 +249,7 @@ def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> No
         Forecaster.load(tmp_path)
 
 
+@pytest.mark.usefixtures("same_random_numbers")
 def test_partial_fit_goes_on_from_the_weights_as_they_are(tmp_path: Path) -> None:
     model = Forecaster(**{**QUICK, "steps": 20}).fit(waves())
     first, scaler = model.backtest()["forecaster"]["mse"], model.stored_.scaler

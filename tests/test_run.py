@@ -110,6 +110,17 @@ def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
     assert logged(tmp_path / "whole") == logged(tmp_path / "parts"), "no gap and no line twice"
 
 
+def test_the_callers_random_numbers_stay(text, tmp_path):
+    runs = []
+    for name in ("one", "two"):
+        torch.rand(3)
+        state = torch.get_rng_state()
+        train(text, tmp_path / name, steps=10)
+        runs.append(train(text, tmp_path / name, resume=True).path)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert logged(runs[0]) == logged(runs[1])
+
+
 def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
     train(text, tmp_path / "whole")
     evaluate = trainer_module.evaluate

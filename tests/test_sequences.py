@@ -51,6 +51,17 @@ def test_the_first_value_of_sequences_of_many_lengths_is_learned(given: dict[str
     assert model.score(X[200:], y[200:]) == pytest.approx(1 - residual, rel=1e-4)
 
 
+@pytest.mark.usefixtures("same_random_numbers")
+def test_the_same_seed_gives_the_same_network() -> None:
+    X = walks(60)
+    given = {**QUICK, "epochs": 2, "dropout": 0.2}
+    found = [
+        SequenceRegressor(**given, seed=s).fit(X, first_values(X)).predict(X) for s in (1, 1, 2)
+    ]
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
 def test_several_numbers_are_answered_each_in_its_units() -> None:
     X = np.random.default_rng(0).normal(size=(200, 6, 2)).astype(np.float32)
     y = np.stack([X[:, -1, 0] * 1e4, X[:, -1, 1] * 1e-3 + 7, np.full(200, 3.0)], 1)

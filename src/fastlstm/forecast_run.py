@@ -86,6 +86,7 @@ class Trained:
     fitted: Fitted
 
 
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def train_forecaster(
     frame: Any,
     config: ForecastConfig,
@@ -365,7 +366,7 @@ def _untrained(
     unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
     if config.output == "negative_binomial":
         unscaled += range(sizes.num_targets)
-    torch.manual_seed(config.seed)
+    torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
     network.lstm.strict = config.strict_kernels
     return StoredForecaster(

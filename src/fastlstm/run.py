@@ -159,6 +159,11 @@ class _Session(RunSession):
             first = given_config(found.files)
             config = resumed_config(config, self._names, begun, first, _MAY_CHANGE)
         device = _set_up_device(config)
+        devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):  # the caller's random numbers stay as they are
+            return self._train(config, device, found)
+
+    def _train(self, config: TrainConfig, device: torch.device, found: Checkpoint | None) -> Run:
         text = self._prepare(config, found)
         started = time.perf_counter()
         splits = text.split(config.split)
@@ -173,7 +178,9 @@ class _Session(RunSession):
             config, notes = fit_batch(config, len(splits.train))
         batches = open_batches(config, splits.train)
         initialize(model, text.train_counts(config.split), config.seed)
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(config.seed)
         sizes = (len(splits.train), len(splits.valid), batches.steps_per_epoch)
         resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config

@@ -90,6 +90,7 @@ class SequenceModel(Estimator, ABC):
             input_tags=InputTags(two_d_array=False, three_d_array=True, allow_nan=True),
         )
 
+    @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
     def fit(self, X: Any, y: Any) -> Self:
         """Trains.
 
@@ -117,7 +118,7 @@ class SequenceModel(Estimator, ABC):
         )  # fmt: skip
         loss, num_outputs = self._learn_answers(y, train)
         self._mean, self._std = sequences.scale(train)
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         config = SequenceConfig(
             sequences.num_columns, num_outputs, self.hidden_size, self.num_layers, self.embed_size,
             self.bidirectional, self.pooling, self.dropout, sequences.has_missing,

@@ -167,7 +167,7 @@ class ForecastTrainer:
             NonFiniteError: losses stayed NaN or infinite.
             StorageError: the last checkpoint could not be written.
         """
-        torch.manual_seed(self.plan.seed)
+        torch.default_generator.manual_seed(self.plan.seed)
         if found is not None:
             self._restore(found)
         progress = self.progress
@@ -300,7 +300,7 @@ class ForecastTrainer:
             self._save()
         except StorageError as error:
             self._saved = time.perf_counter()
-            text = f"checkpoint not written, the run goes on: {error}"
+            text = f"not everything is stored yet, the run goes on: {error}"
             self.emit({"event": "message", "level": "warning", "text": text})
 
     def _take_step(self, done: float) -> None:
