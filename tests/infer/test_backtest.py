@@ -73,7 +73,7 @@ def errors_of(
         "mse": np.mean(error**2),
         "mae": np.mean(error),
         "rmse": np.mean(error**2) ** 0.5,
-        "smape": np.mean(2 * error / (np.abs(f) + np.abs(a))),
+        "smape": np.mean(2 * error / np.maximum(np.abs(f) + np.abs(a), 1e-9)),
         "rel_mae": error.mean() / np.abs(n - a).mean(),
         "mase": np.mean(error / q),
     }
@@ -87,9 +87,11 @@ def quantiles_of(model: Forecaster, rows: NDArray[np.int64], levels: list[float]
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.5])
-@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
 def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) -> None:
     y = values(missing)
+    if output == "negative_binomial":
+        y = np.abs(2 * y).round()
     model = Forecaster(**QUICK, output=output).fit(table(y))
     report = model.backtest(season=SEASON, quantiles=(0.1, 0.5))
     origins = windows_of(y)
@@ -123,6 +125,30 @@ def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) 
         inside = (ends[..., 0] <= actual) & (actual <= ends[..., 1])
         share = inside.sum() / figures["num_values"]
         assert figures[f"coverage_{100 * interval:g}"] == pytest.approx(share, abs=2e-3)
+
+
+def test_several_targets_are_judged_in_deviations_each_of_its_own() -> None:
+    y = values(0.3, 2).T * np.array([1.0, 50.0], dtype=np.float32)
+    model = Forecaster(**QUICK).fit(y)
+    report = model.backtest(season=SEASON, scaled=True)
+    scaler = model._inputs.scaler
+    rows = model._origins(model.dataset_, "test", 1)
+    center = torch.cat([found for found, _ in forecast(model.network_, model._inputs, rows)])
+    figures: dict[str, Any] = {"actual": [], "naive": [], "seasonal_naive": [], "forecaster": []}
+    scales = []
+    origins = windows_of(y[None, :, 0])
+    for c in range(2):
+        scaled = ((y[:, c] - scaler.mean[c]) / scaler.std[c]).astype(np.float32)
+        for name, found in naive_of(scaled[None], origins).items():
+            figures[name].append(found)
+        figures["forecaster"].append(center[:, :, c, 0].double().numpy())
+        in_sample = pd.Series(scaled[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean()
+        scales.append(np.full(len(origins), in_sample))
+    about = {name: np.concatenate(found) for name, found in figures.items()}
+    for name in ("forecaster", "naive", "seasonal_naive"):
+        want = errors_of(about[name], about, np.concatenate(scales))
+        found = {key: report[name][key] for key in want}
+        assert found == pytest.approx(want, rel=1e-4), name
 
 
 def test_a_missing_last_value_leaves_no_window_out() -> None:

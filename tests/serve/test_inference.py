@@ -78,7 +78,7 @@ def test_forecasts_are_the_forecasters(
 
 
 def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) -> None:
-    levels = [0.05, 0.5, 0.995]
+    levels = [0.05, 0.5, 0.975]
     answer = infer(forecasts, body(last_windows(), quantiles=levels))
     own = plain.predict_quantiles(quantiles=levels)
     own = np.stack([own[f"y-q{q:g}"].to_numpy().reshape(3, h, 1) for q in levels], -1)
@@ -88,6 +88,12 @@ def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) ->
     answer = infer(forecasts, chosen)
     assert [one["name"] for one in answer.json()["outputs"]] == ["quantiles"]
     np.testing.assert_array_equal(output(answer, "quantiles").shape, (3, h, 1, 3))
+
+
+def test_a_quantile_that_validation_cannot_tell_is_refused(forecasts: Running) -> None:
+    answer = infer(forecasts, body(last_windows(), quantiles=[0.5, 0.995]))
+    assert answer.status_code == 400
+    assert "quantiles 0.995 are infinite: validation has too few values" in answer.text
 
 
 def test_the_newest_rows_are_read(forecasts: Running) -> None:

@@ -135,8 +135,11 @@ class QuantileScores:
             self._inside[interval] += int(((low <= actual) & (actual <= high)).sum())
 
     def _add_losses(self, forecast: Values, actual: Values, scale: Values | float) -> None:
-        error = (actual[..., None] - _finite(forecast, self._inner)) * np.asarray(scale)[..., None]
-        error = np.where(~np.isnan(actual)[..., None], error, 0.0).reshape(-1, len(self.levels))
+        error = actual[..., None] - _finite(forecast, self._inner)
+        error *= np.asarray(scale, dtype=error.dtype)[..., None]
+        if np.isnan(actual).any():
+            error[np.isnan(actual)] = 0.0
+        error = error.reshape(-1, len(self.levels))
         # max(level * e, (level - 1) * e) is level * e - min(e, 0)
         above = error.sum(0, dtype=np.float64)
         below = np.minimum(error, 0.0).sum(0, dtype=np.float64)
