@@ -161,7 +161,7 @@ def test_a_forecaster_writes_no_text(
 @pytest.mark.parametrize(
     ("message", "typed"),
     [
-        ("mend it, or give disorder='sort'", "mend it, or give --disorder sort"),
+        ("correct it, or give disorder='sort'", "correct it, or give --disorder sort"),
         ("leave it out with ignore=['a b']", "leave it out with --ignore 'a b'"),
         ("fewer rows than input_size=720, first", "fewer rows than --input-size 720, first"),
         ("to forecast; name one with target=…", "to forecast; name one with --target NAME"),
@@ -182,4 +182,4 @@ def test_a_table_out_of_order_is_told_by_flags(
     table = long_table(30)
     csv.write_csv(table.take([1, 0, *range(2, 90)]), tmp_path / "a.csv")
     assert main(["prepare", str(tmp_path / "a.csv")]) == 2
-    assert "mend it, or give --disorder sort" in capsys.readouterr().err
+    assert "correct it, or give --disorder sort" in capsys.readouterr().err

@@ -247,6 +247,20 @@ def test_forecasts_go_on_in_the_calendar(freq: str) -> None:
     assert model.predict()["ds"].tolist() == list(times[60:])
 
 
+def test_months_at_changing_hours_and_a_row_within_a_month_are_refused() -> None:
+    """Midnights of a zone written in UTC; a second row in one month of a monthly table."""
+    months = pandas.date_range("2020-01-01", periods=40, freq="MS", tz="Europe/Berlin")
+    with pytest.raises(DataError, match="follow no step"):
+        prepared(frame(months.tz_convert("UTC")))
+    plain = months.tz_localize(None)
+    like = prepared(frame(plain)).timeline
+    with_one = plain[:9].append(pandas.DatetimeIndex(["2020-09-15"])).append(plain[9:])
+    with pytest.raises(DataError, match="follow no step"):
+        prepared(frame(with_one), like=like)
+    with pytest.raises(DataError, match="follow no step"):
+        prepared(frame(with_one))
+
+
 # files that change -------------------------------------------------------------------------------
 
 

@@ -206,7 +206,7 @@ def test_duplicates_are_refused_or_one_counts(kept: Any, value: float) -> None:
     wanted = np.arange(150.0)
     wanted[10] = value
     np.testing.assert_array_equal(found.table.values[:, 0], wanted)
-    assert f"1 rows of a time that was there: the {kept} counts" in found.notes
+    assert f"1 rows of a time that another row has: the {kept} one is kept" in found.notes
 
 
 def test_many_duplicates_over_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +527,7 @@ def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
     path.write_text(",ds,y\n0,1,1.5\n1,2,2.5\n2,3,3.5\n")
     found = prepared(path)
     assert found.table.columns == ("y",)
-    assert any(note.startswith("left out, being without a role") for note in found.notes)
+    assert any(note.startswith("left out, as no role was given") for note in found.notes)
 
 
 def test_hours_of_a_zone_are_no_days_though_the_first_batch_shows_one_time(

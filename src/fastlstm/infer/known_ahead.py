@@ -45,7 +45,7 @@ def known_ahead(
             who = f"series '{name}'" if len(past.series) > 1 else "the table"
             raise DataError(
                 f"nothing is known ahead of {who} at {when}; the table given as future must hold"
-                f" {times.shape[1]} rows behind the end of every series"
+                f" {times.shape[1]} rows after the end of every series"
             )
         places[n] = rows[found]
     read = read_windows(ahead.table, places.reshape(-1), 1).numpy() + ahead.table.origin

@@ -267,7 +267,9 @@ class Arrangement:
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        return DataError(f"{self._origin}: {series}{named}{shown}, {what}; mend it, or give {cure}")
+        return DataError(
+            f"{self._origin}: {series}{named}{shown}, {what}; correct it, or give {cure}"
+        )
 
     # steps --------------------------------------------------------------------------------------
 
@@ -296,7 +298,7 @@ class Arrangement:
                 raise self._fault(
                     begin + 1 + int(off[0]),
                     f"is no whole step of {frequency} behind the one before",
-                    "no time column, so that rows are counted",
+                    "ignore=… with the time column, so that rows are counted",
                 )
             gap = same & (np.diff(frequency.ticks(times[begin:last])) != 1)
             self._counts["gaps"] += int(gap.sum())

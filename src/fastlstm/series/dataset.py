@@ -364,7 +364,9 @@ def _time_notes(arranged: Arranged, intaken: Intaken, policy: Policy) -> list[st
         notes.append(f"{counts['sorted']:,} rows were out of order: sorted")
     if counts["duplicates"]:
         kept = policy.duplicates
-        notes.append(f"{counts['duplicates']:,} rows of a time that was there: the {kept} counts")
+        notes.append(
+            f"{counts['duplicates']:,} rows of a time that another row has: the {kept} one is kept"
+        )
     if counts["gaps"] and policy.gaps == "split":
         notes.append(f"{counts['gaps']:,} gaps in time: no window crosses one")
     elif counts["gaps"]:

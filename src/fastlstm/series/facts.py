@@ -45,7 +45,14 @@ class ColumnFacts:
     _other_low: float = float("inf")
     _other_high: float = float("-inf")
 
-    def add(self, values: NDArray[np.float64], stored: NDArray[np.float32]) -> int | None:
+    def stored(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Returns values as they are stored: less the origin; infinite where float32 ends."""
+        with np.errstate(over="ignore"):
+            if self.origin:
+                values = values.astype(np.float64) - self.origin
+            return values.astype(np.float32, copy=False)
+
+    def add(self, values: NDArray[np.floating], stored: NDArray[np.float32]) -> int | None:
         """Takes a batch in; returns the first row that float32 holds as an infinity, or None."""
         if not np.isfinite(stored).all():
             infinite = np.flatnonzero(np.isinf(stored))
@@ -65,7 +72,7 @@ class ColumnFacts:
             self._count_sentinels(values, low, high)
         return None
 
-    def _count_sentinels(self, values: NDArray[np.float64], low: float, high: float) -> None:
+    def _count_sentinels(self, values: NDArray[np.floating], low: float, high: float) -> None:
         if low in _CODES or high in _CODES:
             kept = {float(np.float32(value)) for value in self.kept}
             codes = [read for read, code in _CODES.items() if float(np.float32(code)) not in kept]

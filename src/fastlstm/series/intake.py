@@ -167,9 +167,9 @@ class Intake:
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
             column, facts = self._numbers(name, batch.column(name)), self._facts[name]
-            with np.errstate(over="ignore"):  # what float32 cannot hold is found as infinite
-                rows[:, position] = column - facts.origin
-            bad = facts.add(column, rows[:, position])
+            stored = facts.stored(column)
+            rows[:, position] = stored
+            bad = facts.add(column, stored)
             if bad is not None:
                 raise self._infinite(name, bad)
         self._add_statics(batch, codes)
@@ -191,7 +191,7 @@ class Intake:
         self.close()
         for name, known in self._statics.items():
             values = np.asarray(known, dtype=np.float64)
-            self._facts[name].add(values, values.astype(np.float32))
+            self._facts[name].add(values, self._facts[name].stored(values))
         path, times = self._work / "times.i64", self._times
         is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
         return Intaken(
@@ -267,7 +267,8 @@ class Intake:
                 part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
                 part.tofile(self._files["codes.i32"])
 
-    def _numbers(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+    def _numbers(self, name: str, column: pa.Array) -> NDArray[np.floating]:
+        """Returns float64, or float32 where the column has that type."""
         if name in self._roles.categorical:
             column = without_nan(column)
             numbers = self._categories[name].number(column).astype(np.float64)
@@ -290,8 +291,9 @@ class Intake:
             raise DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
         if pa.types.is_null(kind):
             return np.full(len(column), np.nan)
-        values: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(
-            np.float64, copy=False
+        dtype = np.float32 if pa.types.is_float32(kind) else np.float64
+        values: NDArray[np.floating] = column.to_numpy(zero_copy_only=False).astype(
+            dtype, copy=False
         )
         if self._missing and (is_missing := np.isin(values, self._missing)).any():
             values = np.where(is_missing, np.nan, values)

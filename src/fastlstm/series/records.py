@@ -357,8 +357,8 @@ def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
     """Returns the error for a text where a number was expected; `row` counts from 0."""
     return DataError(
         f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected numbers;"
-        f" mend it, or, unless it is a target, call the column categorical or leave it out with"
-        f" ignore=['{column}']"
+        f" correct it; a column that is no target may also be read as names with"
+        f" categorical=['{column}'], or left out with ignore=['{column}']"
     )
 
 

@@ -126,10 +126,10 @@ def find_roles(
         categorical_past = [n for n in asked.categorical if n not in (*asked.future, *asked.static)]
         past = tuple(n for n in names if (n in others and n in numbers) or n in categorical_past)
         if past:
-            notes.append(f"known up to now only: {', '.join(past)}")
+            notes.append(f"read as known up to now only (past): {', '.join(past)}")
     left = [n for n in others if n not in past]
     if left:
-        notes.append(f"left out, being without a role: {', '.join(left)}")
+        notes.append(f"left out, as no role was given and they are no numbers: {', '.join(left)}")
     roles = Roles(
         target, time, series, past, asked.future, asked.static, asked.categorical, tuple(notes)
     )

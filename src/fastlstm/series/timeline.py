@@ -70,8 +70,11 @@ class Frequency:
             is_business = _weeks_and_days(times)[1] < 5
             is_whole = np.diff(times) % _DAY == 0
             return np.asarray(is_whole & is_business[1:] & is_business[:-1])
-        distances = np.diff(_months(times) if self.unit == "months" else times)
-        return np.asarray(distances % self.step == 0)
+        if self.unit == "months":
+            distances = np.diff(_months(times))
+            is_whole = (distances > 0) & (distances % self.step == 0)
+            return np.asarray(is_whole & _are_alike_in_months(times, self.is_month_end))
+        return np.asarray(np.diff(times) % self.step == 0)
 
     def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
         """Returns whether all rows of a series are whole steps apart, and most of them one step.
@@ -147,6 +150,19 @@ def _months(times: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(months.astype(np.int64))
 
 
+def _are_alike_in_months(times: NDArray[np.int64], is_month_end: bool) -> NDArray[np.bool_]:
+    """Returns which times are on the day, and at the hour, of the one before, shape ``(N - 1,)``.
+
+    With `is_month_end` that is the last day of a month.
+    """
+    days = times.astype("datetime64[us]").astype("datetime64[D]")
+    months = days.astype("datetime64[M]")
+    is_end = (days + 1).astype("datetime64[M]") != months
+    same_day = np.diff((days - months.astype("datetime64[D]")).astype(np.int64)) == 0
+    is_alike = is_end[1:] & is_end[:-1] if is_month_end else same_day
+    return np.asarray(is_alike & (np.diff(times % _DAY) == 0))
+
+
 def show_time(time: int) -> str:
     """Returns a time as people write it, without parts that are zero."""
     shown = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(time))
@@ -185,7 +201,7 @@ def find_frequency(
         )
         raise DataError(
             f"{origin}: the times follow no step (most often {shown}); bring them onto a regular"
-            " grid first, or leave the time column out, so that rows are counted"
+            " grid first, or leave the time column out (ignore=…), so that rows are counted"
         )
     if not has_clock:
         return Frequency(most, "rows")
@@ -202,6 +218,8 @@ def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) ->
     months = days.astype("datetime64[M]")
     is_end = bool(((days + 1).astype("datetime64[M]") != months).all())
     if not is_end and len(np.unique((days - months).astype(np.int64))) > 1:
+        return None
+    if len(np.unique(times % _DAY)) > 1:
         return None
     steps = np.diff(months.astype(np.int64))[is_same]
     values, counts = np.unique(steps, return_counts=True)

@@ -96,7 +96,8 @@ def index_windows(
         longest = int((last - first).max(initial=0))
         raise DataError(
             f"a window takes {length} rows and the longest stretch without a gap has"
-            f" {max(longest, 0)}; give longer series, or a smaller input_size or horizon"
+            f" {max(longest, 0)}; give longer series, a smaller input_size or horizon, or"
+            " gaps='fill' to put missing rows in"
         )
     ends_of_runs = np.cumsum(counts[used], dtype=np.int64)
     first_rows = np.ascontiguousarray(first[used], dtype=np.int64)
