@@ -12,8 +12,11 @@ import fastlstm
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
 
-from torch.testing._internal.common_modules import module_db
-from torch.testing._internal.common_utils import noncontiguous_like
+# Its import would freeze torch's flags for all tests of this process.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(torch.backends, "disable_global_flags", lambda: None)
+    from torch.testing._internal.common_modules import module_db
+    from torch.testing._internal.common_utils import noncontiguous_like
 
 (INFO,) = (info for info in module_db if info.module_cls is nn.LSTM)
 
