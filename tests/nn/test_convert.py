@@ -63,8 +63,14 @@ def test_accelerate_of_a_model_without_lstm():
 
 
 def test_accelerate_hands_the_budget_on():
-    model = fastlstm.accelerate(nn.Sequential(nn.LSTM(3, 4)), kept_bytes=7)
-    assert model[0].kept_bytes == 7
+    for budget in (7, 0):
+        model = fastlstm.accelerate(nn.Sequential(nn.LSTM(3, 4)), kept_bytes=budget)
+        assert model[0].kept_bytes == budget
+
+
+def test_a_single_module_that_is_left_alone_has_a_name():
+    with pytest.warns(UserWarning, match=r"leaves to torch the model \(nn\.GRU: "):
+        fastlstm.accelerate(nn.GRU(I, H))
 
 
 def test_restore_keeps_the_objects(monkeypatch):
@@ -111,7 +117,7 @@ def test_what_was_accelerated_after_inference_is_restored():
         want = [layer(x)[0] for _ in range(3)][-1]
     assert layer._ready is not None
     fastlstm.restore(layer)
-    assert "_ready" not in layer.__dict__
+    assert not {"_ready", "_last_shape"} & layer.__dict__.keys()
     torch.testing.assert_close(layer(x)[0], want)
 
 

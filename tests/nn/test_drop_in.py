@@ -63,7 +63,7 @@ def run(layer, x, hx, **fields):
     """Outputs, and gradients of input, state and parameters of a sum that weighs every output."""
     leaves = {"x": x, "h0": hx[0], "c0": hx[1]} if hx is not None else {"x": x}
     leaves = {name: t.detach().clone().requires_grad_() for name, t in leaves.items()}
-    state = (leaves["h0"], leaves["c0"]) if hx is not None else None
+    state = type(hx)((leaves["h0"], leaves["c0"])) if hx is not None else None
     pack = fields.pop("pack", lambda t: t)
     found = flat(layer(pack(leaves["x"]), state, **fields))
     rng = torch.Generator().manual_seed(9)
@@ -210,15 +210,30 @@ def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
     assert_same_error(x, (hx[0].to("meta"), hx[1].to("meta")))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "weight_ih_l1", "weight_hh_l1"])
+def test_errors_of_a_weight_of_another_dtype_are_those_of_torch(name, dtype):
+    layers = pair(num_layers=2)
+    for layer in layers:
+        setattr(layer, name, nn.Parameter(getattr(layer, name).detach().to(dtype)))
+    assert_same_error(torch.zeros(6, 3, I), None, layers)
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_a_state_may_be_a_list():
+    theirs, ours = pair()
+    assert_same(ours, theirs, torch.randn(6, 4, I), list(state_of(theirs, 4)))
+
+
 @pytest.mark.parametrize("shapes", [((1, 2, H), (1, 3, H)), ((1, 3, H + 1), (1, 3, H + 1))])
 def test_errors_of_a_packed_state_are_those_of_torch(shapes):
     packed = pack_padded_sequence(torch.zeros(6, 3, I), [6, 5, 2])
     assert_same_error(packed, tuple(torch.zeros(sizes) for sizes in shapes))
 
 
-def assert_same_error(x, hx):
+def assert_same_error(x, hx, layers=None):
     caught = []
-    for layer in pair():
+    for layer in layers or pair():
         with pytest.raises(Exception) as error:  # noqa: PT011
             layer(x, hx)
         caught.append((error.type, str(error.value)))
@@ -347,6 +362,9 @@ def test_parametrized_weights():
     assert ours.parametrizations.weight_hh_l0.original.grad.abs().sum() > 0
     theirs = nn.LSTM(I, H)
     theirs.load_state_dict({n: getattr(ours, n).detach() for n in theirs.state_dict()})
+    assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
+    ours._init_flat_weights()
+    ours._flat_weights[1] = ours._flat_weights[1] * 2  # what is parametrized counts, as by torch
     assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
 
 

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
@@ -118,6 +119,17 @@ def test_strict_refuses_the_loop():
         y, _ = ours(torch.randn(T, B, I))
         with pytest.raises(KernelError, match=r"create_graph=True\) needs a Python loop .* strict"):
             torch.autograd.grad(y.sum(), list(ours.parameters()), create_graph=True)
+
+
+@pytest.mark.parametrize("options", [{"strict": True}, {"backend": "native"}], ids=str)
+@pytest.mark.parametrize("op", [lstm, lstm_tokens])
+def test_the_op_refuses_the_loop(op, options):
+    state, weights = torch.zeros(2, B, H), (torch.randn(4 * H, I), torch.randn(4 * H, H))
+    tokens = [torch.zeros(T, B, dtype=torch.long)] if op is lstm_tokens else []
+    rows = torch.randn(*((5, I) if tokens else (T, B, I)), requires_grad=True)
+    y = op(*tokens, rows, *state, *weights, **options)[0]
+    with pytest.raises(KernelError, match=r"create_graph=True\) needs a Python loop"):
+        torch.autograd.grad(y.sum(), rows, create_graph=True)
 
 
 def test_nothing_is_said_where_it_is_not_asked_for():
@@ -256,3 +268,74 @@ def test_forward_mode_is_the_product_with_the_jacobian():
         lambda t: theirs(t)[0].sum(), x[:2, :1].double()
     ).float()
     torch.testing.assert_close(hessian, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
+def test_an_option_that_rests_in_evaluation_has_every_derivative():
+    ours, theirs = pair()
+    resting = fastlstm.LSTM(I, H, recurrent_dropout=0.5).eval()
+    resting.load_state_dict(ours.state_dict())
+    x, v = torch.randn(T, B, I), torch.randn(T, B, I)
+    jacobian = torch.autograd.functional.jacobian(lambda t: theirs(t)[0], x.double())
+    want = torch.einsum("abcijk,ijk->abc", jacobian, v.double()).float()
+    with SAYS_SO:
+        got = torch.func.jvp(lambda t: resting(t)[0], (x,), (v,))[1]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    with forward_ad.dual_level():
+        got = forward_ad.unpack_dual(resting(forward_ad.make_dual(x, v))[0]).tangent
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    many = torch.stack([x, v])
+    each = torch.func.vmap(torch.func.grad(lambda t: resting(t)[0].square().sum()))(many)
+    many = many.double().requires_grad_()
+    sum(theirs(t)[0].square().sum() for t in many).backward()
+    torch.testing.assert_close(each, many.grad.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("level", ["jvp", "dual"])
+def test_the_op_has_a_tangent_in_forward_mode(level, dtype):
+    torch.manual_seed(0)
+    shapes = ((T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H), (4 * H,), (4 * H,))
+    args = [(0.5 * torch.randn(s)).to(dtype) for s in shapes]
+    tangents = [torch.randn(s).to(dtype) for s in shapes]
+
+    def tangent(args, tangents, **options):
+        if level == "jvp":
+            return torch.func.jvp(lambda *t: lstm(*t, **options).y, args, tangents)[1]
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(t, v) for t, v in zip(args, tangents, strict=True)]
+            return forward_ad.unpack_dual(lstm(*duals, **options).y).tangent
+
+    wide = [[t.double() for t in given] for given in (args, tangents)]
+    want = tangent(*map(tuple, wide), backend="reference")
+    with SAYS_SO:
+        got = tangent(tuple(args), tuple(tangents))
+    assert got.dtype == dtype
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    assert (got.double() - want).norm() <= limit * want.norm()
+    with pytest.raises(KernelError, match=r"forward mode \(jvp\) needs a Python loop"):
+        tangent(tuple(args), tuple(tangents), strict=True)
+
+
+@pytest.mark.filterwarnings(LOOP)
+def test_gradients_in_batches_hold_no_graph():
+    ours, _ = pair()
+    x = torch.randn(T, B, I, requires_grad=True)
+    y = ours(x)[0]
+    many = torch.randn(2, *y.shape)
+    (got,) = torch.autograd.grad(y, x, many, is_grads_batched=True)
+    assert not got.requires_grad
+
+
+@pytest.mark.filterwarnings(LOOP)
+def test_autocast_around_a_backward_pass_changes_no_derivative():
+    ours, _ = pair()
+    x = torch.randn(T, B, I)
+
+    def first(*, enabled):
+        leaf = x.clone().requires_grad_()
+        y = ours(leaf)[0]
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            return torch.autograd.grad(y.square().sum(), leaf, create_graph=True)[0]
+
+    torch.testing.assert_close(first(enabled=True), first(enabled=False), rtol=1e-6, atol=1e-6)

@@ -252,3 +252,29 @@ def test_wrong_arguments_are_named(make_model):
         model.features(tokens_of(4, 2), state)
     with pytest.raises(ShapeError, match="T >= 1"):
         model.features(tokens_of(4, 3)[:0], state)
+
+
+@pytest.mark.filterwarnings("ignore:.* Python loop over time", "ignore::DeprecationWarning")
+def test_the_loss_has_a_tangent_in_forward_mode(make_model):
+    model = make_model().requires_grad_(False).eval()
+    tokens, state = tokens_of(5, 3), model.initial_state(3)
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self):
+            return self.model.loss(tokens, tokens, state)[0]
+
+    loss = Loss()
+    values = {name: p.detach() for name, p in loss.named_parameters()}
+    tangents = {name: torch.randn_like(p) for name, p in values.items()}
+    with torch.autograd.forward_ad.dual_level():
+        duals = {n: torch.autograd.forward_ad.make_dual(p, tangents[n]) for n, p in values.items()}
+        out = torch.func.functional_call(loss, duals, ())
+        got = torch.autograd.forward_ad.unpack_dual(out).tangent
+    loss.requires_grad_(True)
+    grads = torch.autograd.grad(loss(), list(loss.parameters()))
+    want = sum((g * tangents[n]).sum() for g, n in zip(grads, values, strict=True))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

@@ -60,3 +60,29 @@ def test_quantized_and_scripted_layers_are_named_once():
     assert "quantized weights" in found["quantized.0"].why
     assert found["scripted"].runs == "TorchScript LSTM"
     assert found["plain"] is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_beside_and_inside_are_not_passed_over():
+    own = Own(3, 4)
+    own.inner = nn.LSTM(3, 4)
+    model = nn.ModuleDict({"gru": nn.GRU(3, 4), "gru2": nn.LSTM(3, 4), "own": own})
+    assert [path for path, _, _ in recurrent_modules(model)] == ["gru", "gru2", "own", "own.inner"]
+    quantizable = torch.ao.nn.quantizable.LSTM(3, 4)
+    assert [path for path, _, _ in recurrent_modules(quantizable)] == [""]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_and_quantized_modules_of_other_kinds_are_not_named():
+    linear = torch.ao.nn.quantized.dynamic.Linear(3, 4)
+    assert left_alone(linear) is None
+    assert left_alone(torch.jit.script(nn.Linear(3, 4))) is None
+
+
+def test_a_parametrized_subclass_is_a_subclass():
+    class Mine(Own):
+        pass
+
+    for kind in (Own, Mine):
+        layer = parametrizations.weight_norm(kind(3, 4), "weight_hh_l0")
+        assert "is a subclass of nn.LSTM" in left_alone(layer).why

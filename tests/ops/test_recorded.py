@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastlstm import LSTM
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, KernelError
 from fastlstm.ops.dispatch import explain
 from fastlstm.ops.native_call import Sequence
 from fastlstm.ops.recorded import bytes_kept, steps_per_part
@@ -104,6 +104,24 @@ def test_a_layer_in_parts_can_go_backward_twice():
     want = gradients()
     layer.kept_bytes = 50_000
     torch.testing.assert_close(gradients(), want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.* Python loop over time")
+def test_a_layer_in_parts_has_second_derivatives_unless_strict():
+    layer = LSTM(I, H)
+    x = torch.randn(T, B, I)
+    found = []
+    for budget in (None, 0):
+        layer.kept_bytes = budget
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf)[0]
+        assert type(y.grad_fn).__name__.startswith("Recorded" if budget is None else "Recomputed")
+        (first,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    layer.strict = True
+    with pytest.raises(KernelError, match="Python loop over time"):
+        torch.autograd.grad(layer(x)[0].sum(), layer.weight_hh_l0, create_graph=True)
 
 
 def test_explain_names_what_is_kept():

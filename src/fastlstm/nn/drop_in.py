@@ -305,7 +305,7 @@ class LSTM(nn.LSTM):
                 if w.shape != shape:  # oneDNN would read beyond it
                     name = self._all_weights[index][k]
                     raise ShapeError(f"{name} has shape {tuple(w.shape)}, expected {shape}")
-                if w.device != device:
+                if w.device != device or (k < 2 and w.dtype != weight.dtype and not is_cast):
                     return False
         if hx is None:
             return True
@@ -378,9 +378,9 @@ class LSTM(nn.LSTM):
         dtype = compute_dtype(x)
         if state is None:
             zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
-        if self.extras is not None:
-            is_slow = self._is_left_to_reference(dtype, x.device.type)
-        elif is_slow := _is_beyond_torch():
+        is_slow = self._is_left_to_reference(dtype, x.device.type)
+        if not is_slow and _is_beyond_torch():
+            is_slow = True
             warnings.warn(f"this LSTM runs as a Python loop over time: {_BEYOND}", stacklevel=5)
         names = [] if self.extras is None else list(norm_names(self))
         hs, cs = [], []

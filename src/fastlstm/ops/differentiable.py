@@ -60,10 +60,7 @@ def gradients_by_operators(
     Raises:
         KernelError: with `strict`.
     """
-    text = f"{why} needs a Python loop over time, the native LSTM kernels have no such derivative"
-    if strict:
-        raise KernelError(f"{text}; leave out strict and backend, or ask for a plain gradient")
-    warnings.warn(text, stacklevel=2)
+    _say(why, strict=strict)
     is_differentiable = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         # Views: one tensor given as two arguments has a gradient as each of them.
@@ -86,6 +83,32 @@ def gradients_by_operators(
         None if (g := by_name.get(name)) is None or t is None else g.to(t.dtype)
         for name, t in s._asdict().items()
     ]
+
+
+def outputs_by_operators(s: Sequence, cell: Cell, *, strict: bool) -> tuple[Tensor, ...]:
+    """Runs a sequence forward as torch's operators, in float32, for derivatives in forward mode.
+
+    Args:
+        s: arguments.
+        cell: what the cell computes.
+        strict: refuse it.
+
+    Returns:
+        `y`, `hT`, `cT`, with their tangents.
+
+    Raises:
+        KernelError: with `strict`.
+    """
+    _say("a derivative in forward mode (jvp)", strict=strict)
+    with torch.autocast("cpu", enabled=False):
+        return _outputs(s, cell)
+
+
+def _say(why: str, *, strict: bool) -> None:
+    text = f"{why} needs a Python loop over time, the native LSTM kernels have no such derivative"
+    if strict:
+        raise KernelError(f"{text}; leave out strict and backend, or ask for a plain gradient")
+    warnings.warn(text, stacklevel=3)
 
 
 def _outputs(s: Sequence, cell: Cell) -> tuple[Tensor, ...]:

@@ -42,6 +42,8 @@ def is_native(features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torc
     """Whether the kernels take it: float32 weights on the CPU, products in float32 or bfloat16."""
     if torch.compiler.is_compiling() or features.device.type != "cpu" or 0 in features.shape:
         return False
+    if torch.autograd.forward_ad._current_level >= 0:  # the kernels would lose the tangent
+        return False
     if weight.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
         return False
     H = features.shape[1]

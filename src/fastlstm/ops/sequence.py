@@ -16,7 +16,11 @@ from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cost import lstm_flop
-from fastlstm.ops.differentiable import gradients_by_operators, why_operators
+from fastlstm.ops.differentiable import (
+    gradients_by_operators,
+    outputs_by_operators,
+    why_operators,
+)
 from fastlstm.ops.native_call import PLAIN, Cell, Kept, Sequence
 from fastlstm.ops.recorded import (
     Recomputed,
@@ -50,8 +54,8 @@ def run_sequence(
         variant: what the cell computes, with its tensors; default torch's.
         kept_bytes: how much may be kept for the backward pass, beside arguments and `y`; what it
             needs beyond is computed a second time. A graph that is traced keeps everything.
-        strict: refuse a derivative that the kernels have not got, instead of forming it slowly
-            by torch's operators.
+        strict: refuse a derivative that the kernels have not got, a tangent in forward mode too,
+            instead of forming it slowly by torch's operators.
 
     Returns:
         `y` in `dtype`, `hT` and `cT` in float32.
@@ -60,7 +64,10 @@ def run_sequence(
     cell = PLAIN
     if variant is not None:
         s, cell = _with_variant(s, variant)
-    if is_traced(*s):
+    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
+        y, hT, cT = outputs_by_operators(s, cell, strict=strict)
+        y = y.to(dtype)
+    elif is_traced(*s):
         y, hT, cT, *_ = lstm_sequence(*s, *cell, is_bf16, keep)
     elif keep:
         y, hT, cT = _recorded(s, cell, is_bf16, kept_bytes, strict)
