@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -187,6 +188,24 @@ def test_log_and_metrics_say_how_a_request_ended(
         (200, "ok"): 1, (400, "client_error"): 1, (404, "client_error"): 1, (500, "failed"): 1,
         (200, "failed"): 1, (429, "rejected"): 1, (200, "disconnected"): 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_text_that_the_ending_server_cut_off_is_cancelled(
+    serve: Any, capfd: pytest.CaptureFixture[str], streams: bool
+) -> None:
+    server = serve(log=True, max_tokens=10**9, grace=0.1)
+    endless = {"prompt": "a", "max_tokens": 10**9, "stream": streams}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.post, **endless)
+        while not server.scheduler.num_active:
+            time.sleep(0.001)
+        server.loop.call_soon_threadsafe(server.runner.end)
+        answer = asked.result()
+    assert "shutting down" in answer.text
+    server.end()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[0] == "{"]
+    assert [(one["status"], one["outcome"]) for one in lines] == [(answer.status_code, "cancelled")]
 
 
 def test_metrics_count(serve: Any) -> None:
