@@ -122,6 +122,15 @@ def test_ids_do_not_depend_on_the_blocks(
     assert [i for block in reader for i in tokenizer.encode_utf8(block).tolist()] == whole
 
 
+@pytest.mark.parametrize("char", "\u02c6\u0374\u2132\u2183")
+def test_a_sign_that_became_a_letter_is_no_place_to_cut(char: str) -> None:
+    run = f"{char}a" * 500
+    tokenizer = train_bpe([run], 300)
+    reader = BlockReader((Document("d", data=run.encode()),), TextRules(cut="token"), 16)
+    ids = [token for block in reader for token in tokenizer.encode_utf8(block).tolist()]
+    assert ids == tokenizer._engine.encode(run).ids
+
+
 @pytest.mark.parametrize("kind", ["file", "gz", "stdin"])
 def test_every_way_to_read_a_text_gives_its_ids(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

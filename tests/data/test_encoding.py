@@ -119,12 +119,13 @@ def test_unseen_characters_are_found_where_they_first_occur() -> None:
     assert find_unseen(work("aaXa\r\nYaXY"), "YX") == [("X", 2), ("Y", 5)]
 
 
-def test_bpe_learns_from_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block_bytes", [100, 2000])
+def test_bpe_learns_from_the_whole_text(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
     pytest.importorskip("tokenizers")
     monkeypatch.setattr("fastlstm.data.encoding.TRAINING_BYTES", 2000)
     monkeypatch.setattr("fastlstm.data.encoding._LEARN_BLOCK_BYTES", 100)
     rules = TextRules(cut="token")
     text = "start " * 400 + "finish " * 400
-    tokenizer = learn_bpe(work(text, 100, rules=rules), 300, len(text))
+    tokenizer = learn_bpe(work(text, block_bytes, rules=rules), 300, len(text))
     assert b" start" in tokenizer.pieces
     assert b" finish" in tokenizer.pieces

@@ -205,7 +205,8 @@ def test_character_cut_leaves_whole_characters(text: str, end: int) -> None:
         ("ab cd", 2), ("ab  ", 2), ("ab\n\ncd", 2), ("a\u3000 b", 1), ("a\u00a0 b\nc", 5),
         (" a", 0), ("ab12", 2), ("12ab", 2), ("ab(", 2), ("((ab", 2), ("it's", 2), ("''", 0),
         ("aaaa", 0), ("   ", 0), ("  a", 0), ("東京。大阪", 9), ("é1", 2),
-        ("a\x1c", 1), ("(\x1c", 0),
+        ("a\x1c", 1), ("(\x1c", 0), ("a\u2132", 0), ("\u02c6a", 0),
+        ("a\u0560", 0), ("\u0560a", 0), ("\u0560(", 0), ("a\u0301", 1), ("\u0301(", 0),
     ],
 )  # fmt: skip
 def test_token_cut_is_where_a_word_surely_ends(text: str, cut: int) -> None:
@@ -218,6 +219,7 @@ def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyP
     blocks = list(BlockReader(in_memory(run), rules, 16))
     assert b"".join(blocks) == run
     assert len(blocks[0]) > 5000
+    assert max(map(len, blocks[1:])) <= 16, "what follows it is in blocks of the usual size"
     monkeypatch.setattr(streams, "_MAX_RUN_BYTES", 1 << 12)
     with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*--vocab char"):
         list(BlockReader(in_memory(run), rules, 16))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from fastlstm.serve.access import Access, Record
 from fastlstm.serve.app import make_app
+from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.keys import Keys, is_local
+from fastlstm.serve.metrics import Metrics
 from running_server import FaultyDecoder, Running
 
 KEY = "sk-Test_1.ä"
@@ -187,6 +193,59 @@ def test_log_and_metrics_say_how_a_request_ended(
         (200, "ok"): 1, (400, "client_error"): 1, (404, "client_error"): 1, (500, "failed"): 1,
         (200, "failed"): 1, (429, "rejected"): 1, (200, "disconnected"): 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "failure", "outcome"),
+    [
+        (200, "", "ok"), (404, "", "client_error"), (429, "", "rejected"), (503, "", "rejected"),
+        (504, "", "timed_out"), (500, "", "failed"), (503, "cancelled", "cancelled"),
+    ],
+)  # fmt: skip
+def test_the_outcome_of_a_status(status: int, failure: str, outcome: str) -> None:
+    assert Record("one", status=status, failure=failure).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "outcome"),
+    [
+        ("", asyncio.CancelledError(), "cancelled"),
+        ("", Disconnected(), "disconnected"),
+        ("stalled", Disconnected(), "stalled"),
+        ("stalled", asyncio.CancelledError(), "stalled"),
+    ],
+)
+def test_the_first_failure_is_the_one_that_is_logged(
+    capfd: pytest.CaptureFixture[str], failure: str, error: BaseException, outcome: str
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["record"].failure = failure
+        raise error
+
+    scope = {"type": "http", "headers": [], "method": "GET", "path": "/"}
+    access: Any = Access(app, Metrics(), logs=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(access(scope, None, None))
+    line = json.loads(capfd.readouterr().err)
+    assert (line["status"], line["outcome"]) == (499, outcome)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_text_that_the_ending_server_cut_off_is_cancelled(
+    serve: Any, capfd: pytest.CaptureFixture[str], streams: bool
+) -> None:
+    server = serve(log=True, max_tokens=10**9, grace=0.1)
+    endless = {"prompt": "a", "max_tokens": 10**9, "stream": streams}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.post, **endless)
+        while not server.scheduler.num_active:
+            time.sleep(0.001)
+        server.loop.call_soon_threadsafe(server.runner.end)
+        answer = asked.result()
+    assert "shutting down" in answer.text
+    server.end()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[0] == "{"]
+    assert [(one["status"], one["outcome"]) for one in lines] == [(answer.status_code, "cancelled")]
 
 
 def test_metrics_count(serve: Any) -> None:

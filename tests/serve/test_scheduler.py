@@ -14,9 +14,9 @@ from fastlstm.infer.loading import Writer
 from fastlstm.infer.sampling import Sampling
 from fastlstm.infer.writing import token_stops
 from fastlstm.serve.errors import ApiError, Overloaded, Unavailable
-from fastlstm.serve.row import Job, Piece
+from fastlstm.serve.row import Job, Piece, Row
 from fastlstm.serve.scheduler import Scheduler, Tick, Ticket
-from running_server import FaultyDecoder, make_writer, solo
+from running_server import FaultyDecoder, make_writer, solo, spoil
 
 
 class Sink:
@@ -213,6 +213,8 @@ def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
         run(streams, steps, threads)
         if len(streams) > 1 and num_failed < 5:
             num_failed += 1
+            for stream in streams:
+                spoil(stream)
             raise RuntimeError("planted")
 
     monkeypatch.setattr(decoder, "run", failing)
@@ -221,10 +223,38 @@ def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
     asked = [{"seed": k, **(penalised if k % 2 else {}), "stop": ("q",)} for k in range(6)]
     decoder.freezes.set()  # so that all are in the second call
     sinks = [start(scheduler, job(writer, "ab" * 900, 3000, **s))[1] for s in asked]
+    _, shared = start(scheduler, job(writer, "ab" * 900, 30, n=2))
     decoder.freezes.clear()
     for sampling, sink in zip(asked, sinks, strict=True):
         assert sink.texts() == [solo(writer, "ab" * 900, 3000, **sampling)]
+    assert shared.texts(2) == [solo(writer, "ab" * 900, 30, seed=k) for k in range(2)]
     assert num_failed > 0
+
+
+def test_a_text_that_cannot_be_kept_before_a_call_ends_alone(
+    make: Any, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Row.prepare
+
+    def failing(row: Row) -> None:
+        if row.job.samplings[0].seed == 3:
+            raise RuntimeError("planted")
+        prepare(row)
+
+    monkeypatch.setattr(Row, "prepare", failing)
+    scheduler = make()
+    sinks = [start(scheduler, job(writer, max_tokens=500, seed=k))[1] for k in range(5)]
+    for k, sink in enumerate(sinks):
+        (text,) = sink.texts()
+        assert ("failed" in text) if k == 3 else (text == solo(writer, "a", 500, seed=k))
+
+
+def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
+    make: Any, writer: Writer, decoder: FaultyDecoder
+) -> None:
+    decoder.fails.set()
+    _, sink = start(make(), job(writer))
+    assert "writing this text failed" in sink.texts()[0]
 
 
 def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(

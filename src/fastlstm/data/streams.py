@@ -336,7 +336,7 @@ def _kind(char: str) -> str:
     if char.isspace() and char not in "\x1c\x1d\x1e\x1f":
         return "space"
     category = unicodedata.ucd_3_2_0.category(char)  # later characters are not known everywhere
-    if category == "Cn" or category[0] == "Z":
+    if category == "Cn" or category[0] == "Z" or category[0] != unicodedata.category(char)[0]:
         return "?"
     return {"L": "letter", "N": "digit"}.get(category[0], "sign")
 

@@ -122,7 +122,7 @@ class _Answer:
                 await self._sender.start(b"text/event-stream; charset=utf-8")
                 is_started = True
             if error is not None:
-                self._record.failure = "failed"
+                self._record.failure = self._failure()
                 parts.append(b"data: %s\n\n" % error_json(error))
                 await self._sender.body(b"".join(parts), is_last=True)
                 return
@@ -135,6 +135,9 @@ class _Answer:
         self._record.completion_tokens = self._totals.completion_tokens
         self._num_open -= is_last
 
+    def _failure(self) -> str:
+        return "cancelled" if self._engine.scheduler.is_closed else "failed"
+
     def _refusal(self, why: str) -> ApiError:
-        self._record.failure = "failed"
+        self._record.failure = self._failure()
         return Unavailable(why) if self._engine.scheduler.is_closed else ApiError(500, why)
