@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
+from fastlstm.infer.backtest import season_of
 from fastlstm.infer.forecasts import forecast
 from fastlstm.series import naive
 from fastlstm.series.naive import SeasonalNaive, seasonal_error
 from fastlstm.series.table import Segments, Table, table_from_array
+from fastlstm.series.timeline import Frequency
 from series_frames import long_table
 
 pd = pytest.importorskip("pandas")
@@ -125,6 +128,38 @@ def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) 
         inside = (ends[..., 0] <= actual) & (actual <= ends[..., 1])
         share = inside.sum() / figures["num_values"]
         assert figures[f"coverage_{100 * interval:g}"] == pytest.approx(share, abs=2e-3)
+
+
+def test_a_level_far_from_zero_moves_no_figure() -> None:
+    y = values(missing=0.1).astype(np.float64).round(2)
+    model = Forecaster(**QUICK, output="quantiles")
+    near = model.fit(table(y)).backtest(season=SEASON)
+    far = model.fit(table(y + 1e9)).backtest(season=SEASON)
+    assert model.dataset_.table.origin[0] != 0
+    for one in (*near.values(), *far.values()):
+        one.pop("smape")  # is of the level, too
+    for name, figures in near.items():
+        assert far[name] == pytest.approx(figures, rel=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("unit", "step", "season"),
+    [
+        ("us", 3_600_000_000, 24),
+        ("us", 900_000_000, 96),
+        ("us", 86_400_000_000, 7),
+        ("us", 7 * 86_400_000_000, 1),
+        ("us", 7_000_000, 1),
+        ("business_days", 1, 5),
+        ("months", 1, 12),
+        ("months", 3, 4),
+        ("months", 12, 1),
+        ("months", 24, 1),
+        ("rows", 1, 1),
+    ],
+)
+def test_the_season_of_a_frequency(unit: Any, step: int, season: int) -> None:
+    assert season_of(SimpleNamespace(frequency=Frequency(step, unit))) == season  # type: ignore[arg-type]
 
 
 def test_several_targets_are_judged_in_deviations_each_of_its_own() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.infer.forecasts import LEVELS, Calibration, calibrate, forecast
+from fastlstm.infer.forecasts import LEVELS, Calibration, calibrate, forecast, spread
 from fastlstm.series.inputs import Inputs
 from series_frames import long_table, replaced
 
@@ -89,6 +89,15 @@ def test_quantiles_never_cross(size: int) -> None:
     assert (found.diff(dim=-1) >= 0).all()
     few = calibration.quantiles(base, torch.ones(5, 2), levels[10:100:7])
     assert torch.equal(few, found[..., 10:100:7])
+
+
+def test_what_is_to_be_forecast_widens_nothing() -> None:
+    model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(400))
+    values = torch.randn(3, INPUT + HORIZON, 1, generator=torch.Generator().manual_seed(0))
+    want = spread(values, model.network_.config)
+    torch.testing.assert_close(want, values[:, :INPUT].std(1, correction=0) + 0.05)
+    values[:, INPUT:] = 1e6
+    assert torch.equal(spread(values, model.network_.config), want)
 
 
 def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> None:

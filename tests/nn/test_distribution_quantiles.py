@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fastlstm.nn import distribution_quantiles
 from fastlstm.nn.distribution_quantiles import negative_binomial_quantiles, student_quantile
-from fastlstm.nn.forecast_outputs import StudentT
+from fastlstm.nn.forecast_outputs import NegativeBinomial, StudentT
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -41,6 +42,18 @@ def test_every_percentile_of_every_length_at_once() -> None:
     np.testing.assert_allclose(found.view(700, 99).numpy(), want, rtol=0.01, atol=0)
 
 
+def test_counts_go_on_until_the_largest_level_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the first estimate of how many are needed was far too small."""
+    for name in ("_long", "_short"):
+        monkeypatch.setattr(
+            distribution_quantiles, name, lambda mean, _, levels: mean.new_zeros(len(mean), 13)
+        )
+    mean, dispersion = np.array([3.0, 40.0, 200.0]), np.array([0.2, 1.0, 0.05])
+    found = negative_binomial_quantiles(torch.tensor(mean), torch.tensor(dispersion), LEVELS)
+    shape, share = 1 / dispersion[:, None], 1 / (1 + mean * dispersion)[:, None]
+    np.testing.assert_array_equal(found.numpy(), stats.nbinom.ppf(LEVELS, shape, share))
+
+
 @pytest.mark.parametrize("level", [1e-6, 1 - 1e-6])
 def test_levels_far_out(level: float) -> None:
     mean, dispersion = np.array([0.01, 2.0, 100.0]), np.array([100.0, 1.0, 0.1])
@@ -56,6 +69,23 @@ def test_quantiles_of_students_t(degrees: float) -> None:
     near = (0.49, 0.499, 0.501)
     found = [float(student_quantile(torch.tensor(degrees).double(), q)) for q in near]
     np.testing.assert_allclose(found, stats.t.ppf(near, degrees), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("degrees", [2.0, 2.2, 2.5, 3.0, 3.5, 4.0, 4.4, 4.6, 5.0, 7.0])
+def test_quantiles_of_students_t_are_within_their_level(degrees: float) -> None:
+    levels = [k / 200 for k in range(1, 200)]
+    found = [float(student_quantile(torch.tensor(degrees).double(), q)) for q in levels]
+    np.testing.assert_allclose(stats.t.cdf(found, degrees), levels, rtol=0, atol=3e-4)
+
+
+def test_likelihood_of_counts_in_float32_is_that_of_the_distribution() -> None:
+    mean, dispersion, y = np.meshgrid((0.3, 40.0, 3e4), (1e-4, 0.03, 2.0), (0.0, 35.0, 31_000.0))
+    parameters = torch.tensor(np.stack([mean, dispersion], -1)).float()
+    found = NegativeBinomial().loss(parameters, torch.tensor(y).float())
+    assert found.dtype == torch.float32
+    mean, dispersion = parameters.double().numpy().transpose(3, 0, 1, 2)
+    want = -stats.nbinom.logpmf(y, 1 / dispersion, 1 / (1 + mean * dispersion))
+    np.testing.assert_allclose(found.numpy(), want, rtol=1e-5)
 
 
 def test_likelihood_and_quantiles_are_of_one_students_t() -> None:

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 
 from fastlstm import Forecaster
-from forecast_server import PAST, L, body, everything, h, output, past_of, tensor, waves
+from fastlstm.infer.forecast_windows import load_window_forecaster
+from forecast_server import (
+    PAST,
+    QUICK,
+    L,
+    body,
+    everything,
+    h,
+    output,
+    past_of,
+    save,
+    tensor,
+    waves,
+)  # fmt: skip
 from running_server import SETTINGS, Running
 
 COLUMNS = ("y", "temp")
@@ -75,6 +90,31 @@ def test_forecasts_are_the_forecasters(
     found = answer.json()
     assert (found["model_name"], found["model_version"], found["id"]) == ("waves", "1", "abc")
     assert [one["name"] for one in found["outputs"]] == ["forecast"]
+
+
+def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
+    table = waves().append_column("high", pc.add(pc.cast(waves()["y"], "float64"), 1e9))
+    model = Forecaster(**QUICK, target="high", past=["y"]).fit(table)
+    server = serve(model=load_window_forecaster(save(model, tmp_path)))
+    described = server.client.get("/v2/models/waves").json()
+    assert {one["datatype"] for one in described["inputs"] + described["outputs"]} == {"FP64"}
+    past = np.stack([past_of(table, series, 120, ("high", "y")) for series in range(3)])
+    own = model.predict()["high"].to_numpy().reshape(3, h, 1)
+    asked = {"name": "past", "shape": [3, L, 2], "datatype": "FP64"}
+    (found,) = infer(server, {"inputs": [{**asked, "data": past.tolist()}]}).json()["outputs"]
+    assert found["datatype"] == "FP64"
+    np.testing.assert_allclose(np.reshape(found["data"], found["shape"]), own, rtol=0, atol=1e-4)
+    asked["parameters"] = {"binary_data_size": past.nbytes}
+    request = {"inputs": [asked], "parameters": {"binary_data_output": True}}
+    answer = server.client.post(PAST, **binary(request, past.astype("<f8").tobytes()))
+    size = int(answer.headers["inference-header-content-length"])
+    again = np.frombuffer(answer.content[size:], "<f8").reshape(own.shape)
+    np.testing.assert_array_equal(again, np.reshape(found["data"], found["shape"]))
+    refused = infer(server, body(past))
+    assert refused.status_code == 400
+    assert "has datatype 'FP32', expected 'FP64'" in refused.json()["error"]
+    asked = {"name": "past", "shape": [1, L, 2], "datatype": "FP64", "data": [1e300] * 2 * L}
+    assert "beyond the range of float32" in infer(server, {"inputs": [asked]}).json()["error"]
 
 
 def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) -> None:

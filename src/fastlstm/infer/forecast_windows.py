@@ -16,7 +16,10 @@ from fastlstm.infer.forecaster_files import StoredForecaster, read_forecaster
 from fastlstm.infer.forecasts import quantiles_of, spread
 from fastlstm.series.names import canonical
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
+
+_LEAST_STEPS = 1024
+"""Numbers of float32 that a column's standard deviation must span."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class WindowForecaster:
         static: those with one value per series.
         may_miss: values of past and future may be NaN; static ones always may.
         frequency: from one row to the next, such as "1 hour".
+        dtype: of numbers that come and go: float32, or float64 where a column is so far from 0
+            beside how much it moves that float32 would lose steps of it.
     """
 
     def __init__(self, stored: StoredForecaster, name: str) -> None:
@@ -71,6 +76,7 @@ class WindowForecaster:
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
+        self.dtype = _dtype_of(stored)
 
     def _columns(self, names: tuple[str, ...]) -> Columns:
         known = self._stored.fit.categories
@@ -88,7 +94,8 @@ class WindowForecaster:
         """Forecasts the h steps after each window.
 
         Args:
-            past: shape ``(B, L, columns)``, in the table's units; names as their numbers.
+            past: shape ``(B, L, columns)``, in the table's units, of `dtype`; names as their
+                numbers.
             future: shape ``(B, h, columns known ahead)``, or None where there are none.
             statics: shape ``(B, S)``, or None where there are none.
         """
@@ -97,7 +104,7 @@ class WindowForecaster:
             torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std)
         )  # float64
         length = self.input_size + self.horizon
-        values = torch.full((len(past), length, past.shape[2]), float("nan"))
+        values = torch.full((len(past), length, past.shape[2]), float("nan"), dtype=mean.dtype)
         values[:, : self.input_size] = torch.from_numpy(past)
         if future is not None:
             first = past.shape[2] - config.num_future
@@ -106,7 +113,8 @@ class WindowForecaster:
         if statics is not None:
             center, deviation = torch.from_numpy(stored.static_scale).T
             static = ((torch.from_numpy(statics) - center) / deviation).float()
-        return Forecasts(stored, stored.network(scaled, static), spread(scaled, config))
+        parameters = stored.network(scaled, static)
+        return Forecasts(stored, parameters, spread(scaled, config), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -117,16 +125,18 @@ class Forecasts:
         stored: the forecaster.
         parameters: what the network gave, shape ``(B, h, C, num_parameters)``.
         spread: how much each window moves, shape ``(B, C)``, scaled.
+        dtype: of the answers.
     """
 
     stored: StoredForecaster
     parameters: Tensor
     spread: Tensor
+    dtype: np.dtype[np.floating]
 
     def part(self, first: int, count: int) -> Forecasts:
         """Returns those of some windows."""
         rows = slice(first, first + count)
-        return Forecasts(self.stored, self.parameters[rows], self.spread[rows])
+        return Forecasts(self.stored, self.parameters[rows], self.spread[rows], self.dtype)
 
     def values(self) -> Floats:
         """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
@@ -147,7 +157,14 @@ class Forecasts:
         num, scaler = scaled.shape[-2], self.stored.scaler
         with np.errstate(over="ignore", invalid="ignore"):
             plain = scaled.numpy() * scaler.std[:num, None] + scaler.mean[:num, None]
-            return plain.astype(np.float32)
+            return plain.astype(self.dtype)
+
+
+def _dtype_of(stored: StoredForecaster) -> np.dtype[np.floating]:
+    columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
+    mean, std = np.concatenate([columns, stored.static_scale]).T
+    steps = np.spacing(np.abs(mean).astype(np.float32))
+    return np.dtype(np.float64 if (_LEAST_STEPS * steps > std).any() else np.float32)
 
 
 def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:

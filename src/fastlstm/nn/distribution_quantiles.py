@@ -22,7 +22,7 @@ _NODES = 193
 
 
 def student_quantile(degrees: Tensor, level: float) -> Tensor:
-    """Returns a quantile of Student's t (Hill 1970, algorithm 396), within 2e-4 of its level."""
+    """Returns a quantile of Student's t (Hill 1970, algorithm 396), within 3e-4 of its level."""
     if level == 0.5:
         return torch.zeros_like(degrees)
     n = degrees.double()

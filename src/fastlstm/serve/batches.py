@@ -21,7 +21,7 @@ from fastlstm.serve.errors import ApiError, QueueFull, Unavailable
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Forecasts, WindowForecaster
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 
 _ENDING = "the server is shutting down; send the request to another one"
 _FAILED = "forecasting failed; send the request again, of a sequence from its start"

@@ -90,7 +90,7 @@ def _schemas(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> Schema:
     answered = object_of(
         name={"enum": [spec.name for spec in outputs]},
         shape={"type": "array", "items": _SIZE},
-        datatype={"const": "FP32"},
+        datatype={"enum": sorted({spec.datatype for spec in outputs})},
     )
     answered["properties"]["data"] = {"type": "array", "items": {"type": "number"}}
     answer = object_of(

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from fastlstm.errors import nearest_hint
 from fastlstm.serve.errors import ApiError, shown, value_name
 from fastlstm.serve.sequences import Step
-from fastlstm.serve.tensors import Spec, parameters_of, read_inputs, split_body
+from fastlstm.serve.tensors import FLOATS, Spec, parameters_of, read_inputs, split_body
 
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Columns, WindowForecaster
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 
 MAX_LEVELS = 199
 LOWEST_LEVEL, HIGHEST_LEVEL = 0.005, 0.995
@@ -65,10 +65,10 @@ def input_specs(model: WindowForecaster) -> dict[str, Spec]:
         ("future", (-1, model.horizon), model.future, model.may_miss),
         ("static", (-1,), model.static, True),
     ]
-    found = {}
+    found, floats = {}, _datatype(model)
     for name, lead, columns, may_miss in groups:
         for own, datatype, listed in (
-            (name, "FP32", columns.numbers),
+            (name, floats, columns.numbers),
             (name + _NAMES, "BYTES", columns.categorical),
         ):
             if listed:
@@ -78,11 +78,15 @@ def input_specs(model: WindowForecaster) -> dict[str, Spec]:
 
 def output_specs(model: WindowForecaster) -> dict[str, Spec]:
     """Returns what a forecaster gives, by name."""
-    shape = (-1, model.horizon, len(model.targets))
+    shape, floats = (-1, model.horizon, len(model.targets)), _datatype(model)
     return {
-        "forecast": Spec("forecast", "FP32", shape, model.targets),
-        "quantiles": Spec("quantiles", "FP32", (*shape, -1)),
+        "forecast": Spec("forecast", floats, shape, model.targets),
+        "quantiles": Spec("quantiles", floats, (*shape, -1)),
     }
+
+
+def _datatype(model: WindowForecaster) -> str:
+    return next(name for name, dtype in FLOATS.items() if dtype == model.dtype)
 
 
 def parse_request(
@@ -153,7 +157,8 @@ def _joined(columns: Columns, name: str, inputs: Mapping[str, NDArray[Any]]) -> 
         )
     given = numbers if numbers is not None else names
     assert given is not None
-    found = np.empty((*given.shape[:-1], len(columns.names)), dtype=np.float32)
+    dtype = np.float32 if numbers is None else numbers.dtype
+    found = np.empty((*given.shape[:-1], len(columns.names)), dtype=dtype)
     for place, column in enumerate(columns.names):
         if column in columns.codes:
             assert names is not None

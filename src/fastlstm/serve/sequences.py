@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastlstm.serve.errors import ApiError, shown
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)

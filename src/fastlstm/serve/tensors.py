@@ -16,6 +16,8 @@ from fastlstm.errors import nearest_hint
 from fastlstm.serve.errors import ApiError, shown, value_name
 
 MAX_SIZE = (1 << 31) - 1
+FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
+"""Datatypes of numbers."""
 _TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _NUMBERS = {int, float, type(None)}
 _NAMES = {str, type(None)}
@@ -27,7 +29,7 @@ class Spec:
 
     Attributes:
         name: of the tensor.
-        datatype: FP32, or BYTES for names.
+        datatype: FP32 or FP64, or BYTES for names.
         shape: -1 where any size will do.
         columns: what the last axis holds, or nothing where that is asked for.
         may_miss: null and NaN stand for a missing value.
@@ -85,7 +87,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_inputs(
     listed: Any, binary: memoryview, specs: Mapping[str, Spec]
 ) -> dict[str, NDArray[Any]]:
-    """Returns the tensors of a request by name: float32, or objects (text or None) for BYTES.
+    """Returns the tensors of a request by name: floats, or objects (text or None) for BYTES.
 
     Args:
         listed: `inputs` of the request.
@@ -187,32 +189,33 @@ def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
 
 
 def _array(flat: list[Any], spec: Spec) -> NDArray[Any]:
-    good = _NUMBERS if spec.datatype == "FP32" else _NAMES
+    good = _NUMBERS if spec.datatype in FLOATS else _NAMES
     if not good.issuperset(map(type, flat)):
         wrong = next(number for number, value in enumerate(flat) if type(value) not in good)
         raise _bad(
             f"input '{spec.name}' has {value_name(flat[wrong])} as element {wrong}, expected"
-            f" {'numbers' if spec.datatype == 'FP32' else 'strings'}"
+            f" {'numbers' if spec.datatype in FLOATS else 'strings'}"
         )
-    if spec.datatype != "FP32":
+    if spec.datatype not in FLOATS:
         return np.array(flat, dtype=object)
     try:
         wide = np.array(flat, dtype=np.float64)  # null becomes NaN
     except OverflowError:
         raise _bad(f"input '{spec.name}' has a number beyond the range of float32") from None
     with np.errstate(over="ignore"):
-        return wide.astype(np.float32)
+        return wide.astype(FLOATS[spec.datatype])
 
 
 def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArray[Any]:
     count = math.prod(shape)
-    if spec.datatype == "FP32":
-        if len(data) != 4 * count:
+    if spec.datatype in FLOATS:
+        dtype = FLOATS[spec.datatype]
+        if len(data) != dtype.itemsize * count:
             raise _bad(
-                f"input '{spec.name}' has {len(data)} bytes, its shape {list(shape)} of FP32 says"
-                f" {4 * count}"
+                f"input '{spec.name}' has {len(data)} bytes, its shape {list(shape)} of"
+                f" {spec.datatype} says {dtype.itemsize * count}"
             )
-        return np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
+        return np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
     names: list[str] = []
     while len(data) >= 4:
         end = 4 + int.from_bytes(data[:4], "little")
@@ -232,8 +235,9 @@ def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArra
 
 
 def _check_values(values: NDArray[Any], spec: Spec) -> None:
-    if spec.datatype == "FP32":
-        missing, infinite = np.isnan(values), np.isinf(values)
+    if spec.datatype in FLOATS:
+        with np.errstate(over="ignore"):  # the network computes in float32
+            missing, infinite = np.isnan(values), np.isinf(values.astype(np.float32, copy=False))
         if infinite.any():
             place = np.argwhere(infinite)[0].tolist()
             raise _bad(
@@ -266,7 +270,7 @@ def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def encode_answer(
-    head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.float32]], binary: frozenset[str]
+    head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
 ) -> tuple[bytes, int | None]:
     """Returns the body of an answer, and the length of its JSON where binary data follows.
 
@@ -277,9 +281,10 @@ def encode_answer(
     """
     listed, tail = [], []
     for name, values in outputs.items():
-        tensor = {"name": name, "shape": list(values.shape), "datatype": "FP32"}
+        datatype = f"FP{8 * values.itemsize}"
+        tensor = {"name": name, "shape": list(values.shape), "datatype": datatype}
         if name in binary:
-            tail.append(values.astype("<f4").tobytes())
+            tail.append(values.astype(FLOATS[datatype]).tobytes())
             listed.append({**tensor, "parameters": {"binary_data_size": len(tail[-1])}})
         else:
             listed.append({**tensor, "data": values.ravel().tolist()})
