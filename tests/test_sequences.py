@@ -295,3 +295,12 @@ def test_settings_are_scikit_learns() -> None:
     assert model.set_params(hidden_size=9).hidden_size == 9
     with pytest.raises(ConfigError, match="a SequenceClassifier has no parameter 'size'"):
         model.set_params(size=1)
+
+
+@pytest.mark.parametrize("answer", [7.0, 7.1, 1e9 / 3])
+def test_an_answer_that_never_changes_is_met(answer: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 5, 2)), np.full(60, answer)
+    model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1).fit(x, y)
+    np.testing.assert_array_equal(model.predict(x), y)
+    assert model.score(x, y) == 1.0
+    assert model.score(x, y + 1) == 0.0

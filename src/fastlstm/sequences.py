@@ -169,10 +169,12 @@ class SequenceRegressor(SequenceModel):
         answers = answers_of(y)
         self._is_flat = answers.ndim == 1
         plain = answers.reshape(len(answers), -1)
-        self._y_mean = plain[train].mean(0)
-        std = plain[train].std(0)
-        self._y_std = np.where(std > 0, std, 1.0)
-        wanted = torch.from_numpy(((plain - self._y_mean) / self._y_std).astype(np.float32))
+        # The mean of numbers that are all alike may differ from them by rounding.
+        is_varied, first = _is_varied(plain[train]), plain[train[0]]
+        self._y_mean = np.where(is_varied, plain[train].mean(0), first)
+        self._y_std = np.where(is_varied, plain[train].std(0), 0.0)
+        scale = np.where(is_varied, self._y_std, 1.0)
+        wanted = torch.from_numpy(((plain - self._y_mean) / scale).astype(np.float32))
         return lambda found, numbers: F.mse_loss(found, wanted[numbers]), plain.shape[1]
 
     def __sklearn_tags__(self) -> Any:
@@ -208,8 +210,9 @@ class SequenceRegressor(SequenceModel):
         weights = weights_of(sample_weight, len(actual))
         squares = weights @ (actual - np.average(actual, 0, weights)) ** 2
         unexplained = weights @ (actual - found) ** 2
-        explained = 1 - unexplained / np.where(squares > 0, squares, 1)
-        return float(np.mean(np.where(squares > 0, explained, unexplained == 0)))
+        is_varied = _is_varied(actual[weights > 0])
+        explained = 1 - unexplained / np.where(is_varied, squares, 1)
+        return float(np.mean(np.where(is_varied, explained, unexplained == 0)))
 
 
 class SequenceClassifier(SequenceModel):
@@ -270,3 +273,8 @@ class SequenceClassifier(SequenceModel):
         require_one_each(len(found), labels)
         is_right = [a == b for a, b in zip(found.tolist(), labels, strict=True)]
         return float(np.average(is_right, weights=weights_of(sample_weight, len(labels))))
+
+
+def _is_varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Returns which outputs are not the same in every row, shape ``(K,)``, or ``()``."""
+    return np.asarray(answers.min(0) < answers.max(0))

@@ -294,3 +294,35 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     again = prepare_table(source, cache_dir=cache)
     assert not again.from_cache
     assert again.table.num_rows == (40 if is_directory else 20)
+
+
+# ways of writing that were not foreseen ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("unit", "size"), [("s", 10**3), ("s", 10**9), ("ms", 10**6)])
+def test_numbers_in_another_unit_than_that_given_are_refused(unit: str, size: int) -> None:
+    table = frame((1_480_000_000 + 3600 * np.arange(40)) * size)
+    message = f"that of row 1 is 148{'0' * 7}{'0' * (len(str(size)) - 1)}; .* time_format='{unit}'"
+    with pytest.raises(DataError, match=message):
+        prepared(table, time_format=unit)
+
+
+def test_periods_of_pandas_are_times() -> None:
+    days = pandas.period_range("2020-01-01", periods=30, freq="D")
+    by_index = frame(days).drop(columns="ds").set_axis(days)
+    for table in (frame(days), by_index):
+        found = prepared(table)
+        assert found.frequency == DAYS
+        assert found.table.segments.start_times.tolist() == [pandas.Timestamp("2020").value // 1000]
+
+
+def test_whole_numbers_that_count_step_by_a_number() -> None:
+    assert "40 rows, one row every 60" in prepared(frame(np.arange(0, 2400, 60))).notes
+    assert "40 rows" in prepared(frame(np.arange(40))).notes
+
+
+def test_column_names_that_are_not_utf_8_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("ds,größe\n1,1.5\n2,2.5\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"names are not UTF-8 .*; save the file as UTF-8"):
+        prepared(path)

@@ -333,3 +333,19 @@ def test_true_is_one_name_whoever_writes_it(tmp_path: Path) -> None:
     table.to_pandas().to_csv(path, index=False)
     found = [prepared(source, roles=roles).categories["open"] for source in (table, path)]
     assert found == [[True, False], ["true", "false"]]
+
+
+def test_a_name_is_one_though_only_a_later_file_writes_a_fraction(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("unique_id,ds,y\n7,1,1.5\n7,2,2.5\n8,1,2.5\n8,2,0.5\n")
+    (tmp_path / "b.csv").write_text("unique_id,ds,y\n7.0,3,3.5\n7.0,4,4.5\n8.0,3,2.5\n8.0,4,1\n")
+    found = prepared(tmp_path)
+    assert found.series == ("7", "8")
+    assert len(found.table.segments) == 2
+
+
+def test_a_column_that_is_empty_in_the_first_file_is_what_the_next_says(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("shop,ds,y\n,1,1.5\n,2,2.5\n")
+    (tmp_path / "b.csv").write_text("shop,ds,y\nx,3,3.5\nx,4,4.5\n")
+    found = prepared(tmp_path, roles=RoleRequest(categorical=("shop",)))
+    assert found.categories == {"shop": ["x"]}
+    assert prepared(tmp_path).roles.values == ("y",)

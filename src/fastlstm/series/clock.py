@@ -20,6 +20,9 @@ _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _FIRST_YEAR, _LAST_YEAR = 1900, 2100
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 within which large whole numbers may be times: 1980 to 2100."""
+_CALENDAR = (-62_135_596_800, 253_402_300_799)
+"""Seconds since 1970 of the first and last moment of the years 1 to 9999."""
+_INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
 
 
@@ -135,6 +138,7 @@ class TimeReader:
                     f"{self._origin}: column '{self._name}' is {kind}, expected whole numbers for"
                     f" time_format='{self._format}'"
                 )
+            self._require_years(column, first_row)
             return column.cast(pa.int64()).cast(pa.timestamp(self._format))
         if is_text(kind):
             return self._parsed(column, first_row)
@@ -149,6 +153,23 @@ class TimeReader:
                 f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers"
             )
         return column
+
+    def _require_years(self, column: pa.Array, first_row: int) -> None:
+        """Refuses numbers since 1970 that are beyond the years 1 to 9999 in the unit given."""
+        values = column.to_numpy(zero_copy_only=False)
+        unit = str(self._format)
+        per_second = 10**9 if unit == "ns" else 10**6 // EPOCH_UNITS[unit]
+        first, last = (bound * per_second for bound in _CALENDAR)
+        is_beyond = np.array([False])
+        if int(values.min()) < first or int(values.max()) > last:
+            is_beyond = (values < max(first, _INT64.min)) | (values > min(last, _INT64.max))
+        if is_beyond.any():
+            row = int(np.flatnonzero(is_beyond)[0])
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
+                f" {first_row + row + 1} is {values[row]}; expected numbers of the years 1 to 9999,"
+                f" as time_format='{unit}' says"
+            )
 
     def _see(self, kind: str, first_row: int) -> None:
         if self._kind is not None and kind != self._kind:

@@ -22,7 +22,7 @@ from fastlstm.series.records import Records, open_records
 from fastlstm.series.roles import RoleRequest, Roles, find_roles
 from fastlstm.series.storing import Stored, store_values
 from fastlstm.series.table import DTYPES, Segments, Table
-from fastlstm.series.timeline import Frequency, Timeline
+from fastlstm.series.timeline import ROWS, Frequency, Timeline
 from fastlstm.storage import fsync_file, read_json, write_json
 
 FORMAT_VERSION = 3
@@ -357,7 +357,8 @@ def _time_notes(arranged: Arranged, intaken: Intaken, policy: Policy) -> list[st
     what = f"{arranged.num_rows:,} rows, {num_series:,} series" if num_series > 1 else (
         f"{arranged.num_rows:,} rows"
     )  # fmt: skip
-    notes.append(f"{what}, one row every {arranged.frequency}" if intaken.times else what)
+    is_step = intaken.times and arranged.frequency != ROWS
+    notes.append(f"{what}, one row every {arranged.frequency}" if is_step else what)
     if not intaken.is_grouped:
         notes.append("rows of series were mixed: they are stored series after series")
     if counts["sorted"]:

@@ -175,7 +175,13 @@ class CsvRecords(FileRecords):
         self._bad_row: Any = None
         try:
             with self._open() as reader:
+                _ = reader.schema.names  # decoded only now
                 return reader.schema
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.name}: the column names are not UTF-8 ({error.reason} at byte"
+                f" {error.start}); save the file as UTF-8"
+            ) from error
         except (pa.ArrowException, OSError) as error:
             raise self._refused() or self._damaged(error) from error
 
@@ -289,17 +295,20 @@ class JoinedRecords(Records):
     def __init__(self, parts: Sequence[Records]) -> None:
         self._parts = parts
         self.name = f"{parts[0].name} and {len(parts) - 1} more"
-        self.schema = parts[0].schema
         sizes = [part.total_bytes or 0 for part in parts]
         self.total_bytes = sum(sizes)
         self.is_parsed = all(part.is_parsed for part in parts)
         for part in parts[1:]:
-            missing = set(self.schema.names) ^ set(part.schema.names)
+            missing = set(parts[0].schema.names) ^ set(part.schema.names)
             if missing:
                 raise DataError(
                     f"{part.name} and {parts[0].name} differ in the columns"
                     f" {', '.join(sorted(missing))}; files of one table have the same columns"
                 )
+        self.schema = pa.schema(
+            [pa.field(name, _joined_type([part.schema.field(name).type for part in parts]))
+             for name in parts[0].schema.names]
+        )  # fmt: skip
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
@@ -315,6 +324,14 @@ class JoinedRecords(Records):
 
     def changed_file(self) -> str | None:
         return next(filter(None, (part.changed_file() for part in self._parts)), None)
+
+
+def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
+    """Returns the type of a column in several files: the first that is not empty; a number with a
+    fraction where a later file has one."""
+    known = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
+    floating = [kind for kind in known if pa.types.is_floating(kind)]
+    return floating[0] if floating and pa.types.is_integer(known[0]) else known[0]
 
 
 def open_records(source: Any) -> Records:
@@ -418,13 +435,19 @@ def _arrow_table(frame: Any) -> pa.Table:
 
 
 def _from_pandas(frame: Any) -> pa.Table:
-    """Takes an index along that has names, or holds times (called "ds"); drops one that counts."""
+    """Takes an index along that has names, or holds times (called "ds"); drops one that counts.
+
+    Periods become the times that they begin at.
+    """
     if frame.ndim == 1:
         frame = frame.to_frame("y" if frame.name is None else frame.name)
     names = list(frame.index.names)
-    if names == [None] and str(frame.index.dtype).startswith("datetime"):
+    if names == [None] and str(frame.index.dtype).startswith(("datetime", "period")):
         frame = frame.rename_axis("ds").reset_index()
     elif names != [None]:
         frame = frame.reset_index()
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    for position, kind in enumerate(frame.dtypes):
+        if str(kind).startswith("period"):
+            frame.isetitem(position, frame.iloc[:, position].dt.to_timestamp())
     return pa.Table.from_pandas(frame, preserve_index=False)

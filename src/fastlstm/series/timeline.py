@@ -46,7 +46,7 @@ class Frequency:
 
     def __str__(self) -> str:
         if self.unit == "rows":
-            return "rows"
+            return "rows" if self.step == 1 else str(self.step)
         if self.unit == "months":
             return "1 month" if self.step == 1 else f"{self.step} months"
         if self.unit == "business_days":
