@@ -402,6 +402,34 @@ def test_a_best_model_that_cannot_be_published_ends_in_an_error(text, tmp_path, 
     assert same_model(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_run_that_stays_non_finite_publishes_the_best_model_first(text, tmp_path, monkeypatch):
+    step, is_broken = trainer_module.Stepper.step, []
+
+    def failing(self, batch, factor):
+        if self._state.progress.step == 6 or is_broken:
+            is_broken.append(True)
+            return float("nan"), float("nan")
+        return step(self, batch, factor)
+
+    monkeypatch.setattr(trainer_module.Stepper, "step", failing)
+    disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), ("skip", 6))
+    fields = {**WITH_DISK, "checkpoint_every": None}  # after a minute: none follows the roll-backs
+    with pytest.raises(NonFiniteError):
+        fastlstm.train(text, out=tmp_path / "run", observers=[disk], **fields)
+    assert any("the best model is not published yet" in text for text in disk.warnings)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_averaged_weights_are_published(text, tmp_path, monkeypatch):
+    seen = record_weights(monkeypatch)
+    run = train(text, tmp_path / "run", ema=0.9, steps=3, eval_every=1000)
+    (*_, weights, average) = seen[-1]
+    found = {
+        name: t.numpy().tobytes() for name, t in load_file(run.path / "model.safetensors").items()
+    }
+    assert found == average != weights
+
+
 def scale_losses(monkeypatch) -> list[float]:
     """Trains with a loss scale, as in fp16; returns the list of the scales of all steps."""
     scales: list[float] = []
