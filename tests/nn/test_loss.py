@@ -1,5 +1,7 @@
 """The chunked loss against plain cross-entropy, and its memory."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn import functional
@@ -210,3 +212,24 @@ def test_the_loss_is_traced_whole():
     traced = torch.compile(projected_cross_entropy, backend="eager", fullgraph=True)
     loss = traced(features, weight, None, targets)
     torch.testing.assert_close(loss, projected_cross_entropy(features, weight, None, targets))
+
+
+@pytest.mark.parametrize("rows", [2, 100, None])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_gradient_penalty_has_the_second_derivatives_of_the_loss(rows, has_bias):
+    inputs = make_inputs(5, 8, 4)
+    found = []
+    for function in (lambda *a: projected_cross_entropy(*a, chunk_rows=rows), plain):
+        f, w, b = (t.detach().clone().requires_grad_() for t in inputs[:3])
+        bias = b if has_bias else None
+        leaves = [f, w, b] if has_bias else [f, w]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            first = torch.autograd.grad(
+                function(f, w, bias, inputs[3]), leaves, create_graph=True
+            )  # the gradient of the loss is 1 here, and needs no gradient itself
+        assert bool(said) == (function is not plain)
+        penalty = sum(g.square().sum() for g in first)
+        found.append([*first, *torch.autograd.grad(penalty, leaves)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -5,11 +5,12 @@ On the CPU one native kernel does it all; elsewhere, and for other dtypes, torch
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from fastlstm.errors import ShapeError
 from fastlstm.ops.projection import (
@@ -136,6 +137,10 @@ def _chunk_log_probs(
     return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
 
 
+_NUM_GIVEN = 4
+"""Features, weight, bias and targets come first among what is saved for backward."""
+
+
 class _NativeCrossEntropy(torch.autograd.Function):
     """As `_ProjectedCrossEntropy`, in the native kernels."""
 
@@ -154,22 +159,24 @@ class _NativeCrossEntropy(torch.autograd.Function):
         if ctx.is_whole:
             d = logits_gradient(p)
             nats = nats_of(p, targets, d)
-            ctx.save_for_backward(*p, d)
+            ctx.save_for_backward(features, weight, bias, targets, *p, d)
         else:
             nats, found = nats_and_gradients(p, targets, ctx.needs_input_grad[:3])
-            ctx.save_for_backward(*found)
+            ctx.save_for_backward(features, weight, bias, targets, *found)
         return nats.sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = grads
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(ctx, scale)
+        saved = ctx.saved_tensors[_NUM_GIVEN:]
         found: tuple[Tensor | None, ...]
         if ctx.is_whole:
-            *p, d = ctx.saved_tensors
+            *p, d = saved
             found = gradients_of(Projection(*p), d, float(scale), ctx.needs_input_grad[:3])
         else:
-            found = _scaled(ctx.saved_tensors, scale)
+            found = _scaled(saved, scale)
         return _gradients(found, ctx.dtypes)
 
 
@@ -193,7 +200,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if ctx.is_whole:
                 f = features.to(plan.gemm)
                 d, total = _chunk_gradient(f, w, b, targets, plan)
-                ctx.save_for_backward(f, w, d)
+                ctx.save_for_backward(features, weight, bias, targets, f, w, d)
                 return total
             need_f, need_w, need_b = ctx.needs_input_grad[:3]
             df = torch.empty_like(features) if need_f else None
@@ -212,24 +219,47 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                     _mm_into(df[rows], d, w)
                 if dw is not None:
                     _addmm_into(dw, d.t(), f)
-        ctx.save_for_backward(df, dw, db)
+        ctx.save_for_backward(features, weight, bias, targets, df, dw, db)
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = grads
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(ctx, scale)
+        saved = ctx.saved_tensors[_NUM_GIVEN:]
         found: tuple[Tensor | None, ...]
         if ctx.is_whole:
-            f, w, d = ctx.saved_tensors
+            f, w, d = saved
             need_f, need_w, need_b = ctx.needs_input_grad[:3]
             wide = d * scale  # smaller than the gradients it becomes when V < H
             db = wide.sum(0) if need_b else None
             d = wide.to(w.dtype)
             found = (torch.mm(d, w) if need_f else None, torch.mm(d.t(), f) if need_w else None, db)
         else:
-            found = _scaled(ctx.saved_tensors, scale)
+            found = _scaled(saved, scale)
         return _gradients(found, ctx.dtypes)
+
+
+def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+    """Returns gradients of all arguments of forward that are themselves differentiable."""
+    warnings.warn(
+        "a gradient of the loss that is itself differentiated (create_graph=True) is computed by"
+        " torch's operators, which hold all logits at once",
+        stacklevel=2,
+    )
+    *given, targets = ctx.saved_tensors[:_NUM_GIVEN]
+    needs = ctx.needs_input_grad[:3]
+    with torch.autocast(targets.device.type, enabled=False):
+        # Views: one tensor given as two arguments has a gradient as each of them.
+        views = [None if t is None else t.view_as(t) for t in given]
+        f, w, b = (None if t is None else t.to(scale.dtype) for t in views)
+        assert f is not None
+        assert w is not None
+        loss = F.cross_entropy(F.linear(f, w, b), targets, reduction="sum")
+        asked = [t for t, needed in zip(views, needs, strict=True) if t is not None and needed]
+        found = iter(torch.autograd.grad(loss, asked, scale, create_graph=True))
+    return (*(next(found) if needed else None for needed in needs), None, None)
 
 
 def _scaled(saved: tuple[Tensor | None, ...], scale: Tensor) -> tuple[Tensor | None, ...]:

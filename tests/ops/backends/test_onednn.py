@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from fastlstm.errors import KernelError
 from fastlstm.ops.backends import onednn
-from fastlstm.ops.call import LSTMWeights, describe_call
+from fastlstm.ops.call import LSTMCall, LSTMWeights, describe_call
 from fastlstm.ops.dispatch import select
 from fastlstm.ops.lstm import lstm
 
@@ -116,3 +117,12 @@ def test_kernel_names_the_instructions(monkeypatch, unit):
     else:
         assert kernel.name == f"oneDNN fused LSTM bf16 ({unit})"
         assert kernel.is_fast
+
+
+def test_a_second_derivative_is_refused(ops):
+    layer = torch.nn.LSTM(8, 8)
+    call = LSTMCall(3, 2, 8, 8, torch.float32, "cpu", requires_grad=True)
+    x, state = torch.randn(3, 2, 8), torch.zeros(2, 8)
+    y = onednn.run(call, x, state, state, LSTMWeights(*layer._flat_weights)).y
+    with pytest.raises(KernelError, match="no second derivative"):
+        torch.autograd.grad(y.sum(), layer.weight_hh_l0, create_graph=True)

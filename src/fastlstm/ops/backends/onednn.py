@@ -13,9 +13,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from fastlstm import hardware
+from fastlstm.errors import KernelError
 from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
 
 if TYPE_CHECKING:
@@ -120,8 +120,12 @@ class _OneDNNLayer(torch.autograd.Function):
         return y, h.squeeze(0), c.squeeze(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise KernelError(
+                "oneDNN's LSTM has no second derivative (create_graph=True); leave out backend and"
+                " use the native kernels, or float64"
+            )
         dy, dh, dc = grads
         if dy is None and dh is None and dc is None:
             return (None,) * 8
