@@ -348,3 +348,10 @@ def test_freed_memory_is_kept_and_a_large_buffer_costs_no_page_faults_again() ->
         "assert min(taken[8:]) < 1000, taken  # else every buffer of 64 MB is mapped anew\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_library_without_openmp_is_refused() -> None:
+    before = native.has_openmp()
+    assert not native.use_openmp("libc.so.6")
+    assert not native.use_openmp("libnosuch.so")
+    assert native.has_openmp() == before

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -290,6 +291,9 @@ def test_weights_are_copied(make_model, variant):
 def test_one_call_at_a_time(make_model):
     decoder = Decoder.of(make_model(rnn_size=200))
     stream = decoder.stream()
+    others = [decoder.stream() for _ in range(4)]
+    with pytest.raises(RuntimeError, match="given twice"):
+        decoder.run([stream, *others, stream], 1)
     with pytest.raises(RuntimeError, match="given twice"):
         decoder.run([stream, stream], 1)
     stream.feed([1])
@@ -340,7 +344,13 @@ def test_a_stream_that_is_being_run_is_left_alone(make_model):
         stream.fork,
         lambda: stream.native.num_waiting,
     )
-    native = [stream.native]
+
+    class Watched(type(stream.native)):
+        """One that takes weak references."""
+
+    config = decoder.config
+    native = [stream.native, Watched(config.vocab_size, config.rnn_size, config.num_layers)]
+    watched = weakref.ref(native[1])
     thread = threading.Thread(target=decoder._native.run, args=(native, 200_000, 1))
     thread.start()
 
@@ -350,12 +360,14 @@ def test_a_stream_that_is_being_run_is_left_alone(make_model):
 
     with pytest.raises(RuntimeError, match="in use by another call"):
         save_until_refused()
-    native.clear()  # the call holds its streams
+    native.clear()
+    assert watched() is not None  # the call holds its streams
     for method in methods:
         with pytest.raises(RuntimeError, match="in use by another call"):
             method()
     assert stream.is_running
     thread.join()
+    assert watched() is None
     decoder.run([undisturbed], 200_000, 1)
     assert stream.take() == undisturbed.take()
     assert stream.save() == undisturbed.save()
@@ -436,6 +448,7 @@ def test_a_stop_may_not_begin_in_the_prompt(make_model):
 
 DECODE = """
 import numpy as np
+from fastlstm import hardware
 from fastlstm.config import ModelConfig
 from fastlstm.infer.decoder import Decoder
 
@@ -500,7 +513,9 @@ def run_alone(code):
 def test_a_forked_child_writes(before):
     test = """
 expected = write(2)
-assert of_a_child(lambda: write(2) == expected) == 0
+has_openmp = hardware.join_openmp()
+assert of_a_child(lambda: write(2) == expected and not hardware.join_openmp()) == 0
+assert hardware.join_openmp() == has_openmp
 grandchild = lambda: write(2) == expected and of_a_child(lambda: write(2) == expected) == 0
 assert of_a_child(grandchild) == 0
 assert write(2) == expected
@@ -538,8 +553,6 @@ assert of_a_child(lambda: bool((layer(x)[0] == expected).all())) == 0
 @pytest.mark.skipif(sys.platform != "linux", reason="libraries are found by /proc/self/maps")
 def test_torch_imported_after_a_decoder_shares_its_threads():
     test = """
-from fastlstm import hardware
-
 expected = write(2)
 assert not hardware.join_openmp()
 import torch
