@@ -132,6 +132,14 @@ def test_a_write_is_seen_by_the_next_call(write, shape, with_gradients, is_bf16)
             break
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_of_one_dtype_read_no_weights_packed_for_the_other(shape):
+    torch.manual_seed(0)
+    layer, x = fastlstm.LSTM(I, H), torch.randn(*SHAPES[shape], I)
+    for is_bf16 in (False, True, False, True):
+        assert_now(layer, x, is_bf16=is_bf16)
+
+
 @pytest.mark.parametrize("write", [by_data_copy, by_data_mul, by_numpy, by_vector])
 def test_gradients_are_those_of_the_weights_as_they_are(write):
     torch.manual_seed(0)
@@ -175,6 +183,51 @@ def test_one_value_of_large_weights_is_seen_within_the_promised_rows():
     assert calls[-1]
 
 
+def test_rows_of_a_ready_call_count_with_its_lanes():
+    torch.manual_seed(0)
+    layer, x = fastlstm.LSTM(300, 300), torch.ones(1, 64, 300)
+    for _ in range(3):
+        assert_now(layer, x)
+    layer.weight_ih_l0.data.view(-1)[350 * 16] += 1  # in the last of its 351 sets
+    with torch.no_grad():
+        want = same_layer(layer)(x)[0]
+        assert not torch.allclose(layer(x)[0], want, atol=1e-4)  # or this test would show nothing
+        for _ in range(4096 // 64):
+            y = layer(x)[0]
+    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+
+
+def test_one_value_of_shared_weights_is_seen_at_once():
+    torch.manual_seed(0)
+    layer, x = fastlstm.LSTM(300, 300).share_memory(), torch.randn(1, 1, 300)
+    for _ in range(3):
+        assert_now(layer, x)
+        one_value(layer)
+
+
+def test_one_value_that_a_fused_optimizer_changes_is_seen_at_once():
+    torch.manual_seed(0)
+    layer, x = fastlstm.LSTM(300, 300), torch.randn(1, 1, 300)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, fused=True)
+    for p in layer.parameters():
+        p.grad = torch.zeros_like(p)
+    layer.weight_ih_l0.grad[700, 3] = 1
+    for _ in range(3):
+        for _ in range(3):
+            assert_now(layer, x)
+        optimizer.step()
+
+
+def test_a_write_to_the_last_value_of_weights_with_gaps():
+    torch.manual_seed(0)
+    layer, x = fastlstm.LSTM(I, H), torch.ones(1, 1, I)
+    layer.weight_ih_l0 = nn.Parameter(torch.randn(4 * H, 3 * I)[:, :I])
+    for _ in range(3):
+        for _ in range(3):
+            assert_now(layer, x)
+        layer.weight_ih_l0.data[-1, -1] += 1
+
+
 def test_one_value_of_large_weights_is_seen_at_once_by_a_long_call():
     torch.manual_seed(0)
     layer, x = fastlstm.LSTM(300, 300), torch.randn(256, 16, 300)
@@ -208,6 +261,26 @@ def test_weights_are_kept_from_their_second_training_call_on(monkeypatch):
         y.sum().backward()
         optimizer.step()
     assert packed == [False, False, True, True] * 2
+
+
+def test_weights_packed_for_one_call_hold_no_memory():
+    layer = fastlstm.LSTM(I, H)
+    layer(torch.randn(1, 3, I))[0].sum().backward()
+    for cache in native_call._PACKED:
+        assert cache[layer.weight_hh_l0].memory.numel() == 0
+
+
+def test_gradients_without_biases_by_weights_that_stay():
+    torch.manual_seed(0)
+    layer, twin = fastlstm.LSTM(I, H, bias=False), nn.LSTM(I, H, bias=False)
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 2, I)
+    for _ in range(4):
+        for each in (layer, twin):
+            each.zero_grad()
+            each(x)[0].square().sum().backward()
+        for (name, p), q in zip(layer.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, msg=name)
 
 
 def test_a_saved_layer_holds_no_packed_weights():

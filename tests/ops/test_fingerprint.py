@@ -59,8 +59,21 @@ def test_short_calls_see_a_change_within_the_promised_rows(kernels, size, step):
         data[place] -= 1
 
 
-def test_a_change_of_everything_or_of_a_column_is_seen_at_once(kernels):
-    weights = torch.randn(2048, 512)
+@pytest.mark.parametrize("step", [300, 1000, 3000])
+def test_every_set_of_every_tensor_has_its_turn(kernels, step):
+    tensors = some_bytes(4096 * 49), some_bytes(4096 * 17)
+    for data, num_sets in zip(tensors, (49, 17), strict=True):
+        for line in range(num_sets):
+            found = fingerprint(kernels, *tensors)
+            assert all(found.is_still(step, 1) for _ in range(line % 4))
+            data[64 * line] += 1
+            assert not all([found.is_still(step, 1) for _ in range(-(-rows() // step))]), line
+            data[64 * line] -= 1
+
+
+@pytest.mark.parametrize("num_rows", [2048, 1030])
+def test_a_change_of_everything_or_of_a_column_is_seen_at_once(kernels, num_rows):
+    weights = torch.randn(num_rows, 512)
     for part in (weights, weights[:, 3], weights[:, 511], weights[512:1024], weights[::3]):
         for turn in range(5):
             found = fingerprint(kernels, weights)

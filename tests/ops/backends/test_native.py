@@ -102,6 +102,14 @@ def test_infinite_logits_close_and_open_gates(isa, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gate_that_is_no_number_is_not_hidden(isa, dtype):
+    logits = torch.zeros(4, 5)
+    logits.fill_diagonal_(torch.nan)
+    h = run_one_unit_each(dtype, 1, logits, torch.ones(5))[1][0]
+    assert h.isnan().tolist() == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_slope_of_a_full_cell(isa, dtype):
     c0 = torch.arange(-8.0, 8.25, 0.25).requires_grad_()
     logits = torch.zeros(4, len(c0))
