@@ -68,8 +68,8 @@ class Ready:
             or self.threads != torch.get_num_threads()
         ):
             return None
-        weights = [w for name in self.names if (w := layer._parameters.get(name)) is not None]
-        if any(map(is_not, weights, layer._flat_weights)):  # some write to that list
+        weights = layer._flat_weights  # some write to that list
+        if any(map(is_not, map(layer._parameters.get, self.names), weights)):
             return None
         if not self.packed.is_still(weights, self.middle[0], self.sizes[0]):
             return None
