@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,22 @@ def test_control_characters_in_an_error_are_escaped(
 ) -> None:
     run_with(monkeypatch, errors.DataError("no file 'a\nb\x1b[31m\udcff'"))
     assert capsys.readouterr().err == "fastlstm: error: no file 'a\\nb\\x1b[31m\\udcff'\n"
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: list[str]) -> int:
+        warnings.warn("few values", stacklevel=1)
+        return 0
+
+    modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
+    monkeypatch.setattr(main_module, "importlib", modules)
+    before = warnings.showwarning
+    assert main(["train"]) == 0
+    assert capsys.readouterr().err == "fastlstm: warning: few values\n"
+    assert warnings.showwarning is before
 
 
 def test_stopped_is_not_called_an_error(

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -61,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _tolerate_encoding()
     try:
-        code = _dispatch(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            code = _dispatch(arguments)
         sys.stdout.flush()
     except FastLSTMError as error:
         # Being stopped is no error: its message says what is saved and how to go on.
@@ -155,11 +158,18 @@ def _tolerate_encoding() -> None:
             reconfigure(errors="replace")
 
 
-def _fail(message: str, code: int) -> int:
-    try:
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Shows a warning as errors are shown; Python would add a path and a line of source."""
+    _say(f"warning: {message}")
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(BrokenPipeError, ValueError):
         print(f"fastlstm: {one_line(message)}", file=sys.stderr, flush=True)
-    except (BrokenPipeError, ValueError):
-        pass
+
+
+def _fail(message: str, code: int) -> int:
+    _say(message)
     return code
 
 
