@@ -166,7 +166,7 @@ def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
     most = "fastlstm.training.forecast_trainer._MAX_VALID_WINDOWS"
     monkeypatch.setattr(most, 100)
     with pytest.raises(Stopped):
-        train_forecaster(path, config, out=run.path, stop=StopAt(8))
+        train_forecaster(path, config, out=run.path, stop=StopAt(4))
     monkeypatch.setattr(most, 200)
     train_forecaster(path, config, out=run.path, resume=True)
     found, _ = find_checkpoint(run)
