@@ -44,14 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Returns what makes `hardware.cpu()` describe a recorded CPU, named by its widest ISA.
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Returns what makes `hardware.cpu()` describe one of `recorded_cpus.detected`.
 
     For choices only: a kernel may not run on instructions that the real CPU lacks.
     """
 
-    def pretend(isa: str) -> None:
-        found = recorded_cpus.detected(isa)
+    def pretend(isa: str, **changes: Any) -> None:
+        found = recorded_cpus.detected(isa, **changes)
         monkeypatch.delenv("FASTLSTM_ISA", raising=False)
         monkeypatch.setattr(hardware, "_detected", lambda: found)
         hardware._described.cache_clear()

@@ -40,9 +40,12 @@ def sapphire_rapids(**changes: Any) -> Any:
     return record
 
 
-def detected(isa: str) -> tuple[Any, str, frozenset[str]]:
-    """Returns what `hardware._detected` finds on a CPU whose widest instruction set is `isa`."""
+def detected(isa: str, **changes: Any) -> tuple[Any, str, frozenset[str]]:
+    """Returns what `hardware._detected` finds on a CPU whose widest instruction set is `isa`.
+
+    `changes` are of the record, as for `sapphire_rapids`.
+    """
     native = hardware.native()
-    record = sapphire_rapids(**_LESS[isa])
+    record = sapphire_rapids(**{**_LESS[isa], **changes})
     assert native.choose_isa(record) == isa
     return record, isa, frozenset(native.usable_features(record))

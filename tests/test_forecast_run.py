@@ -157,6 +157,23 @@ def test_a_stop_while_evaluations_are_measured_is_resumed(
     assert found.meta["valid_windows"] > 0
 
 
+def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(long_table(2400), path)
+    run = RunDirectory(tmp_path / "run")
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "2s", "checkpoint_every": 1})
+    most = "fastlstm.training.forecast_trainer._MAX_VALID_WINDOWS"
+    monkeypatch.setattr(most, 100)
+    with pytest.raises(Stopped):
+        train_forecaster(path, config, out=run.path, stop=StopAt(4))
+    monkeypatch.setattr(most, 200)
+    train_forecaster(path, config, out=run.path, resume=True)
+    found, _ = find_checkpoint(run)
+    assert found is not None
+    assert found.meta["valid_windows"] == 100
+
+
 def test_the_input_that_is_chosen_is_for_most_series() -> None:
     quick = {**QUICK, "steps": 1, "input_size": None, "segment": None, "split": "80/10/10"}
     lengths = [60] * 2 + [400] * 8  # a fifth is short: they decide; below a tenth they would not

@@ -89,14 +89,32 @@ def test_labels_of_any_kind_are_learned(labels: tuple[Any, Any]) -> None:
     assert [model.classes_[n] for n in shares.argmax(1)] == found.tolist()
 
 
-def test_labels_of_an_array_come_back_as_they_were() -> None:
+@pytest.mark.parametrize("labels", [np.array(["z", "a", "b"]), np.array([2, 0, 1], np.int16)])
+def test_labels_of_an_array_come_back_as_they_were(labels: NDArray[Any]) -> None:
     X = walks(60)
-    y = np.array(["zero", "one", "two"])[np.arange(60) % 3]
+    y = labels[np.arange(60) % 3]
     model = SequenceClassifier(**{**QUICK, "epochs": 2}).fit(X, y)
-    assert model.classes_.tolist() == ["one", "two", "zero"]
+    assert model.classes_.tolist() == sorted(labels.tolist())
     assert model.classes_.dtype == y.dtype
     assert model.predict(X).dtype == y.dtype
     assert set(model.predict(X)) <= set(y)
+
+
+def test_labels_that_cannot_be_sorted_stay_as_they_came() -> None:
+    labels = [None, "b", 3, ("a", 1), 2.5]
+    model = SequenceClassifier(**{**QUICK, "epochs": 1}).fit(walks(20), labels * 4)
+    assert model.classes_.tolist() == labels
+
+
+def test_held_out_sequences_teach_nothing() -> None:
+    """With a single epoch to choose from, not even when to end."""
+    X = walks(40)
+    is_held_out = np.isin(np.arange(40), np.random.default_rng(0).permutation(40)[:8])
+    others = [x + 100 * int(is_one) for x, is_one in zip(X, is_held_out, strict=True)]
+    given, y = {**QUICK, "epochs": 1}, first_values(X)
+    first = SequenceRegressor(**given).fit(X, y)
+    second = SequenceRegressor(**given).fit(others, y + 100 * is_held_out)
+    np.testing.assert_array_equal(first.predict(X), second.predict(X))
 
 
 def test_training_ends_early_and_keeps_the_best() -> None:
@@ -179,6 +197,8 @@ def test_a_list_and_an_array_are_the_same() -> None:
     assert (model.predict(X) == again.predict(list(X))).all()
     np.testing.assert_allclose(model.predict(X[3:4]), model.predict(X)[3:4], rtol=1e-5)
     assert model.predict(X[:0]).shape == (0,)
+    many = model.predict(np.concatenate([X] * 7))  # more than one batch
+    np.testing.assert_allclose(many, np.tile(model.predict(X), 7), rtol=1e-5)
 
 
 def test_columns_are_scaled_by_the_training_sequences() -> None:
@@ -233,6 +253,7 @@ BAD_X: list[tuple[Any, str]] = [
     (GOOD[:, :, :0], "no columns"),
     (GOOD[:, :0], "sequence 0 has no steps"),
     (ENDLESS, "sequence 4, step 1, column 1 is infinite"),
+    ([*GOOD[:4], ENDLESS[4, 1:]], "sequence 4, step 0, column 1 is infinite"),
     (np.full((6, 4, 2), 1e300), "sequence 0, step 0, column 0 is infinite, or beyond float32"),
     (GOOD[:5], "5 sequences and 6 answers came"),
 ]

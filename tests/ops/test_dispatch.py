@@ -7,6 +7,7 @@ from torch import nn
 from fastlstm.errors import KernelError
 from fastlstm.nn.convert import accelerate
 from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTMLayer
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.dispatch import BACKENDS, explain, select
 
@@ -114,6 +115,18 @@ def test_explain_says_that_torch_runs_what_is_not_accelerated():
     assert report.kernel.startswith("nn.LSTM, oneDNN fused LSTM fp32")
     assert report.why.startswith("accelerate makes it native, fused LSTM fp32")
     assert explain(accelerate(layer))[0].backend == "native"
+
+
+@pytest.mark.usefixtures("without_onednn")
+def test_explain_says_that_torchs_loop_is_slow():
+    (report,) = explain(nn.LSTM(16, 32))
+    assert (report.backend, report.is_fast) == ("torch", False)
+    assert report.kernel == "nn.LSTM, ATen per-step loop"
+
+
+def test_explain_of_a_layer_that_torchs_own_forward_pass_never_runs():
+    (report,) = explain(LSTMLayer(16, 32).double())
+    assert (report.backend, report.is_fast) == ("aten", False)
 
 
 def test_explain_of_what_accelerate_left_alone():

@@ -16,7 +16,7 @@ from fastlstm.errors import DataError
 from fastlstm.series.arrange import Policy
 from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.series.roles import RoleRequest
-from fastlstm.series.timeline import BUSINESS_DAYS, DAYS, Timeline
+from fastlstm.series.timeline import BUSINESS_DAYS, DAYS, Frequency, Timeline
 
 pandas = pytest.importorskip("pandas")
 TINY: dict[str, Any] = {
@@ -170,13 +170,28 @@ def test_numbers_since_1970_count_or_are_times(
     assert found.table.segments.start_times.tolist() == [1_480_000_000_000_000]
 
 
-def test_the_time_that_cannot_be_read_is_named_with_its_row() -> None:
+def test_dates_are_refused_though_the_last_batch_holds_the_first_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 4)
+    days = [20161230, 20161231, 20170101, 20170102, 20161230]
+    with pytest.raises(DataError, match="20161230 as 2016-12-30"):
+        prepared(frame(days, unique_id=list("aaaab")))
+
+
+def test_the_time_that_cannot_be_read_is_named_with_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 4)
     texts = [f"2020-01-{day:02}" for day in range(1, 31)]
     texts[20] = "soon"
     with pytest.raises(DataError, match=r"cannot be read, that of row 21 is 'soon'; expected 2016"):
         prepared(frame(texts))
     with pytest.raises(DataError, match=r"row 21 is 'soon'; expected them as time_format='%Y-%m"):
         prepared(frame(texts), time_format="%Y-%m-%d")
+    numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
+    with pytest.raises(DataError, match=r"cannot be read, that of row 21 is 10{18}; expected num"):
+        prepared(frame(numbers), time_format="s")
 
 
 def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
@@ -220,7 +235,25 @@ def test_a_weekend_in_any_row_makes_days_of_them(monkeypatch: pytest.MonkeyPatch
     table = frame(business.append(every), unique_id=["a"] * 40 + ["b"] * 40)
     found = prepared(table)
     assert found.frequency == DAYS
-    assert prepared(frame(pandas.date_range("2020-01-06", periods=5))).frequency == DAYS
+    weeks = [pandas.date_range(monday, periods=5) for monday in ("2020-01-06", "2020-01-13")]
+    assert prepared(frame(weeks[0])).frequency == DAYS
+    apart = frame(weeks[0].append(weeks[1]), unique_id=["a"] * 5 + ["b"] * 5)
+    assert prepared(apart).frequency == DAYS
+
+
+@pytest.mark.parametrize(
+    ("frequency", "times", "are_whole"),
+    [
+        (BUSINESS_DAYS, ["2020-01-03", "2020-01-04", "2020-01-06"], [False, False]),  # Fri Sat Mon
+        (Frequency(1, "months"), ["2020-01-01", "2020-02-01T06", "2020-03-01T06"], [False, True]),
+    ],
+    ids=str,
+)
+def test_a_step_is_whole_between_two_times_of_its_kind(
+    frequency: Frequency, times: list[str], are_whole: list[bool]
+) -> None:
+    found = frequency.are_whole_steps(np.array(times, "datetime64[us]").astype(np.int64))
+    assert found.tolist() == are_whole
 
 
 def test_a_week_of_a_table_of_business_days_is_one_too() -> None:
@@ -264,17 +297,17 @@ def test_months_at_changing_hours_and_a_row_within_a_month_are_refused() -> None
 # files that change -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_directory", [False, True])
+@pytest.mark.parametrize("other", [None, "0", "b"])
 def test_a_file_that_changes_while_it_is_read_is_not_kept(
-    is_directory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    other: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
     path = data / "a.parquet"
-    days = pandas.date_range(datetime.datetime(2020, 1, 1), periods=40)
-    frame(days[:20]).to_parquet(path)
-    if is_directory:
-        frame(days[20:]).to_parquet(data / "b.parquet")
+    days = pandas.date_range(datetime.datetime(2020, 1, 1), periods=60)
+    frame(days[20:40]).to_parquet(path)
+    if other is not None:
+        frame(days[:20] if other < "a" else days[40:]).to_parquet(data / f"{other}.parquet")
     from fastlstm.series import dataset
 
     first = dataset.take_in
@@ -284,16 +317,16 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
         pq.write_table(pa.table({"ds": days[:10].to_numpy(), "y": np.ones(10)}), path)
         return found
 
-    source, cache = data if is_directory else path, tmp_path / "cache"
+    source, cache = path if other is None else data, tmp_path / "cache"
     monkeypatch.setattr(dataset, "take_in", changed)
     with pytest.raises(DataError, match=r"a\.parquet changed while it was read"):
         prepare_table(source, cache_dir=cache)
     monkeypatch.setattr(dataset, "take_in", first)
     assert list((cache / "series" / "entries").iterdir()) == []
-    frame(days[:20]).to_parquet(path)
+    frame(days[20:40]).to_parquet(path)
     again = prepare_table(source, cache_dir=cache)
     assert not again.from_cache
-    assert again.table.num_rows == (40 if is_directory else 20)
+    assert again.table.num_rows == (20 if other is None else 40)
 
 
 # ways of writing that were not foreseen ----------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,16 @@ def test_what_came_from_a_file_is_found_again(tmp_path: Path) -> None:
     pq.write_table(long_table(num_rows=60), path)
     assert prepared(path).table.num_rows == 180
     assert not prepared(path, dtype="float16").from_cache
+
+
+def test_a_file_of_the_same_size_and_time_is_read_when_it_was_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("ds,y\n1,1.5\n2,2.5\n")
+    prepared(path)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_text("ds,y\n1,1.5\n2,7.5\n")
+    os.utime(path, ns=times)
+    assert prepared(path).table.rows(0, 2)[1, 0] == 7.5
 
 
 def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:

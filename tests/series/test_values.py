@@ -19,6 +19,7 @@ from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.series.configured import prepare
 from fastlstm.series.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.series.intake import Codes
 from fastlstm.series.roles import RoleRequest
 from series_frames import long_table
 
@@ -98,6 +99,22 @@ def test_a_code_in_any_batch_and_in_a_static_column_is_seen(
         prepared(table, roles=RoleRequest(static=("size",)))
 
 
+def test_values_missing_in_several_batches_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 4)
+    values = np.random.default_rng(0).uniform(0, 9, 150)
+    values[[5, 77]] = np.nan
+    assert "column 'y' has no value in 2 rows (1.33%)" in prepared(long_table(y=values)).notes
+
+
+def test_advice_goes_with_the_codes_already_given() -> None:
+    given = Codes((-1.0,), (9999.0,))
+    message = r"missing_value=\[-1,-9999\] if it does, or keep_value=\[9999,-9999\] if"
+    with pytest.raises(DataError, match=message):
+        prepared(with_codes(0, 9, -9999), codes=given)
+    notes = prepared(with_codes(-9000, 9000, -9999), codes=given).notes
+    assert any("give missing_value=[-1,-9999]" in note for note in notes)
+
+
 def test_what_codes_stand_for_is_kept_with_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +165,7 @@ def counted(num: int = 150) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "decimal", "csv", "array", "text", "npy"])
-@pytest.mark.parametrize("add", [0, 0.25])
+@pytest.mark.parametrize("add", [0, 0.25, -2e9])
 def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -> None:
     y: Any = counted() + add
     table = pa.table({"y": y})
@@ -170,8 +187,18 @@ def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -
     found = prepared(source, roles=RoleRequest(target=("0",) if kind in ("array", "npy") else ()))
     back = found.table.rows(0, 150).astype(np.float64) + found.table.origin
     np.testing.assert_array_equal(back[:, 0], y)
+    assert found.table.values.dtype == ("float32" if add == 0.25 else "int16")
     assert found.constant == ()
     assert not any("float32" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float16"])
+def test_a_smaller_dtype_holds_what_is_left_of_a_level(dtype: Any) -> None:
+    y = counted() + 0.25
+    found = prepared(pa.table({"y": y}), dtype=dtype).table
+    assert found.values.dtype == dtype
+    back = found.rows(0, 150).astype(np.float64) + found.origin
+    np.testing.assert_allclose(back[:, 0] - 1e9, y - 1e9, atol=0.02)
 
 
 def test_what_needs_no_origin_has_none() -> None:
@@ -326,6 +353,16 @@ def test_a_name_that_is_nan_is_missing_in_every_batch(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(found.table.rows(0, 6)[:, -1], [0, np.nan, 1, 0, np.nan, 1])
 
 
+def test_a_name_left_out_of_a_dictionary_column_is_missing() -> None:
+    indices = pa.array([1, None, 0] * 50, pa.int32())
+    codes = pa.DictionaryArray.from_arrays(indices, pa.array(["x", "y"]))
+    found = prepared(long_table(code=codes), roles=RoleRequest(categorical=("code",)))
+    assert sorted(found.categories["code"]) == ["x", "y"]
+    numbers = found.table.rows(0, 3)[:, -1]
+    assert np.isnan(numbers).tolist() == [False, True, False]
+    assert [found.categories["code"][int(numbers[row])] for row in (0, 2)] == ["y", "x"]
+
+
 def test_true_is_one_name_whoever_writes_it(tmp_path: Path) -> None:
     roles = RoleRequest(categorical=("open",))
     table = long_table(open=np.arange(150) % 2 == 0)
@@ -336,10 +373,10 @@ def test_true_is_one_name_whoever_writes_it(tmp_path: Path) -> None:
 
 
 def test_a_name_is_one_though_only_a_later_file_writes_a_fraction(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("unique_id,ds,y\n7,1,1.5\n7,2,2.5\n8,1,2.5\n8,2,0.5\n")
-    (tmp_path / "b.csv").write_text("unique_id,ds,y\n7.0,3,3.5\n7.0,4,4.5\n8.0,3,2.5\n8.0,4,1\n")
+    (tmp_path / "a.csv").write_text("unique_id,ds,y\n7,1,1.5\n7,2,2.5\n-8,1,2.5\n-8,2,0.5\n")
+    (tmp_path / "b.csv").write_text("unique_id,ds,y\n7.0,3,3.5\n7.0,4,4.5\n-8.0,3,2.5\n-8.0,4,1\n")
     found = prepared(tmp_path)
-    assert found.series == ("7", "8")
+    assert found.series == ("7", "-8")
     assert len(found.table.segments) == 2
 
 

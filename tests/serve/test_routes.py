@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fastlstm.serve.access import Access, Record
+from fastlstm.serve.access import Access, Record, count
 from fastlstm.serve.app import make_app
 from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.keys import Keys, is_local
@@ -203,7 +203,11 @@ def test_log_and_metrics_say_how_a_request_ended(
     ],
 )  # fmt: skip
 def test_the_outcome_of_a_status(status: int, failure: str, outcome: str) -> None:
-    assert Record("one", status=status, failure=failure).outcome == outcome
+    record, metrics = Record("one", status=status, failure=failure), Metrics()
+    assert record.outcome == outcome
+    count(metrics, record)
+    rejected = metrics.registry.get_sample_value("fastlstm_rejected_total")
+    assert rejected == (outcome == "rejected")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from fastlstm.ops.backends import onednn
 from fastlstm.ops.call import LSTMCall, LSTMWeights, describe_call
 from fastlstm.ops.dispatch import select
 from fastlstm.ops.lstm import lstm
+from recorded_cpus import AMX_INT8, AMX_TILE
 
 pytestmark = pytest.mark.isa
 
@@ -49,6 +50,23 @@ def test_refusal_agrees_with_torchs_own_choice(ops, dtype, train):
             torch.lstm(x, state, weights, True, 1, 0.0, train, False, False)
 
     assert (FUSED in ops.events(run_torch)) == (onednn.refusal(call) is None)
+
+
+@pytest.mark.parametrize(
+    ("isa", "changes", "unit"),
+    [
+        ("amx_bf16", {}, "AMX"),
+        ("avx512_bf16", {"leaf7_edx": AMX_TILE | AMX_INT8}, "AVX512-BF16"),
+        ("avx512", {}, None),
+    ],
+)
+def test_bf16_instructions_are_the_cpus_whatever_fastlstm_isa_says(
+    on_cpu, monkeypatch, isa, changes, unit
+):
+    on_cpu(isa, **changes)
+    assert onednn.bf16_instructions() == unit
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    assert onednn.bf16_instructions() == unit
 
 
 @pytest.mark.usefixtures("without_onednn")
