@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -136,3 +137,16 @@ def _poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
         return tensor
 
     return empty
+
+
+@pytest.fixture
+def fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the native kernels count as fast, as `strict` asks, on a CPU without AVX2 too."""
+    from fastlstm.ops.backends.native import NativeBackend
+
+    kernel = NativeBackend.kernel
+
+    def fast(self: NativeBackend, call: Any) -> Any:
+        return dataclasses.replace(kernel(self, call), is_fast=True)
+
+    monkeypatch.setattr(NativeBackend, "kernel", fast)

@@ -1,6 +1,5 @@
 """Shared by the model tests: poisoned memory and a small model."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 from fastlstm.config import ModelConfig
 from fastlstm.nn.initialization import initialize
 from fastlstm.nn.language_model import LanguageModel
-from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import Kernel, LSTMCall
 
 
 @pytest.fixture(autouse=True)
@@ -21,17 +18,6 @@ def _poisoned_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the native kernels count as fast, as `strict` asks, on a CPU without AVX2 too."""
-    kernel = NativeBackend.kernel
-
-    def fast(self: NativeBackend, call: LSTMCall) -> Kernel:
-        return dataclasses.replace(kernel(self, call), is_fast=True)
-
-    monkeypatch.setattr(NativeBackend, "kernel", fast)
 
 
 @pytest.fixture

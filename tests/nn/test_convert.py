@@ -73,6 +73,7 @@ def test_a_single_module_that_is_left_alone_has_a_name():
         fastlstm.accelerate(nn.GRU(I, H))
 
 
+@pytest.mark.usefixtures("fast_kernels")
 def test_restore_keeps_the_objects(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.LSTM(I, H, 2, bidirectional=True, dtype=torch.bfloat16)).eval()

@@ -112,6 +112,7 @@ def test_a_gradient_penalty_with_options_is_that_of_the_reference(extra):
     assert_equal(ours, loop, torch.randn(T, B, I), call)
 
 
+@pytest.mark.usefixtures("fast_kernels")
 def test_strict_refuses_the_loop():
     for change in ({"strict": True}, {"backend": "native"}):
         ours, _ = pair()
@@ -121,6 +122,7 @@ def test_strict_refuses_the_loop():
             torch.autograd.grad(y.sum(), list(ours.parameters()), create_graph=True)
 
 
+@pytest.mark.usefixtures("fast_kernels")
 @pytest.mark.parametrize("options", [{"strict": True}, {"backend": "native"}], ids=str)
 @pytest.mark.parametrize("op", [lstm, lstm_tokens])
 def test_the_op_refuses_the_loop(op, options):
@@ -291,6 +293,7 @@ def test_an_option_that_rests_in_evaluation_has_every_derivative():
     torch.testing.assert_close(each, many.grad.float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("fast_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("level", ["jvp", "dual"])
 def test_the_op_has_a_tangent_in_forward_mode(level, dtype):

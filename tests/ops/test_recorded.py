@@ -106,6 +106,7 @@ def test_a_layer_in_parts_can_go_backward_twice():
     torch.testing.assert_close(gradients(), want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("fast_kernels")
 @pytest.mark.filterwarnings("ignore:.* Python loop over time")
 def test_a_layer_in_parts_has_second_derivatives_unless_strict():
     layer = LSTM(I, H)
