@@ -353,9 +353,10 @@ def test_a_name_that_is_nan_is_missing_in_every_batch(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(found.table.rows(0, 6)[:, -1], [0, np.nan, 1, 0, np.nan, 1])
 
 
-def test_a_name_left_out_of_a_dictionary_column_is_missing() -> None:
-    indices = pa.array([1, None, 0] * 50, pa.int32())
-    codes = pa.DictionaryArray.from_arrays(indices, pa.array(["x", "y"]))
+@pytest.mark.parametrize(("missing", "names"), [(None, ["x", "y"]), (2, ["x", "y", None])])
+def test_a_name_left_out_of_a_dictionary_column_is_missing(missing: Any, names: Any) -> None:
+    indices = pa.array([1, missing, 0] * 50, pa.int32())
+    codes = pa.DictionaryArray.from_arrays(indices, pa.array(names))
     found = prepared(long_table(code=codes), roles=RoleRequest(categorical=("code",)))
     assert sorted(found.categories["code"]) == ["x", "y"]
     numbers = found.table.rows(0, 3)[:, -1]

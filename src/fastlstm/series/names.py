@@ -93,7 +93,9 @@ class Names:
 
 
 def without_nan(column: pa.Array) -> pa.Array:
-    """Returns a column of names in which NaN is null."""
+    """Returns a column of names in which NaN is null; so is a null in a dictionary of names."""
+    if isinstance(column, pa.DictionaryArray) and column.dictionary.null_count:
+        column = column.dictionary_decode()
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
