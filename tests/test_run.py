@@ -430,6 +430,18 @@ def test_the_averaged_weights_are_published(text, tmp_path, monkeypatch):
     assert found == average != weights
 
 
+def test_the_averaged_weights_write_the_samples(text, tmp_path, monkeypatch):
+    init, samples = trainer_module.Trainer.__init__, []
+
+    def sampling(self, *args, sample, **fields):
+        init(self, *args, **fields, sample=lambda m: samples.append(m.output.bias.clone()) or "")
+
+    monkeypatch.setattr(trainer_module.Trainer, "__init__", sampling)
+    run = train(text, tmp_path / "run", ema=0.9, steps=3, eval_every=1000, sample_every=1)
+    (sample,) = samples
+    assert torch.equal(sample, load_file(run.path / "model.safetensors")["output.bias"])
+
+
 def scale_losses(monkeypatch) -> list[float]:
     """Trains with a loss scale, as in fp16; returns the list of the scales of all steps."""
     scales: list[float] = []
@@ -460,9 +472,9 @@ def overflow(monkeypatch, from_scale: float) -> None:
 
 
 def test_an_overflow_lowers_the_loss_scale_and_is_no_trouble(text, tmp_path, monkeypatch):
-    overflow(monkeypatch, 4.0)
+    overflow(monkeypatch, 2.0)
     run = train(text, tmp_path / "run", ema=0.0)
-    assert LanguageModel.scales[:6] == [64.0, 32.0, 16.0, 8.0, 4.0, 2.0]
+    assert LanguageModel.scales[:7] == [64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0]
     assert skips(run.path) == []
     assert newest(run.path).name == "checkpoint-20"
 

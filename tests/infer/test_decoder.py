@@ -324,6 +324,22 @@ def test_bf16_takes_the_instructions_that_training_takes(make_model, monkeypatch
     assert decoder.isa == (expected if weights == "bf16" else "scalar")
 
 
+@pytest.mark.parametrize(
+    ("isa", "changes", "expected"),
+    [
+        ("avx512", {}, "avx512_vnni"),
+        ("avx512", {"leaf7_ecx": 0}, "avx512"),
+        ("avx2", {}, "avx2"),
+    ],
+)
+def test_int8_takes_vnni_where_the_cpu_has_it(on_cpu, monkeypatch, isa, changes, expected):
+    on_cpu(isa, **changes)
+    assert decoder_module._isa("int8") == expected
+    assert decoder_module._isa("fp32") == isa
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    assert decoder_module._isa("int8") == "scalar"
+
+
 def test_a_stream_that_is_being_run_is_left_alone(make_model):
     decoder = Decoder.of(make_model(rnn_size=200))
     streams = [decoder.stream() for _ in range(2)]
