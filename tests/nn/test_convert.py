@@ -122,6 +122,12 @@ def test_what_was_accelerated_after_inference_is_restored():
     torch.testing.assert_close(layer(x)[0], want)
 
 
+def test_options_that_were_set_back_leave_nothing_behind():
+    layer = fastlstm.LSTM(I, H, zoneout=0.1)
+    layer.zoneout = 0.0
+    assert fastlstm.restore(layer).__dict__.keys() == nn.LSTM(I, H).__dict__.keys()
+
+
 REFUSED = {
     "layer norm": (lambda: fastlstm.LSTM(I, H, layer_norm=True), "no layer_norm=True"),
     "zoneout": (lambda: fastlstm.LSTM(I, H, zoneout=0.1), r"no zoneout=\(0.1, 0.1\)"),
@@ -169,6 +175,8 @@ def test_a_printed_model_tells_the_two_apart():
     assert "(0): fastlstm.LSTM(5, 7)" in str(fastlstm.accelerate(model))
     model[0].strict, model[0].kept_bytes, model[0].backend = True, 100, "native"
     assert "(5, 7, kept_bytes=100, backend='native', strict=True)" in str(model)
+    model[0].kept_bytes = 0
+    assert "(5, 7, kept_bytes=0, backend='native', strict=True)" in str(model)
     assert "(0): LSTM(5, 7)" in str(fastlstm.restore(model))
 
 

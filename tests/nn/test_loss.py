@@ -233,3 +233,16 @@ def test_a_gradient_penalty_has_the_second_derivatives_of_the_loss(rows, has_bia
         found.append([*first, *torch.autograd.grad(penalty, leaves)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:a gradient of the loss that is itself")
+@pytest.mark.parametrize("rows", [2, 100])
+def test_second_derivatives_through_the_scale_and_of_one_tensor_given_twice(rows):
+    _, weight, _, targets = make_inputs(5, 8, 5)
+    found = []
+    for function in (lambda *a: projected_cross_entropy(*a, chunk_rows=rows), plain):
+        loss = function(weight, weight, None, targets).square()
+        (first,) = torch.autograd.grad(loss, weight, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.square().sum(), weight)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)

@@ -74,6 +74,9 @@ def test_static_quantization_warns(tagger):
         tagger.qconfig = torch.ao.quantization.default_qconfig
     with pytest.warns(UserWarning, match=r"call fastlstm\.restore\(model\) first"):
         torch.ao.quantization.prepare(tagger)
+    with pytest.warns(UserWarning, match="looks for nn.LSTM only"):
+        tagger.rnn.qconfig = tagger.qconfig
+    assert tagger.rnn.qconfig is tagger.qconfig
 
 
 @pytest.mark.filterwarnings("ignore")

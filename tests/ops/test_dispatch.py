@@ -85,6 +85,8 @@ def test_explain_has_one_line_per_layer_and_follows_autocast():
     slow = explain(stack.double())[0]
     assert str(slow) == f"layer 0: torch, its own nn.LSTM ({REFUSED})"
     assert not slow.is_fast
+    with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
+        assert explain(stack)[0].call.dtype == torch.float64
 
 
 def test_explain_has_one_line_per_direction():
@@ -166,4 +168,6 @@ def test_a_report_prints_as_an_aligned_table():
 def test_explain_knows_training_from_inference():
     layer = nn.LSTM(4, 4)
     assert explain(layer)[0].call.requires_grad
+    with torch.no_grad():
+        assert not explain(layer)[0].call.requires_grad
     assert not explain(layer.eval())[0].call.requires_grad

@@ -13,6 +13,10 @@ class Own(nn.LSTM):
     pass
 
 
+class OwnGRU(nn.GRU):
+    pass
+
+
 def parametrized():
     return parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")
 
@@ -21,6 +25,7 @@ LEFT = {
     "subclass": (lambda: Own(3, 4), "forward pass of Own", "is a subclass of nn.LSTM"),
     "parametrized": (parametrized, "nn.LSTM, parametrized", "weight_hh_l0 is parametrized"),
     "gru": (lambda: nn.GRU(3, 4), "nn.GRU", "LSTMs only"),
+    "gru subclass": (lambda: OwnGRU(3, 4), "OwnGRU", "LSTMs only"),
     "rnn": (lambda: nn.RNN(3, 4), "nn.RNN", "LSTMs only"),
     "gru cell": (lambda: nn.GRUCell(3, 4), "nn.GRUCell", "LSTMs only"),
     "cell": (lambda: nn.LSTMCell(3, 4), "nn.LSTMCell", "one step per call"),
