@@ -31,7 +31,7 @@ def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
 
     Args:
         model: any module.
-        kept_bytes: of every layer, as in `LSTM`.
+        kept_bytes: of every layer that is accelerated now, as in `LSTM`.
 
     Returns:
         The model.
