@@ -6,7 +6,7 @@ Checking a call, packing weights and choosing kernels costs more than a step of 
 from __future__ import annotations
 
 from operator import is_not
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Ready:
             or self.threads != torch.get_num_threads()
         ):
             return None
-        weights = layer._flat_weights  # some write to that list
+        weights: list[Any] = layer._flat_weights  # some write to that list
         if any(map(is_not, map(layer._parameters.get, self.names), weights)):
             return None
         if not self.packed.is_still(weights, self.middle[0], self.sizes[0]):
