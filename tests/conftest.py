@@ -17,22 +17,27 @@ from fastlstm.errors import ConfigError
 
 # Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-for _name in ("FASTLSTM_ISA", "FASTLSTM_DEBUG"):
-    os.environ.pop(_name, None)
+os.environ.pop("FASTLSTM_DEBUG", None)
+_ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --isa, which `make test-isa` gives."""
-    text = "run as on a CPU that has no more than this instruction set"
+    """Adds --isa, which `make test-isa` gives; FASTLSTM_ISA in the environment is its default."""
+    text = "run as on a CPU that has no more than this instruction set (default: FASTLSTM_ISA)"
     parser.addoption("--isa", choices=environment.ISA_NAMES, help=text)
+
+
+def pytest_report_header() -> str:
+    """Says which instruction set the kernels are tested with."""
+    return f"instruction set: {hardware.cpu().isa}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides what the CPU has beyond --isa, here and from the processes that tests start."""
-    isa = config.getoption("--isa")
-    if isa is None:
+    isa = config.getoption("--isa") or _ISA_OF_ENVIRONMENT
+    if not isa:
         return
     os.environ["FASTLSTM_ISA"] = isa
     try:

@@ -1,6 +1,10 @@
-"""The poison itself: a test that reads unwritten memory must see it."""
+"""What conftest.py sets up: the poison in unwritten memory, and the instruction set."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -26,3 +30,21 @@ def test_poison_leaves_what_fills_its_memory_alone() -> None:
     assert torch.nn.Linear(3, 2).weight.isfinite().all()
     assert torch.empty(0).numel() == 0
     assert torch.empty(2, device="meta").is_meta
+
+
+@pytest.mark.parametrize(
+    ("isa", "arguments"), [("scalar", []), ("avx2", ["--isa", "scalar"]), ("", ["--isa", "scalar"])]
+)
+def test_the_suite_runs_with_the_instruction_set_asked_for(isa: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", *arguments, __file__]
+    environment = {**os.environ, "FASTLSTM_ISA": isa}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "instruction set: scalar\n" in done.stdout
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", __file__]
+    environment = {**os.environ, "FASTLSTM_ISA": "scaler"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "FASTLSTM_ISA is 'scaler'" in done.stderr
