@@ -91,7 +91,7 @@ def test_a_code_in_any_batch_and_in_a_static_column_is_seen(
 ) -> None:
     monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 4)
     values = np.random.default_rng(0).uniform(0, 9, 150)
-    values[[77, 78, 79]] = 9999
+    values[[7, 78, 79]] = 9999
     with pytest.raises(DataError, match=r"column 'y' is 9999 in 3 rows and between 0\.0"):
         prepared(long_table(y=values))
     table = long_table(size=np.repeat([3.0, -9999.0, 4.0], 50))
