@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -116,6 +117,21 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     report = (tmp_path / "run" / "report.html").read_text()
     for part in ("On the test part", "Forecast of y", "Calibration of the intervals", "windows/s"):
         assert part in report
+
+
+def test_pictures_of_forecasts_are_in_units_of_the_table_however_far_from_0(tmp_path: Path) -> None:
+    y = 1e9 + np.random.default_rng(0).permutation(120) / 8  # steps that float32 would lose
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": 2})
+    train_forecaster(y, config, out=tmp_path / "run", observers=[events.append])
+    pictures = [event for event in events if event["event"] == "forecast"]
+    assert pictures
+    for picture in pictures:
+        shown = np.array(picture["past"] + picture["actual"])
+        first = int(np.abs(y - shown[0]).argmin())
+        np.testing.assert_allclose(shown - 1e9, y[first : first + len(shown)] - 1e9, atol=1e-3)
+        for name in ("low", "center", "high"):
+            assert np.abs(np.array(picture[name]) - 1e9).max() < 60
 
 
 @pytest.mark.parametrize(

@@ -324,9 +324,14 @@ def test_an_evaluation_changes_no_weight(text, tmp_path, monkeypatch, ema):
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_nan_weights_at_the_last_evaluation_are_trained_over(text, tmp_path, monkeypatch, ema):
-    poison_evaluation(monkeypatch, 1)
-    run = train(text, tmp_path / "run", checkpoint_every=4, ema=ema, eval_every=1000)
+@pytest.mark.parametrize(
+    ("eval_every", "last"), [(1000, 1), (8, 3)]
+)  # or evaluated where it goes on
+def test_nan_weights_at_the_last_evaluation_are_trained_over(
+    text, tmp_path, monkeypatch, ema, eval_every, last
+):
+    poison_evaluation(monkeypatch, last)
+    run = train(text, tmp_path / "run", checkpoint_every=8, ema=ema, eval_every=eval_every)
     assert len(skips(run.path)) == 1
     assert newest(run.path).name == "checkpoint-20", "every step asked for was taken"
 

@@ -325,3 +325,6 @@ def test_an_answer_that_never_changes_is_met(answer: float) -> None:
     np.testing.assert_array_equal(model.predict(x), y)
     assert model.score(x, y) == 1.0
     assert model.score(x, y + 1) == 0.0
+    y[np.random.default_rng(0).permutation(60)[:12]] += 1  # held out: teaches nothing
+    model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1, held_out=0.2).fit(x, y)
+    np.testing.assert_array_equal(model.predict(x), np.full(60, answer))

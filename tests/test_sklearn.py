@@ -206,6 +206,9 @@ def test_scores_are_those_of_scikit_learn_and_may_be_weighted() -> None:
         for given in (None, weight):
             wanted = r2_score(numbers, other.predict(X), sample_weight=given)
             assert other.score(X, numbers, sample_weight=given) == pytest.approx(wanted, abs=1e-6)
+    half = np.arange(120) % 2  # what does not count may change, and the rest may not
+    numbers = np.where(half, 3.0, X[:, 0, 0])
+    assert other.score(X, numbers, half) == r2_score(numbers, other.predict(X), sample_weight=half)
     for bad in (weight[:5], -weight, 0 * weight):
         with pytest.raises(DataError, match="sample_weight"):
             model.score(X, y, bad)

@@ -68,6 +68,15 @@ def test_midnight_that_the_clocks_leave_out_is_still_the_day() -> None:
     assert len(found.table.segments) == 1
 
 
+def test_files_of_two_zones_are_a_table_in_the_zone_of_the_first(tmp_path: Path) -> None:
+    days = pandas.date_range("2020-03-01", periods=60, tz="Europe/Berlin")
+    frame(days[:30]).to_parquet(tmp_path / "a.parquet")
+    frame(days[30:].tz_convert("UTC")).to_parquet(tmp_path / "b.parquet")
+    found = prepared(tmp_path)
+    assert (found.time_zone, found.is_wall) == ("Europe/Berlin", True)
+    assert found.table.segments.num_rows.tolist() == [60]
+
+
 def test_files_of_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> None:
     days = pandas.date_range("2020-01-01", periods=6)
     frame(days[:3]).to_parquet(tmp_path / "a.parquet")
@@ -106,6 +115,9 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
     assert not whole.is_wall
     assert prepared(frame(days[:30])).is_wall
     assert not prepared(frame(days[:30]), like=whole.timeline).is_wall
+    assert not prepared(frame(days[:1])).is_wall, "one time shows no rule"
+    midnights = frame(pandas.date_range("2020-01-01", periods=300, tz="Europe/Berlin"))
+    assert prepared(frame(days[:1]), like=prepared(midnights).timeline).is_wall
 
 
 # dates as whole numbers --------------------------------------------------------------------------
@@ -141,10 +153,12 @@ def test_dates_as_whole_numbers_are_read_from_a_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "numbers",
     [np.arange(200001, 200041), np.arange(1990, 2030), np.arange(20161201, 20161251),
-     np.arange(0, 400, 10), np.arange(40) + 10**8],
+     np.arange(0, 400, 10), np.arange(40) + 10**8, np.arange(20161170, 20161210)],
     ids=str,
 )  # fmt: skip
-def test_numbers_that_are_no_dates_count(numbers: Any) -> None:
+def test_numbers_that_are_no_dates_count(numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the last batch may read as dates, where those before do not."""
+    monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 4)
     found = prepared(frame(numbers))
     assert not found.has_clock
     assert found.frequency.step == numbers[1] - numbers[0]

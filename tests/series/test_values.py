@@ -91,7 +91,7 @@ def test_a_code_in_any_batch_and_in_a_static_column_is_seen(
 ) -> None:
     monkeypatch.setattr("fastlstm.series.records._BATCH_ROWS", 4)
     values = np.random.default_rng(0).uniform(0, 9, 150)
-    values[[77, 78, 79]] = 9999
+    values[[7, 78, 79]] = 9999
     with pytest.raises(DataError, match=r"column 'y' is 9999 in 3 rows and between 0\.0"):
         prepared(long_table(y=values))
     table = long_table(size=np.repeat([3.0, -9999.0, 4.0], 50))
@@ -209,6 +209,13 @@ def test_what_needs_no_origin_has_none() -> None:
     assert constant.constant == ("temp",)
 
 
+def test_the_number_that_int16_marks_missing_values_by_is_a_value() -> None:
+    values = np.arange(150.0) - 32768
+    found = prepared(long_table(y=values, temp=None))
+    assert not found.has_missing
+    np.testing.assert_array_equal(found.table.rows(0, 150)[:, 0], values)
+
+
 def waves(level: float) -> pa.Table:
     hours = np.tile(np.arange(240), 2)
     rng = np.random.default_rng(0)
@@ -279,7 +286,7 @@ def typed(kind: str, folder: Path) -> Any:
     elif kind == "dictionary":
         codes = pa.array(codes).dictionary_encode()
     elif kind == "decimal":
-        codes = pa.array([Decimal(int(code)) for code in codes])
+        codes = pa.array([Decimal(f"{code}.0") for code in codes])
     table = table.append_column("code", codes if isinstance(codes, pa.Array) else pa.array(codes))
     if not kind.startswith("csv"):
         return table
@@ -358,10 +365,17 @@ def test_a_name_left_out_of_a_dictionary_column_is_missing(missing: Any, names: 
     indices = pa.array([1, missing, 0] * 50, pa.int32())
     codes = pa.DictionaryArray.from_arrays(indices, pa.array(names))
     found = prepared(long_table(code=codes), roles=RoleRequest(categorical=("code",)))
-    assert sorted(found.categories["code"]) == ["x", "y"]
+    assert found.categories == {"code": ["y", "x"]}, "in the order they come"
     numbers = found.table.rows(0, 3)[:, -1]
     assert np.isnan(numbers).tolist() == [False, True, False]
     assert [found.categories["code"][int(numbers[row])] for row in (0, 2)] == ["y", "x"]
+
+
+def test_series_of_a_dictionary_column_stand_in_the_order_they_come() -> None:
+    names = pa.DictionaryArray.from_arrays(np.repeat([1, 0], 20).astype(np.int32), ["a", "b"])
+    found = prepared(long_table(20, 2, unique_id=names))
+    assert found.series == ("b", "a")
+    assert not any("mixed" in note for note in found.notes)
 
 
 def test_true_is_one_name_whoever_writes_it(tmp_path: Path) -> None:

@@ -117,6 +117,16 @@ def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
     assert "beyond the range of float32" in infer(server, {"inputs": [asked]}).json()["error"]
 
 
+def test_a_static_number_far_from_zero_is_float64(tmp_path: Path) -> None:
+    table = waves()
+    size = pc.add(
+        pc.cast(table["unique_id"].combine_chunks().dictionary_encode().indices, "float64"), 1e9
+    )
+    model = Forecaster(**{**QUICK, "steps": 1}, static=["big"])
+    model.fit(table.append_column("big", size))
+    assert load_window_forecaster(save(model, tmp_path)).dtype == np.float64
+
+
 def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) -> None:
     levels = [0.05, 0.5, 0.975]
     answer = infer(forecasts, body(last_windows(), quantiles=levels))
@@ -134,6 +144,8 @@ def test_a_quantile_that_validation_cannot_tell_is_refused(forecasts: Running) -
     answer = infer(forecasts, body(last_windows(), quantiles=[0.5, 0.995]))
     assert answer.status_code == 400
     assert "quantiles 0.995 are infinite: validation has too few values" in answer.text
+    unasked = {**body(last_windows(), quantiles=[0.5, 0.995]), "outputs": [{"name": "forecast"}]}
+    assert infer(forecasts, unasked).status_code == 200
 
 
 def test_the_newest_rows_are_read(forecasts: Running) -> None:

@@ -21,17 +21,17 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def values() -> NDArray[np.float32]:
+def values(most_missing: float = 0.9) -> NDArray[np.float32]:
     """Much is missing, and more at the end of the validation part than at its beginning."""
     rng = np.random.default_rng(0)
     y = rng.normal(size=200) + np.linspace(0, 8, 200)
-    y[rng.random(200) < np.linspace(0, 0.9, 200)] = np.nan
+    y[rng.random(200) < np.linspace(0, most_missing, 200)] = np.nan
     return y.astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize(("size", "most_missing"), [(1, 0.9), (7, 0.9), (64, 0.9), (7, 0.0)])
 def test_the_validation_loss_is_the_mean_of_present_values(
-    monkeypatch: pytest.MonkeyPatch, size: int
+    monkeypatch: pytest.MonkeyPatch, size: int, most_missing: float
 ) -> None:
     read = Inputs.read
 
@@ -39,7 +39,7 @@ def test_the_validation_loss_is_the_mean_of_present_values(
         return read(inputs, rows, length, size)
 
     monkeypatch.setattr(Inputs, "read", parted)
-    model = Forecaster(**QUICK).fit(values())
+    model = Forecaster(**QUICK).fit(values(most_missing))
     rows = model._origins(model.dataset_, "valid", 1)
     errors = [
         np.abs(found[..., 0].numpy() - target.numpy()).ravel()

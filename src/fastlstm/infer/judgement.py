@@ -102,6 +102,7 @@ def _pictures(
     ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
     center, _ = next(forecast(stored.network, inputs, rows))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
+    past = past + dataset.table.origin  # float64
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     events = []
     for n in range(len(rows)):
@@ -119,7 +120,7 @@ def _pictures(
                 "event": "forecast",
                 "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
                 "target": dataset.roles.target[c],
-                "past": (past[n, :, c] + dataset.table.origin[c]).tolist(),
+                "past": past[n, :, c].tolist(),
                 **plain,
             }
         )

@@ -56,10 +56,8 @@ class Names:
     def plain(self) -> list[Any]:
         """Returns all names as JSON has them, of one type."""
         kinds = {type(value) for value in self._values}
-        if len(kinds) > 1:
-            return [canonical(value) for value in self._values]
-        is_plain = kinds <= {str, int, float, bool}
-        return list(self._values) if is_plain else [str(value) for value in self._values]
+        is_plain = len(kinds) == 1 and kinds <= {str, int, float, bool}
+        return list(self._values) if is_plain else [canonical(value) for value in self._values]
 
     def notes(self, column: str) -> list[str]:
         """Returns what people should hear of the names."""

@@ -140,8 +140,7 @@ class Trainer:
                 self._save_if_possible()
             self._loop()
             while not self._is_evaluated():
-                self._evaluate()
-                if not self._is_evaluated():  # rolled back: the steps since are to be taken again
+                if not self._evaluate():  # rolled back: the steps since are to be taken again
                     self._loop()
             self._save()
             self._require_published()
@@ -280,7 +279,8 @@ class Trainer:
             and progress.evaluated_step != progress.step
         )
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluates; returns False where the loss was not finite and the run was rolled back."""
         started = time.perf_counter()
         average = self.state.average
         with average.applied() if average is not None else nullcontext():
@@ -297,8 +297,9 @@ class Trainer:
                 self._judge(result)
         if not is_finite:  # only now: within the block the model holds the averaged weights
             self._roll_back(culprit)
-            return
+            return False
         self._pace.evaluation_s = time.perf_counter() - started
+        return True
 
     def _judge(self, result: Evaluation) -> None:
         """Records an evaluation; the model holds the weights that it is of."""
