@@ -116,7 +116,8 @@ def test_frequency_and_presence_count_what_was_written():
 
 
 @pytest.mark.parametrize("before", [Sampling(0.0), Sampling(0.0, frequency_penalty=0.1)])
-def test_penalties_of_a_later_part_count_from_there(before):
+@pytest.mark.parametrize("is_used", [False, True])
+def test_penalties_of_a_later_part_count_from_there(before, is_used):
     decoder = decoder_of(LOGITS)
     first, second = decoder.stream(), decoder.stream()
     first.set(before)
@@ -124,6 +125,10 @@ def test_penalties_of_a_later_part_count_from_there(before):
     first.begin(0)
     decoder.run([first], 10)
     second.set(Sampling(0.0, presence_penalty=0.3))
+    if is_used:  # what it wrote before is no part of that text
+        second.feed([2])
+        second.begin(2)
+        decoder.run([second], 10)
     second.restore(first.save())
     second.begin(3)
     decoder.run([second], 10)

@@ -76,6 +76,11 @@ def by_flat_weights(layer):
     layer._flat_weights[0] = torch.ones(4 * H, I)
 
 
+def by_parameter_dict(layer):
+    """As `torch.func.functional_call` puts its own there."""
+    layer._parameters["weight_hh_l0"] = nn.Parameter(torch.ones(4 * H, H))
+
+
 def by_parametrization(layer):
     parametrize.register_parametrization(layer, "weight_hh_l0", nn.Tanh())
     layer(torch.zeros(1, 1, I))
@@ -183,9 +188,10 @@ def test_one_value_of_large_weights_is_seen_within_the_promised_rows():
     assert calls[-1]
 
 
-def test_rows_of_a_ready_call_count_with_its_lanes():
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1)], ids=["lanes", "steps"])
+def test_rows_of_a_ready_call_are_its_steps_times_its_lanes(shape):
     torch.manual_seed(0)
-    layer, x = fastlstm.LSTM(300, 300), torch.ones(1, 64, 300)
+    layer, x = fastlstm.LSTM(300, 300), torch.ones(*shape, 300)
     for _ in range(3):
         assert_now(layer, x)
     layer.weight_ih_l0.data.view(-1)[350 * 16] += 1  # in the last of its 351 sets
@@ -197,21 +203,26 @@ def test_rows_of_a_ready_call_count_with_its_lanes():
     torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
 
 
-def test_one_value_of_shared_weights_is_seen_at_once():
+@pytest.mark.parametrize("is_all", [True, False])
+def test_one_value_of_shared_weights_is_seen_at_once(is_all):
     torch.manual_seed(0)
-    layer, x = fastlstm.LSTM(300, 300).share_memory(), torch.randn(1, 1, 300)
+    layer, x = fastlstm.LSTM(300, 300), torch.randn(1, 1, 300)
+    for p in layer.parameters() if is_all else [layer.weight_ih_l0]:
+        p.share_memory_()
     for _ in range(3):
         assert_now(layer, x)
         one_value(layer)
 
 
-def test_one_value_that_a_fused_optimizer_changes_is_seen_at_once():
+@pytest.mark.parametrize("rest_is_fused", [True, False])
+def test_one_value_that_a_fused_optimizer_changes_is_seen_at_once(rest_is_fused):
     torch.manual_seed(0)
     layer, x = fastlstm.LSTM(300, 300), torch.randn(1, 1, 300)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, fused=True)
-    for p in layer.parameters():
-        p.grad = torch.zeros_like(p)
-    layer.weight_ih_l0.grad[700, 3] = 1
+    first, *rest = layer.parameters()
+    groups = [{"params": [first], "fused": True}, {"params": rest, "fused": rest_is_fused}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    first.grad = torch.zeros_like(first)
+    first.grad[700, 3] = 1
     for _ in range(3):
         for _ in range(3):
             assert_now(layer, x)
@@ -281,6 +292,24 @@ def test_gradients_without_biases_by_weights_that_stay():
             each(x)[0].square().sum().backward()
         for (name, p), q in zip(layer.named_parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad, msg=name)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_write_while_weights_are_packed_is_seen_by_the_next_call(shape, monkeypatch):
+    torch.manual_seed(0)
+    layer, x = fastlstm.LSTM(I, H), torch.randn(*SHAPES[shape], I)
+    pack, writes = native_call._pack, iter([by_data_mul] * 2)
+
+    def pack_and_write(*args):
+        pack(*args)
+        next(writes, lambda _: None)(layer)  # another thread, before the call is over
+
+    monkeypatch.setattr(native_call, "_pack", pack_and_write)
+    with torch.no_grad():
+        for _ in range(2):  # the second one may make it ready, and pack
+            layer(x)
+        assert_now(layer, x)
+    assert next(writes, None) is None
 
 
 def test_a_saved_layer_holds_no_packed_weights():

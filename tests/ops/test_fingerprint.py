@@ -71,7 +71,7 @@ def test_every_set_of_every_tensor_has_its_turn(kernels, step):
             data[64 * line] -= 1
 
 
-@pytest.mark.parametrize("num_rows", [2048, 1030])
+@pytest.mark.parametrize("num_rows", [2048, 1030, 1024])
 def test_a_change_of_everything_or_of_a_column_is_seen_at_once(kernels, num_rows):
     weights = torch.randn(num_rows, 512)
     for part in (weights, weights[:, 3], weights[:, 511], weights[512:1024], weights[::3]):
@@ -91,6 +91,10 @@ def test_values_that_change_places_are_seen(kernels, size):
     found = fingerprint(kernels, weights)
     weights.copy_(weights.flip(1))
     assert not found.is_still(rows(), 1)
+    for column in weights.T:
+        found = fingerprint(kernels, weights)
+        column.copy_(column.flip(0))
+        assert not found.is_still(rows(), 1)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])

@@ -181,6 +181,18 @@ def test_wrong_shapes_are_named(ops, name, shape, message):
         lstm(*args.list())
 
 
+@pytest.mark.parametrize("backend", [None, "native", "aten", "reference"])
+@pytest.mark.parametrize(("I", "H"), [(0, 16), (8, 0)])
+def test_sizes_of_zero_are_refused(I, H, backend):  # noqa: E741
+    x, state = torch.zeros(5, 3, I), (torch.zeros(3, H), torch.zeros(3, H))
+    weights = torch.zeros(4 * H, I), torch.zeros(4 * H, H)
+    with pytest.raises(ShapeError, match=f"input size {I} and hidden size {H} were given"):
+        lstm(x, *state, *weights, backend=backend)
+    tokens, embedding = torch.zeros(5, 3, dtype=torch.int64), torch.zeros(2, I)
+    with pytest.raises(ShapeError, match=f"input size {I} and hidden size {H} were given"):
+        lstm_tokens(tokens, embedding, *state, *weights, backend=backend)
+
+
 def test_other_wrong_arguments_are_named(ops):
     x, h0, c0, w_ih, w_hh, b_ih, b_hh = ops.make(5, 3, 8, 16).copy(torch.float32, ()).list()
     with pytest.raises(ShapeError, match="give both biases or none"):

@@ -148,6 +148,8 @@ def _check(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:
             f"w_hh has shape {tuple(weights.w_hh.shape)}, expected (4H, H); gates i, f, g, o are"
             " stacked along the first axis"
         )
+    if 0 in (I, H):
+        raise ShapeError(f"input size {I} and hidden size {H} were given, both must be at least 1")
     if weights.w_ih.dim() == 2 and weights.w_ih.shape[1] != I:
         raise ShapeError(
             f"x has last axis {I}, this layer has input_size={weights.w_ih.shape[1]}; pass x of"

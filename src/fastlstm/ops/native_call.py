@@ -431,6 +431,8 @@ _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 def _span(t: Tensor) -> int:
     """Returns the bytes from a tensor's first value to the end of its last."""
+    if t.numel() == 0:
+        return 0
     last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
     return (last + 1) * t.itemsize
 
