@@ -208,6 +208,7 @@ def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
     assert_same_error(x, (hx[0], hx[1].to(dtype)))
     assert_same_error(x.to("meta"), None)
     assert_same_error(x, (hx[0].to("meta"), hx[1].to("meta")))
+    assert_same_error(x, (hx[0], hx[1].to("meta")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

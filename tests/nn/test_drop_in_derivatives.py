@@ -252,6 +252,19 @@ def test_vmap_is_a_loop_over_calls(fields):
         torch.func.vmap(lambda t: ours(t)[0])(x)
 
 
+def test_vmap_of_a_projection_is_left_to_torch(monkeypatch):
+    class RanTorch(Exception):
+        pass
+
+    def ran(*args):
+        raise RanTorch
+
+    monkeypatch.setattr(fastlstm.LSTM, "_torch", ran)
+    layer = fastlstm.LSTM(I, H, proj_size=3)
+    with pytest.raises(RanTorch):
+        torch.func.vmap(lambda t: layer(t)[0])(torch.randn(7, T, B, I))
+
+
 @pytest.mark.filterwarnings(LOOP)
 def test_vmap_over_an_ensemble_and_per_sample_gradients():
     layers = [fastlstm.LSTM(I, H) for _ in range(3)]
