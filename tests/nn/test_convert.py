@@ -68,6 +68,18 @@ def test_accelerate_hands_the_budget_on():
         assert model[0].kept_bytes == budget
 
 
+def test_accelerate_changes_no_layer_that_is_ours_already():
+    class Mine(fastlstm.LSTM):
+        pass
+
+    model = nn.Sequential(fastlstm.LSTM(I, H, kept_bytes=7), Mine(H, H), nn.LSTM(H, H))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fastlstm.accelerate(model, kept_bytes=100)
+    assert [type(m) for m in model] == [fastlstm.LSTM, Mine, fastlstm.LSTM]
+    assert [m.kept_bytes for m in model] == [7, None, 100]
+
+
 def test_a_single_module_that_is_left_alone_has_a_name():
     with pytest.warns(UserWarning, match=r"leaves to torch the model \(nn\.GRU: "):
         fastlstm.accelerate(nn.GRU(I, H))
@@ -104,9 +116,27 @@ def test_restore_keeps_the_objects(monkeypatch):
 
 
 def test_a_restored_layer_computes_with_the_weights_it_has_now():
+    layer, twin = fastlstm.LSTM(I, H), fastlstm.LSTM(I, H)
+    x = torch.randn(4, 3, I)
+    layer(x)
+    others = {n: nn.Parameter(p * 2) for n, p in layer.named_parameters()}
+    for each in (layer, twin):  # past nn.LSTM.__setattr__, as torch's own tools do
+        each._parameters.update(others)
+    torch.testing.assert_close(fastlstm.restore(layer)(x)[0], twin(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_restored_layer_is_scripted_with_the_weights_it_has_now():
     layer = fastlstm.LSTM(I, H)
     layer._parameters["weight_hh_l0"] = nn.Parameter(torch.zeros(4 * H, H))
     x = torch.randn(4, 3, I)
+    restored = fastlstm.restore(nn.Sequential(layer))
+    torch.testing.assert_close(torch.jit.script(restored)(x)[0], restored(x)[0])
+
+
+def test_a_restored_layer_keeps_what_was_written_to_the_flat_list():
+    layer, x = fastlstm.LSTM(I, H), torch.randn(4, 3, I)
+    layer._flat_weights[0] = torch.ones(4 * H, I)
     want = layer(x)[0]
     torch.testing.assert_close(fastlstm.restore(layer)(x)[0], want)
 

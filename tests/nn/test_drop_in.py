@@ -208,6 +208,7 @@ def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
     assert_same_error(x, (hx[0], hx[1].to(dtype)))
     assert_same_error(x.to("meta"), None)
     assert_same_error(x, (hx[0].to("meta"), hx[1].to("meta")))
+    assert_same_error(x, (hx[0], hx[1].to("meta")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -327,6 +328,8 @@ def test_weights_written_to_the_flat_list_are_used_as_by_torch(shape):
     theirs, ours = pair()
     x = torch.randn(shape)
     with torch.no_grad():
+        for _ in range(3):
+            assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
         for k in (0, 2, 0, None):
             for layer in (theirs, ours):
                 if k is None:  # a new attribute counts again, and all others with it

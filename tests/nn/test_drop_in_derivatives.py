@@ -212,6 +212,20 @@ def test_gradients_in_batches_are_those_one_by_one(option):
 
 
 @pytest.mark.filterwarnings(LOOP)
+def test_vmap_over_a_backward_pass_is_one_by_one():
+    ours, _ = pair()
+    x = torch.randn(T, B, I, requires_grad=True)
+    y = ours(x)[0]
+
+    def gradient(g):
+        return torch.autograd.grad(y, x, g, retain_graph=True)[0]
+
+    many = torch.randn(7, *y.shape)
+    want = torch.stack([gradient(g) for g in many])
+    torch.testing.assert_close(torch.func.vmap(gradient)(many), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(LOOP)
 @pytest.mark.parametrize("name", ["jacobian", "hessian"])
 def test_vectorized_derivatives_are_torchs(name):
     ours, theirs = pair()
@@ -236,6 +250,19 @@ def test_vmap_is_a_loop_over_calls(fields):
     ours.strict = True
     with pytest.raises(KernelError, match=r"torch\.func transforms"):
         torch.func.vmap(lambda t: ours(t)[0])(x)
+
+
+def test_vmap_of_a_projection_is_left_to_torch(monkeypatch):
+    class RanTorch(Exception):
+        pass
+
+    def ran(*args):
+        raise RanTorch
+
+    monkeypatch.setattr(fastlstm.LSTM, "_torch", ran)
+    layer = fastlstm.LSTM(I, H, proj_size=3)
+    with pytest.raises(RanTorch):
+        torch.func.vmap(lambda t: layer(t)[0])(torch.randn(7, T, B, I))
 
 
 @pytest.mark.filterwarnings(LOOP)
@@ -318,6 +345,33 @@ def test_the_op_has_a_tangent_in_forward_mode(level, dtype):
     assert (got.double() - want).norm() <= limit * want.norm()
     with pytest.raises(KernelError, match=r"forward mode \(jvp\) needs a Python loop"):
         tangent(tuple(args), tuple(tangents), strict=True)
+
+
+@pytest.mark.filterwarnings(LOOP)
+def test_a_weight_that_an_output_does_not_depend_on():
+    layer = fastlstm.LSTM(I, H, layer_norm=True)
+    c = layer(torch.randn(1, B, I))[1][1]  # of one step: the norm of the cell comes after it
+    first = torch.autograd.grad(
+        c.square().sum(),
+        [layer.weight_ih_l0, layer.gamma_c_l0],
+        create_graph=True,
+        allow_unused=True,
+    )
+    assert first[0].norm() > 0
+    assert first[1] is None or first[1].norm() == 0
+
+
+@pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
+def test_autocast_rounds_no_tangent_between_steps():
+    torch.manual_seed(0)
+    shapes = ((T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H))
+    args, tangents = (tuple(torch.randn(s) for s in shapes) for _ in range(2))
+    _, want = torch.func.jvp(lstm, args, tangents)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, got = torch.func.jvp(lstm, args, tangents)
+    assert got.y.dtype == torch.bfloat16
+    for a, b in ((got.hT, want.hT), (got.cT, want.cT)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings(LOOP)

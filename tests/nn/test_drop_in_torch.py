@@ -111,6 +111,14 @@ def test_lengths_out_of_range_stay_inside_a_compiled_sequence():
     assert torch.equal(got, module(x, lengths=[4, 0, 2])[0])
 
 
+@pytest.mark.usefixtures("dynamo")
+def test_lengths_and_dropout_compile_without_a_break():
+    module = fastlstm.LSTM(I, H, num_layers=2, dropout=0.5)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    y = compiled(torch.randn(4, 3, I), lengths=torch.tensor([4, 0, 2]))[0]
+    assert torch.isfinite(y).all()
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict):
     module = fastlstm.LSTM(I, H, **STACK).eval()

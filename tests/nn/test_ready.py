@@ -193,6 +193,10 @@ def test_wrong_arguments_are_still_refused(pair):
         own(torch.randn(1, B, I + 1), state())
     with pytest.raises(RuntimeError):
         own(torch.randn(1, B, I), state(B + 1))
+    for batches in ((B, B + 1), (B + 1, B)):
+        get_ready(pair, torch.randn(1, B, I), state())
+        with pytest.raises(RuntimeError):
+            own(torch.randn(1, B, I), tuple(torch.randn(1, n, H) for n in batches))
     own.backend = "nosuch"
     with pytest.raises(KernelError):
         own(torch.randn(1, B, I), state())

@@ -132,6 +132,43 @@ def test_fx_hands_every_argument_on(x):
     torch.testing.assert_close(graph(*arguments), model(*arguments))
 
 
+class Decoder(nn.Module):
+    """Starts at a constant input; only a state, or lengths, are traced."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.rnn = nn.LSTM(I, H)
+        self.given = given
+
+    def forward(self, h, c, lengths):
+        start = torch.ones(T, B, I)
+        if self.given == "lengths":
+            return self.rnn(start, lengths=lengths, padding="left")[0]
+        hx = {"state": (h, c), "list": [h, c], "half": (h, torch.ones(1, B, H))}[self.given]
+        return self.rnn(start, hx)[0]
+
+
+@pytest.mark.usefixtures("only_ours")
+@pytest.mark.parametrize("given", ["state", "list", "half", "lengths"])
+@pytest.mark.parametrize("ready", [False, True])
+def test_fx_keeps_a_layer_whose_input_is_constant(given, ready):
+    model = fastlstm.accelerate(Decoder(given))
+    arguments = (*torch.randn(2, 1, B, H), torch.tensor([4, 0, 2]))
+    with torch.no_grad():
+        for _ in range(3 if ready else 0):
+            model.rnn(torch.ones(T, B, I))
+        assert (model.rnn._ready is not None) is ready
+        graph = torch.fx.symbolic_trace(model)
+        assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == ["rnn"]
+        torch.testing.assert_close(graph(*arguments), model(*arguments))
+
+
+def test_fx_of_a_layer_itself_is_refused_as_torch_refuses_it():
+    for layer in (nn.LSTM(I, H), fastlstm.LSTM(I, H)):
+        with pytest.raises(torch.fx.proxy.TraceError, match="control flow"):
+            torch.fx.symbolic_trace(layer)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_is_refused_with_the_way_out(tagger, x):
     for model in (tagger, tagger.rnn):
@@ -206,16 +243,20 @@ def test_flop_counter_counts_the_layer(passes):
     assert counter.get_total_flops() == lstm_cost(call).flop == passes * FLOP
 
 
-def test_flop_of_tokens_counts_the_embedding_once():
+@pytest.mark.parametrize("passes", [1, 3], ids=["forward", "training"])
+def test_flop_of_tokens_counts_the_embedding_once(passes):
     V = 6
     weights = torch.randn(4 * H, I), torch.randn(4 * H, H)
     state = torch.zeros(B, H), torch.zeros(B, H)
     rest = (None,) * 10
+    keep = passes == 3
     with FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(T, B, dtype=torch.long)
-        rows = torch.randn(V, I)
-        lstm_sequence(rows, tokens, *state, *weights, *rest, 1, 0, 0.0, 0.0, False, False)
-    assert counter.get_total_flops() == 8 * H * (V * I + T * B * H)
+        rows = torch.randn(V, I, requires_grad=keep)
+        y, *_ = lstm_sequence(rows, tokens, *state, *weights, *rest, 1, 0, 0.0, 0.0, False, keep)
+        if keep:
+            y.sum().backward()
+    assert counter.get_total_flops() == passes * 8 * H * (V * I + T * B * H)
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -79,7 +79,7 @@ def restore(model: Module) -> Module:
         for name in _OWN_FIELDS:
             layer.__dict__.pop(name, None)
         layer.__class__ = nn.LSTM  # type: ignore[assignment]
-        layer._init_flat_weights()
+        layer._update_flat_weights()  # as torch does: what was written to the list stays
     return model
 
 

@@ -197,7 +197,7 @@ class LSTM(nn.LSTM):
         """
         if not isinstance(input, Tensor):
             if isinstance(input, Proxy):
-                return self._fx_node(input, hx, lengths=lengths, padding=padding)
+                return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
             if lengths is not None:
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
             return self._forward_packed(input, hx)
@@ -207,6 +207,8 @@ class LSTM(nn.LSTM):
             if found is not None:
                 return found
             self._ready = None
+        if (proxy := _proxy_in(hx, lengths)) is not None:
+            return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
         is_ours = self._is_ours(input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
@@ -234,12 +236,14 @@ class LSTM(nn.LSTM):
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
         return y, (h, c)
 
-    def _fx_node(self, input: Proxy, hx: Any, **options: Any) -> tuple[Any, State]:
+    def _fx_node(self, proxy: Proxy, input: Any, hx: Any, **options: Any) -> tuple[Any, State]:
         """One node of a graph that `torch.fx` traces, as torch's own layers are."""
         given = {} if options["lengths"] is None else options
         args = (input,) if hx is None else (input, hx)
-        tracer = input.tracer
+        tracer = proxy.tracer
         path = tracer.path_of_module(self)  # type: ignore[attr-defined]
+        if not path:  # this layer itself is traced: torch says that it cannot be
+            return self._torch(input, hx)
         node: Any = tracer.create_proxy("call_module", path, args, given)
         return node  # type: ignore[no-any-return]
 
@@ -498,6 +502,12 @@ class LSTM(nn.LSTM):
         y = pack_padded_sequence(y, lengths).data.to(dtype)
         last: State = self.permute_hidden((h.to(dtype), c.to(dtype)), back)
         return PackedSequence(y, batch_sizes, order, back), last
+
+
+def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
+    """Returns what `torch.fx` gives in place of a tensor, where a state or lengths are such."""
+    given = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
+    return next((t for t in given if isinstance(t, Proxy)), None)
 
 
 def _dropped(x: Tensor, p: float, lanes: Lanes | None) -> Tensor:
