@@ -4,12 +4,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from fastlstm.report import charts as charts_module
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import tick_text
 from fastlstm.report.history import History, read_history
+from fastlstm.report.markup import name_text
+from odd_names import NAMES, forecast_event
 
 
 def test_no_steps_no_charts() -> None:
@@ -68,3 +72,40 @@ def test_forecasts_are_drawn_though_no_step_was_logged() -> None:
         "Calibration of the intervals",
     ]
     assert not draw_charts(History(forecasts=[{**event, "center": [1.0, 2.0]}]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_drawn_as_they_are(name: str) -> None:
+    (chart,) = draw_charts(History(forecasts=[forecast_event(name, series=name)]))
+    svg = ElementTree.fromstring(chart.svg)
+    texts = ["".join(text.itertext()) for text in svg.iter("text")]
+    shown = name_text(name)
+    assert chart.title == f"Forecast of {shown} of {shown}"
+    assert svg.get("aria-label") == chart.title
+    assert any(shown[:24].strip() == text[: len(shown[:24])].strip() for text in texts)
+    assert {child.tag for child in svg.iter()} <= {
+        "svg",
+        "g",
+        "defs",
+        "path",
+        "clipPath",
+        "rect",
+        "use",
+        "text",
+    }
+
+
+def test_a_chart_that_fails_says_so_beside_the_others(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(history: History) -> None:
+        raise ValueError("no <b>paper</b>\nleft")
+
+    history = read_history(run_dir / "metrics.jsonl")
+    whole = draw_charts(history)
+    monkeypatch.setattr(charts_module, "_speed", fail)
+    charts = draw_charts(history)
+    assert [chart.title for chart in charts] == [chart.title for chart in whole]
+    failed = [chart for chart in charts if not chart.svg]
+    assert [chart.title for chart in failed] == ["Throughput"]
+    assert "ValueError: no <b>paper</b>\\nleft" in failed[0].caption

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fastlstm.errors import MissingExtraError
 from fastlstm.report.drawing import Chart, Curve, draw
 from fastlstm.report.forecast_charts import forecast_charts
 from fastlstm.report.history import History, number, series
+from fastlstm.report.markup import failure_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def draw_charts(history: History) -> list[Chart]:
-    """Returns the charts that the history has points for.
+    """Returns the charts that the history has points for; one that fails says why.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -22,33 +24,32 @@ def draw_charts(history: History) -> list[Chart]:
     if not history.steps and not history.forecasts:
         return []
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
             "charts need matplotlib; install it with: pip install matplotlib"
         ) from error
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fastlstm",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.unicode_minus": False,
-    }
     is_text = not history.is_forecast
     by_text = "tokens" if is_text else "step"
-    with matplotlib.rc_context(settings):
-        charts = [
-            *forecast_charts(history),
-            _quality(history, by_text, f"Quality by {'text read' if is_text else 'steps'}"),
-            _quality(history, "elapsed_s", "Quality by time"),
-            _speed(history),
-            _ceiling(history),
-            _learning_rate(history, by_text),
-            _gradient(history, by_text),
-        ]
+    by = f"Quality by {'text read' if is_text else 'steps'}"
+    makers: list[tuple[str, Callable[[], Chart | None]]] = [
+        *forecast_charts(history),
+        (by, partial(_quality, history, by_text, by)),
+        ("Quality by time", partial(_quality, history, "elapsed_s", "Quality by time")),
+        ("Throughput", partial(_speed, history)),
+        ("Share of the ceiling", partial(_ceiling, history)),
+        ("Learning rate", partial(_learning_rate, history, by_text)),
+        ("Gradient norm", partial(_gradient, history, by_text)),
+    ]
+    charts = [_made(title, make) for title, make in makers]
     return [chart for chart in charts if chart is not None]
+
+
+def _made(title: str, make: Callable[[], Chart | None]) -> Chart | None:
+    try:
+        return make()
+    except Exception as error:  # a chart is worth less than the run it is of
+        return Chart(title, f"This chart could not be drawn: {failure_text(error)}", "")
 
 
 def _quality(history: History, x_key: str, title: str) -> Chart | None:

@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
+
+from fastlstm.report.markup import visible
 
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
 _SIZE_INCHES = (6.2, 3.1)
+_SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fastlstm",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": False,
+    "text.usetex": False,
+    "text.parse_math": False,  # a column may be called $x$
+}
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: heading, one sentence under it, and the SVG."""
+    """A drawn chart: heading, one sentence under it, and the SVG; empty where drawing failed."""
 
     title: str
     caption: str
@@ -71,9 +87,32 @@ def draw(
         left: where the x axis begins; None leaves it to the curves.
         band: an area behind them.
     """
+    with _settings():
+        svg = _draw(curves, x_unit, y_label, (bottom, top), left, band)
+    return _embed(svg, name, title)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's browser has its own fonts
+        yield
+
+
+def _draw(
+    curves: Sequence[Curve],
+    x_unit: str,
+    y_label: str,
+    limits: tuple[float | None, float | None],
+    left: float | None,
+    band: Band | None,
+) -> bytes:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
+    bottom, top = limits
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasSVG(figure)
     axes: Any = figure.add_subplot()
@@ -86,7 +125,7 @@ def draw(
         colour = _COLOURS[curve.colour]
         axes.plot(curve.x, curve.y, color=colour, linewidth=width, label=curve.label, **mark)
     divisor, x_label = _time_scale(curves) if x_unit == "time" else (1.0, x_unit)
-    _style_axes(axes, x_label, y_label, divisor)
+    _style_axes(axes, visible(x_label), visible(y_label), divisor)
     axes.set_xlim(left=left)
     if bottom is not None:
         highest = max((y for curve in curves for y in curve.y), default=1.0)
@@ -106,7 +145,7 @@ def draw(
         )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _embed(buffer.getvalue().decode("utf-8"), name, title)
+    return buffer.getvalue()
 
 
 def _time_scale(curves: Sequence[Curve]) -> tuple[float, str]:
@@ -152,19 +191,33 @@ def tick_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _embed(svg: str, name: str, title: str) -> str:
-    """Makes a standalone SVG fit to stand in a page beside others, in the page's colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\n?", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = svg.replace("url(#", f"url(#{name}-")
-    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg)
+def _embed(svg: bytes, name: str, title: str) -> str:
+    """Makes a standalone SVG fit to stand in a page beside others, in the page's colours.
+
+    Only attributes are rewritten: text may say whatever it likes.
+    """
+    root = ElementTree.fromstring(svg)
+    for parent in root.iter():
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        found = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+        element.attrib.clear()
+        element.attrib.update({key: _rewritten(key, found[key], name) for key in found})
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.attrib.update({"role": "img", "aria-label": visible(title)})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _rewritten(key: str, value: str, name: str) -> str:
+    if key == "id":
+        return f"{name}-{value}"
+    if key == "href":
+        return value.replace("#", f"#{name}-", 1)
+    value = value.replace("url(#", f"url(#{name}-")
     for variable, colour in _COLOURS.items():
-        svg = svg.replace(colour, f"var(--{variable})")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]+"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]+"', r"\1", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+        value = value.replace(colour, f"var(--{variable})")
+    return re.sub(r"font: ([\d.]+)px [^;]+", r"font-size: \1px", value)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastlstm.report.drawing import Band, Chart, Curve, draw
+from fastlstm.report.markup import clipped, name_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastlstm.report.history import Event, History
 
+_CALIBRATION = "Calibration of the intervals"
+_MAX_LABEL = 24
+"""Characters beside an axis."""
 
-def forecast_charts(history: History) -> list[Chart]:
-    """Returns charts of the test part: forecasts, and the calibration of the intervals."""
-    found = [_forecast(event, number) for number, event in enumerate(history.forecasts)]
-    return [chart for chart in (*found, _calibration(history.calibration)) if chart is not None]
+
+def forecast_charts(history: History) -> list[tuple[str, Callable[[], Chart | None]]]:
+    """Returns what draws the charts of the test part, by title: forecasts, and the calibration."""
+    return [
+        *(
+            (_title(event), partial(_forecast, event, number))
+            for number, event in enumerate(history.forecasts)
+        ),
+        (_CALIBRATION, partial(_calibration, history.calibration)),
+    ]
+
+
+def _title(event: Event) -> str:
+    of = f" of {name_text(event['series'])}" if event.get("series") is not None else ""
+    return f"Forecast of {name_text(event.get('target'))}{of}"
 
 
 def _numbers(event: Event, key: str) -> list[float]:
@@ -32,11 +50,10 @@ def _forecast(event: Event, number: int) -> Chart | None:
         Curve([*before, *steps], [*past, *actual], "what came", "muted"),
         Curve(steps, center, "forecast", "a"),
     ]
-    target, who = event.get("target"), event.get("series")
-    name = f"{target} of {who}" if who is not None else f"{target}"
+    title, label = _title(event), clipped(name_text(event.get("target")), _MAX_LABEL)
     band = Band(steps, low, high)
-    svg = draw(curves, name, "steps", str(target), name=f"forecast-{number}", left=None, band=band)
-    return Chart(f"Forecast of {name}", "A window of the test part, with the 80 % interval.", svg)
+    svg = draw(curves, title, "steps", label, name=f"forecast-{number}", left=None, band=band)
+    return Chart(title, "A window of the test part, with the 80 % interval.", svg)
 
 
 def _calibration(event: Event | None) -> Chart | None:
@@ -48,6 +65,6 @@ def _calibration(event: Event | None) -> Chart | None:
         Curve([0.0, 100.0], [0.0, 100.0], "as promised", "muted"),
         Curve(promised, held, "observed", "a", is_dotted=True),
     ]
-    title = "Calibration of the intervals"
+    title = _CALIBRATION
     svg = draw(curves, title, "interval, %", "values within, %", name="calibration", bottom=0.0)
     return Chart(title, "Share of the test values within intervals of each level.", svg)
