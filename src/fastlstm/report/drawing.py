@@ -20,7 +20,7 @@ from fastlstm.report.markup import visible
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
 _SIZE_INCHES = (6.2, 3.1)
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fastlstm",
     "font.family": "sans-serif",
