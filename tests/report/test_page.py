@@ -130,6 +130,30 @@ def test_names_of_columns_and_series_do_no_harm(run_dir: Path) -> None:
     assert "x" * 3000 not in source
 
 
+def test_the_best_evaluation_is_marked_and_stays_in_sight(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    rows = re.findall(r"<tr class=\"best\">(.*?)</tr>", source)
+    assert len(rows) == 1
+    assert "best" in rows[0]
+    assert re.search(r"tr\.best td \{[^}]*position: sticky; top: \d+px; bottom: 0;", source)
+
+
+def test_errors_of_each_target(run_dir: Path) -> None:
+    targets = [
+        {"target": name, "num_values": 1200, "mse": 4.0, "mae": 1.5, "seasonal_naive_mae": 2.5,
+         "by_step": [{"first": 1, "last": 1, "mae": 0.25}, {"first": 2, "last": 3, "mae": None}]}
+        for name in ("load <b>", "wind")
+    ]  # fmt: skip
+    test = {"event": "test", "scores": {"forecaster": {"mse": 4.0}}, "targets": targets}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(test) + "\n")
+    source = write_report(run_dir).read_text(encoding="utf-8")
+    assert "<th>step 1</th><th>steps 2–3</th>" in source
+    cells = "<td>1,200</td><td>4</td><td>1.5</td><td>2.5</td><td>0.25</td><td></td>"
+    assert f"<td>load &lt;b&gt;</td>{cells}" in source
+    assert f"<td>wind</td>{cells}" in source
+
+
 def test_a_section_that_fails_says_so_and_the_others_are_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +193,7 @@ def test_charts_take_their_colours_from_the_page(report: Path) -> None:
 def test_axes_have_names_and_units(report: Path) -> None:
     source = report.read_text(encoding="utf-8")
     labels = set(re.findall(r"<text[^>]*>([^<]+)</text>", source))
-    assert {"tokens", "seconds", "bits/char", "tokens/s", "%", "learning rate"} <= labels
+    assert {"tokens", "seconds", "bits/char, log scale", "tokens/s", "%", "learning rate"} <= labels
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.95])

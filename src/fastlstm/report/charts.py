@@ -12,7 +12,10 @@ from fastlstm.report.history import History, number, series
 from fastlstm.report.markup import failure_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+_LEAST_SHARE = 1.0
+"""Percent; curves that stay below it are a chart with nothing in it."""
 
 
 def draw_charts(history: History) -> list[Chart]:
@@ -63,22 +66,10 @@ def _quality(history: History, x_key: str, title: str) -> Chart | None:
         Curve(evals_x, evals_y, "validation", "a", is_dotted=True),
     ]
     unit = {"tokens": "tokens", "step": "steps"}.get(x_key, "time")
-    top = _top(steps_x, [*steps_y], evals_y)
     what = "loss" if history.is_forecast else "bits/char"
     caption = "Loss" if history.is_forecast else "Bits per character"
-    svg = draw(curves, title, unit, what, top=top, name=f"quality-{unit}")
+    svg = draw(curves, title, unit, what, may_be_log=True, name=f"quality-{unit}")
     return Chart(title, f"{caption}; lower is better.", svg)
-
-
-def _top(x: Sequence[float], steps: list[float], evals: Sequence[float]) -> float | None:
-    """Cuts off the plunge of the first steps, which would press the rest flat."""
-    everything = [*steps, *evals]
-    if len(x) < 10 or not everything:
-        return None
-    start = x[0] + 0.04 * (x[-1] - x[0])
-    later = [y for at, y in zip(x, steps, strict=True) if at >= start]
-    low, high = min(everything), max([*later, *evals])
-    return low + 1.08 * (high - low) if high > low else None
 
 
 def _speed(history: History) -> Chart | None:
@@ -92,6 +83,7 @@ def _speed(history: History) -> Chart | None:
 
 
 def _ceiling(history: History) -> Chart | None:
+    """Without a share of the ceiling, as of forecasters, what is left is the waiting for input."""
     curves = []
     for key, label, colour in (
         ("ceiling_share", "share of ceiling", "a"),
@@ -100,8 +92,11 @@ def _ceiling(history: History) -> Chart | None:
         x, y = series(history.steps, "elapsed_s", key)
         if len(x) > 1:
             curves.append(Curve(x, [100 * value for value in y], label, colour))
-    if not curves:
+    if not curves or max(y for curve in curves for y in curve.y) < _LEAST_SHARE:
         return None
+    if curves[0].label == "input wait":
+        svg = draw(curves, "Input wait", "time", "% of time", bottom=0.0, name="ceiling")
+        return Chart("Input wait", "Share of the time spent waiting for input.", svg)
     peak = number(history.start, "ceiling_gflops")
     of = f" of {peak:,.0f} GFLOP/s" if peak else ""
     svg = draw(curves, "Share of the ceiling", "time", "%", bottom=0.0, name="ceiling")
@@ -117,15 +112,14 @@ def _learning_rate(history: History, x_key: str) -> Chart | None:
     curves = [Curve(x, y, "learning rate", "a")]
     unit = "steps" if x_key == "step" else x_key
     svg = draw(curves, "Learning rate", unit, "learning rate", bottom=0.0, name="rate")
-    return Chart("Learning rate", "Warm-up, plateau, cooldown.", svg)
+    return Chart("Learning rate", "Of each step.", svg)
 
 
 def _gradient(history: History, x_key: str) -> Chart | None:
     x, y = series(history.steps, x_key, "grad_norm")
     if len(x) < 2:
         return None
-    top = _top(x, y, [])
     curves = [Curve(x, y, "gradient norm", "a")]
     unit = "steps" if x_key == "step" else x_key
-    svg = draw(curves, "Gradient norm", unit, "norm", bottom=0.0, top=top, name="gradient")
+    svg = draw(curves, "Gradient norm", unit, "norm", may_be_log=True, name="gradient")
     return Chart("Gradient norm", "Global norm before clipping.", svg)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.report.drawing import Band, Chart, Curve, draw
-from fastlstm.report.markup import clipped, name_text
+from fastlstm.report.markup import name_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,15 +46,33 @@ def _forecast(event: Event, number: int) -> Chart | None:
     actual, center, low, high = ahead
     if not past or not center or len({len(values) for values in ahead}) > 1:
         return None
-    before, steps = list(range(1 - len(past), 1)), list(range(1, len(center) + 1))
+    times = _times(event, len(past) + len(center))
+    x: list[Any] = times or list(range(1 - len(past), len(center) + 1))
+    band = Band(x[len(past) :], low, high, "80 % interval")
     curves = [
-        Curve([*before, *steps], [*past, *actual], "what came", "muted"),
-        Curve(steps, center, "forecast", "a"),
+        Curve(x, [*past, *actual], "what came", "muted"),
+        Curve(x[len(past) :], center, "forecast", "a"),
     ]
-    title, label = _title(event), clipped(name_text(event.get("target")), _MAX_LABEL)
-    band = Band(steps, low, high)
-    svg = draw(curves, title, "steps", label, name=f"forecast-{number}", left=None, band=band)
-    return Chart(title, "A window of the test part, with the 80 % interval.", svg)
+    title, label = _title(event), name_text(event.get("target"))
+    label = label if len(label) <= _MAX_LABEL else label[:_MAX_LABEL] + "…"
+    unit = "date" if times else "steps from the start of the forecast"
+    svg = draw(curves, title, unit, label, name=f"forecast-{number}", left=None, band=band)
+    zone = f" Times are of {name_text(event['time_zone'])}." if event.get("time_zone") else ""
+    interval = (
+        "no interval: validation has too few values" if band.is_empty else "its 80 % interval"
+    )
+    return Chart(title, f"A window of the test part, with {interval}.{zone}", svg)
+
+
+def _times(event: Event, count: int) -> list[datetime]:
+    """Returns the times of a forecast's rows; none where rows are counted."""
+    written = event.get("times")
+    if not isinstance(written, list) or len(written) != count:
+        return []
+    try:
+        return [datetime.fromisoformat(time) for time in written]
+    except (TypeError, ValueError):  # years beyond 9999
+        return []
 
 
 def _calibration(event: Event | None) -> Chart | None:
@@ -66,5 +85,5 @@ def _calibration(event: Event | None) -> Chart | None:
         Curve(promised, held, "observed", "a", is_dotted=True),
     ]
     title = _CALIBRATION
-    svg = draw(curves, title, "interval, %", "values within, %", name="calibration", bottom=0.0)
+    svg = draw(curves, title, "interval, %", "values within, %", name="calibration")
     return Chart(title, "Share of the test values within intervals of each level.", svg)

@@ -7,7 +7,7 @@ from html import escape
 
 MAX_NAME = 80
 """Characters of a name that are shown; a file may call a column anything, at any length."""
-MAX_TEXT = 2000
+MAX_TEXT = 1000
 """Characters of a longer text, such as a message or a setting."""
 _DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 """Characters that change the order in which the text around them is shown."""

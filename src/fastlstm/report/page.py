@@ -133,29 +133,68 @@ def _numbers(history: History) -> str:
 
 def _test(history: History) -> str:
     """The forecaster's errors beside those of naive forecasts."""
-    scores = (history.test or {}).get("scores")
+    test = history.test or {}
+    scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
     names = list(dict.fromkeys(key for found in scores.values() for key in found))
-    head = "".join(f"<th>{to_html(name_text(name))}</th>" for name in names)
-    rows = "".join(
-        f"<tr{' class=best' if who == 'forecaster' else ''}>"
-        f"<td>{to_html(name_text(who).replace('_', ' '))}</td>"
-        + "".join(f"<td>{_figure_text(found, name, score_form(name))}</td>" for name in names)
-        + "</tr>"
+    rows = [
+        [name_text(who).replace("_", " ")]
+        + [_figure_text(found, name, score_form(name)) for name in names]
         for who, found in scores.items()
-    )
-    assert history.test is not None
-    windows, of_windows = (number(history.test, k) or 0 for k in ("windows", "of_windows"))
+    ]
+    best = list(scores).index("forecaster") if "forecaster" in scores else None
+    windows, of_windows = (number(test, key) or 0 for key in ("windows", "of_windows"))
     share = f" of {of_windows:,.0f}" if of_windows > windows else ""
     note = (
-        f"{windows:,.0f}{share} windows of the test part, in units of the table. All figures are of"
-        " the same num_values targets."
+        f"{windows:,.0f}{share} windows of the test part, all targets together, in units of the"
+        " table. Lower is better; a coverage should be near its level."
+    )
+    heads = ["", *(name_text(name) for name in names)]
+    table = _table(heads, rows, best)
+    return f"<h2>On the test part</h2>\n{_note(note)}\n{table}{_targets(test)}"
+
+
+def _targets(test: Event) -> str:
+    """The errors of each target, and how they grow with the step ahead."""
+    targets = test.get("targets")
+    if not isinstance(targets, list) or not targets:
+        return ""
+    figures = ("num_values", "mse", "mae", "seasonal_naive_mae")
+    rows = [
+        [name_text(event["target"])]
+        + [_figure_text(event, name, score_form(name)) for name in figures]
+        + [_figure_text(part, "mae", ".4g") for part in event["by_step"]]
+        for event in targets
+    ]
+    heads = ["target", "num_values", "mse", "mae", "seasonal naive mae"]
+    heads += [_steps_text(part) for part in targets[0]["by_step"]]
+    note = _note("Each target in its own unit; on the right the mae by how many steps ahead.")
+    return f"\n<h3>By target</h3>\n{note}\n{_table(heads, rows)}"
+
+
+def _steps_text(part: Event) -> str:
+    first, last = part["first"], part["last"]
+    return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def _note(text: str) -> str:
+    return f'<p class="quiet">{to_html(text)}</p>'
+
+
+def _table(heads: list[str], rows: list[list[str]], best: int | None = None) -> str:
+    """Returns a table that scrolls where it is long; the best row stays in sight."""
+
+    def line(cells: list[str], tag: str) -> str:
+        return "".join(f"<{tag}>{to_html(cell)}</{tag}>" for cell in cells)
+
+    kinds = [' class="best"' if index == best else "" for index in range(len(rows))]
+    body = "".join(
+        f"<tr{kind}>{line(row, 'td')}</tr>" for kind, row in zip(kinds, rows, strict=True)
     )
     return (
-        f'<h2>On the test part</h2>\n<p class="quiet">{to_html(note)}</p>\n'
-        f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f'<div class="scroll"><table><thead><tr>{line(heads, "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -215,14 +254,11 @@ def _evaluations(history: History) -> str:
     if not history.evals:
         return ""
     shown = [column for column in _COLUMNS if any(column.key in e for e in history.evals)]
-    columns = ("step", "split", *(column.title for column in shown), "time", "")
-    head = "".join(f"<th>{column}</th>" for column in columns)
     best = history.best
-    rows = "".join(_evaluation(event, event is best, shown) for event in history.evals)
-    return (
-        f'<h2>Evaluations</h2>\n<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    place = next((n for n, event in enumerate(history.evals) if event is best), None)
+    heads = ["step", "split", *(column.title for column in shown), "time", ""]
+    rows = [_evaluation(event, event is best, shown) for event in history.evals]
+    return f"<h2>Evaluations</h2>\n{_table(heads, rows, place)}"
 
 
 class _Column(NamedTuple):
@@ -239,18 +275,16 @@ _COLUMNS = (
 )
 
 
-def _evaluation(event: Event, is_best: bool, shown: list[_Column]) -> str:
+def _evaluation(event: Event, is_best: bool, shown: list[_Column]) -> list[str]:
     elapsed = number(event, "elapsed_s")
     split = str(event.get("split", "valid"))
-    cells = [
+    return [
         f"{event['step']:,.0f}",
         {"valid": "validation"}.get(split, split),
         *(_figure_text(event, column.key, column.form) for column in shown),
         " ".join(_duration(elapsed)) if elapsed is not None else "",
+        "best" if is_best else "",
     ]
-    row = "".join(f"<td>{to_html(cell)}</td>" for cell in cells)
-    kind, mark = (' class="best"', "best") if is_best else ("", "")
-    return f'<tr{kind}>{row}<td class="mark">{mark}</td></tr>'
 
 
 def _figure_text(event: Event, key: str, form: str = ".4f") -> str:
@@ -314,7 +348,7 @@ def _setting(value: Any) -> str:
     if isinstance(value, int) and value >= 10_000:
         return f"{value:,}"
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(name_text, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -24,6 +24,8 @@ main { max-width: 1080px; margin: 0 auto; padding: 48px 24px 72px; }
 h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; margin: 0; }
 h2 { font-size: 19px; letter-spacing: -.01em; margin: 56px 0 16px; }
 h3 { font-size: 15px; margin: 0; }
+.scroll + h3 { margin-top: 28px; }
+.quiet + .scroll { margin-top: 8px; }
 p { margin: 0; }
 .lead { color: var(--muted); margin-top: 6px; }
 .eyebrow { color: var(--a); font-weight: 600; font-size: 13px; margin-bottom: 8px; }
@@ -46,13 +48,13 @@ svg text { font-family: inherit; }
 .scroll { overflow: auto; max-height: 460px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
   overflow-wrap: normal; }
-th, td { padding: 7px 14px 7px 0; text-align: right; border-bottom: 1px solid var(--grid); }
+th, td { padding: 7px 7px; text-align: right; border-bottom: 1px solid var(--grid); }
 th { color: var(--muted); font-weight: 500; font-size: 13px; position: sticky; top: 0;
   background: var(--paper); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-td.mark { color: var(--good); font-weight: 600; text-align: left; }
-th:last-child { text-align: left; }
-tr.best td { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--paper); max-width: 40vw; overflow-wrap: anywhere; }
+th:first-child { z-index: 1; }
+tr.best td { font-weight: 600; background: var(--panel); position: sticky; top: 36px; bottom: 0; }
 pre, code { font: 13px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre {
   background: var(--panel); border-radius: 12px; padding: 16px 20px; margin: 0;
