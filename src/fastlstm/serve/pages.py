@@ -105,16 +105,16 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
     examples = Examples(model, engine.inputs, f"http://{address}{path}/infer", key)
     return (
         f"<h1>fastlstm <small>{to_html(name_text(engine.name))}</small></h1>\n"
-        f"<p>A forecaster, by the Open Inference Protocol. From {model.input_size} rows{every}, it"
-        f" forecasts {ahead} of {to_html(targets)}.</p>\n"
+        f"<p>A forecaster, served by the Open Inference Protocol. It reads {model.input_size}"
+        f" rows{every}, and forecasts {ahead} of {to_html(targets)}.</p>\n"
         f"<h2>What it takes</h2>\n{_table(engine.inputs, model)}\n"
         f"<h2>What it gives</h2>\n{_table(engine.outputs, model)}\n"
         "<p class=quiet>B is how many windows one request has. Quantiles are given where the"
         ' request has "parameters": {"quantiles": [0.1, 0.9]}.</p>\n'
         f"<h2>An example in a shell</h2>\n<pre>{to_html(examples.shell(), keep=_LINE)}</pre>\n"
         f"<h2>An example in Python</h2>\n<pre>{to_html(examples.python(), keep=_LINE)}</pre>\n"
-        "<p class=quiet>Both send the mean of the training rows again and again; put your own"
-        " rows in their place, the oldest first.</p>\n"
+        "<p class=quiet>Both send the means of the training rows, repeated; replace them with your"
+        " own rows, oldest first.</p>\n"
         f'<h2>More</h2>\n<p><a href="{path}">inputs and outputs as JSON</a>'
         ' · <a href="/openapi.json">OpenAPI</a> · <a href="/metrics">metrics</a>'
         ' · <a href="/health/ready">health</a></p>'
@@ -183,7 +183,7 @@ class Examples:
         key = "" if self._key is None else f" -H 'authorization: Bearer {self._key}'"
         return (
             'repeat() { yes "$2" | head -n "$1" | paste -sd , -; }\n'
-            f"curl '{self._url}' -H 'content-type: application/json'{key} -d @- <<END\n"
+            f"curl -sS '{self._url}' -H 'content-type: application/json'{key} -d @- <<END\n"
             '{"inputs": [\n' + ",\n".join(tensors) + "\n]}\nEND\n"
         )
 
@@ -194,7 +194,7 @@ class Examples:
             *lead, _ = sizes = self._sizes(spec)
             names = _names_text(spec.columns)
             count = lead[-1]
-            rows.append(f"{spec.name} = [{self._row(spec)!a}] * {count}  # rows of {names}\n")
+            rows.append(f"# rows of {names}\n{spec.name} = [{self._row(spec)!a}] * {count}\n")
             data = f"[{spec.name}]" if len(lead) > 1 else spec.name
             about = f'"name": "{spec.name}", "shape": {sizes}, "datatype": "{spec.datatype}"'
             tensors.append(f'    {{{about}, "data": {data}}},\n')
