@@ -79,7 +79,7 @@ class _Pages:
         if not isinstance(engine, ForecastEngine):
             page, parts = self._text_page, {"prompt": example_prompt(engine.writer.tokenizer)}
             parts = {name: to_html(text) for name, text in parts.items()}
-        elif key is None or service.keys.accepts(request.scope["headers"]):
+        elif key is None or service.keys.tenant(request.scope["headers"]):
             host = request.headers.get("host", "")
             page, parts = self._forecast_page, {"content": forecaster_html(engine, host, key)}
         else:
