@@ -57,3 +57,29 @@ def test_the_policy_holds_where_escaping_would_not(browser: Any, run_dir: Path) 
     _, ran, loaded = opened(browser, path)
     assert ran == []
     assert loaded == [path.as_uri()]
+
+
+def test_the_best_row_and_the_names_of_rows_stay_in_sight(browser: Any, run_dir: Path) -> None:
+    """Sixty evaluations of which the thirtieth is the best, on a narrow screen."""
+    evals = [
+        {"event": "eval", "split": "valid", "step": n, "bits_per_char": 2 + abs(n - 30) / 9,
+         "perplexity": 3.2, "bits_per_byte": 2.0, "loss": 1.2, "elapsed_s": 3.0 * n}
+        for n in range(60)
+    ]  # fmt: skip
+    test = {"event": "test", "scores": {"forecaster": dict.fromkeys(("mse", "mae", "rmse"), 1.0)}}
+    lines = [json.dumps(event) + "\n" for event in [{"event": "start"}, *evals, test]]
+    (run_dir / "metrics.jsonl").write_text("".join(lines))
+    page, _, _ = opened(browser, write_report(run_dir), 390)
+    place = """(selector, scroll) => {
+        const box = [...document.querySelectorAll('.scroll')].at(-1);
+        box.scrollTop = scroll;
+        const row = document.querySelector(selector).getBoundingClientRect();
+        const frame = box.getBoundingClientRect();
+        return [row.top - frame.top, frame.bottom - row.bottom];
+    }"""
+    for scroll in (0, 900, 10_000):
+        above, below = page.evaluate(f"({place})('.scroll:last-of-type tr.best td', {scroll})")
+        assert above >= 0, scroll
+        assert below >= -1, scroll
+    name = page.get_by_text("forecaster", exact=True).bounding_box()
+    assert name["height"] < 50, "in one line"

@@ -50,6 +50,13 @@ def test_without_dates_steps_are_counted(times: object) -> None:
     assert "steps from the start of the forecast" in text
 
 
+def test_steps_are_whole_numbers() -> None:
+    texts = [text.text or "" for text in drawn({**forecast_event("y"), "past": [1.0]}).iter("text")]
+    steps = texts[: texts.index("steps from the start of the forecast")]
+    assert steps
+    assert all(re.fullmatch(r"-?\d+", text) for text in steps)
+
+
 def test_an_interval_of_unknown_ends_is_not_in_the_legend() -> None:
     event = {**forecast_event("y"), "low": [None, None], "high": [None, 3.0]}
     (chart,) = draw_charts(History(forecasts=[event]))

@@ -128,6 +128,7 @@ def test_names_of_columns_and_series_do_no_harm(run_dir: Path) -> None:
     assert len(page.ids) == len(set(page.ids))
     assert not set("\0\x1b\u202e\ud800") & set(source)
     assert "x" * 3000 not in source
+    assert "c18, c19 … (1,000 in all)" in page.text
 
 
 def test_the_best_evaluation_is_marked_and_stays_in_sight(report: Path) -> None:

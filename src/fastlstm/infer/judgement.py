@@ -25,6 +25,8 @@ MAX_WINDOWS = 20_000
 _INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _PICTURES = 4
+_LEAST_PAST = 48
+"""Steps before a forecast that are shown, where the network reads so many."""
 
 
 def judge(
@@ -140,7 +142,7 @@ def _pictures(
 ) -> list[dict[str, Any]]:
     """Returns some forecasts with what came, of one target each, in units of the table."""
     sizes, scaler = stored.network.config, stored.scaler
-    shown = min(sizes.input_size, 2 * sizes.horizon)
+    shown = min(sizes.input_size, max(_LEAST_PAST, 2 * sizes.horizon))
     levels = (0.1, 0.9)
     ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
     center, _ = next(forecast(stored.network, inputs, rows))

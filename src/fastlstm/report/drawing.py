@@ -184,7 +184,7 @@ def _label_x(axes: Any, curves: Sequence[Curve], unit: str) -> None:
     divisor, label = _time_scale(curves) if unit == "time" else (1.0, unit)
     axes.set_xlabel(label, color=_COLOURS["muted"])
     steps: list[float] = [1, 2, 3, 5, 6, 10] if divisor == 60.0 else [1, 2, 2.5, 5, 10]
-    axes.xaxis.set_major_locator(_scaled_locator(MaxNLocator, divisor, steps))
+    axes.xaxis.set_major_locator(_scaled_locator(MaxNLocator, divisor, steps, unit != "time"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x / divisor)))
 
 
@@ -223,14 +223,14 @@ def _style_axes(axes: Any) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _scaled_locator(base: Any, divisor: float, steps: list[float]) -> Any:
-    """Ticks at round numbers of the shown unit while the data stay in seconds."""
+def _scaled_locator(base: Any, divisor: float, steps: list[float], is_count: bool) -> Any:
+    """Ticks at round numbers of the shown unit while the data stay in seconds; counts are whole."""
 
     class Locator(base):  # type: ignore[misc]
         def tick_values(self, vmin: float, vmax: float) -> Any:
             return super().tick_values(vmin / divisor, vmax / divisor) * divisor
 
-    return Locator(nbins=6, steps=steps)
+    return Locator(nbins=6, steps=steps, integer=is_count)
 
 
 def tick_text(value: float) -> str:

@@ -23,6 +23,8 @@ from fastlstm.storage import write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Styles stand in the page and in its charts; nothing else is needed."""
+_MAX_LISTED = 20
+"""Names shown of a list."""
 OPEN_SAMPLES = 2
 """Newest samples shown at once; older ones are behind a fold."""
 
@@ -226,7 +228,7 @@ def _charts(history: History) -> str:
         return f'<h2>Charts</h2>\n<p class="quiet">{to_html(error)}</p>'
     if not charts:
         return ""
-    return f'<h2>Course of the run</h2>\n<div class="charts">{"".join(map(_figure, charts))}</div>'
+    return f'<h2>Charts</h2>\n<div class="charts">{"".join(map(_figure, charts))}</div>'
 
 
 def _figure(chart: Chart) -> str:
@@ -348,7 +350,8 @@ def _setting(value: Any) -> str:
     if isinstance(value, int) and value >= 10_000:
         return f"{value:,}"
     if isinstance(value, list):
-        return ", ".join(map(name_text, value))
+        more = f" … ({len(value):,} in all)" if len(value) > _MAX_LISTED else ""
+        return ", ".join(map(name_text, value[:_MAX_LISTED])) + more
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

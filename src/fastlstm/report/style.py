@@ -52,7 +52,7 @@ th, td { padding: 7px 7px; text-align: right; border-bottom: 1px solid var(--gri
 th { color: var(--muted); font-weight: 500; font-size: 13px; position: sticky; top: 0;
   background: var(--paper); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
-  background: var(--paper); max-width: 40vw; overflow-wrap: anywhere; }
+  background: var(--paper); min-width: min(10em, 36vw); overflow-wrap: anywhere; }
 th:first-child { z-index: 1; }
 tr.best td { font-weight: 600; background: var(--panel); position: sticky; top: 36px; bottom: 0; }
 pre, code { font: 13px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
