@@ -21,7 +21,7 @@ from fastlstm.report.markup import visible
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
 _SIZE_INCHES = (5.4, 2.9)
-_LOG_RATIO = 3.0
+_LOG_RATIO = 2.0
 """A curve whose ends are further apart than this is shown on a logarithmic axis."""
 _SETTINGS: Any = {
     "svg.fonttype": "none",
@@ -96,7 +96,7 @@ def draw(
         bottom: lower end of the values shown.
         left: where the x axis begins; None leaves it to the curves.
         may_be_log: take a logarithmic axis, and say so, where all values are positive and the
-            highest is more than three times the lowest.
+            highest is more than twice the lowest.
         band: an area behind them.
     """
     with _settings():
