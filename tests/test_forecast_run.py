@@ -17,7 +17,6 @@ from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, Stopped
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
-from fastlstm.infer.judgement import test_events as events_of_test
 from fastlstm.report.history import read_history
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import find_checkpoint
@@ -96,9 +95,12 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
         train_forecaster(path, longer, out=out, resume=True)
 
 
-def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str) -> None:
-    trained = train_forecaster(path, ForecastConfig(**{**QUICK, "target": ("y", "temp")}))
-    test, _, *shown = events_of_test(trained.stored, trained.dataset, trained.split, trained.inputs)
+def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "target": ("y", "temp")})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    first = next(event for event in events if event["event"] == "forecast")
     assert [one["target"] for one in test["targets"]] == ["y", "temp"]
     whole = test["scores"]["forecaster"]
     for name in ("mse", "mae"):
@@ -114,7 +116,6 @@ def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str) -> None
     table = pq.read_table(path)
     rows = zip(*(table[name].to_pylist() for name in ("unique_id", "ds", "y")), strict=True)
     y = {(series, time): value for series, time, value in rows}
-    first = shown[0]
     assert first["time_zone"] is None
     times = [datetime.datetime.fromisoformat(time) for time in first["times"]]
     values = [y[first["series"], time] for time in times]

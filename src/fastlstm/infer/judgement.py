@@ -57,7 +57,15 @@ def _report(
     num_targets = stored.network.config.num_targets
     error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     found = backtest(
-        stored.network, inputs, rows, season, error, is_scaled, stored.calibration, scores, by_step
+        stored.network,
+        inputs,
+        rows,
+        season,
+        error,
+        is_scaled,
+        stored.calibration,
+        scores,
+        by_step=by_step,
     )
     report = {name: one.result() for name, one in found.items()}
     if scores.num_values:
