@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from pathlib import Path
@@ -93,6 +94,33 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
     pq.write_table(long_table(130), path)
     with pytest.raises(FormatError, match="the table differs"):
         train_forecaster(path, longer, out=out, resume=True)
+
+
+def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "target": ("y", "temp")})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    first = next(event for event in events if event["event"] == "forecast")
+    assert [one["target"] for one in test["targets"]] == ["y", "temp"]
+    whole = test["scores"]["forecaster"]
+    for name in ("mse", "mae"):
+        sums = [one[name] * one["num_values"] for one in test["targets"]]
+        assert sum(sums) == pytest.approx(whole[name] * whole["num_values"])
+    naive = [one["seasonal_naive_mae"] for one in test["targets"]]
+    assert sum(naive) / 2 == pytest.approx(test["scores"]["seasonal_naive"]["mae"])
+    for one in test["targets"]:
+        steps = [(part["first"], part["last"]) for part in one["by_step"]]
+        assert steps == [(1, 1), (2, 3), (4, 4), (5, 6)]
+        sums = [part["mae"] * (1 + part["last"] - part["first"]) for part in one["by_step"]]
+        assert sum(sums) / 6 == pytest.approx(one["mae"])
+    table = pq.read_table(path)
+    rows = zip(*(table[name].to_pylist() for name in ("unique_id", "ds", "y")), strict=True)
+    y = {(series, time): value for series, time, value in rows}
+    assert first["time_zone"] is None
+    times = [datetime.datetime.fromisoformat(time) for time in first["times"]]
+    values = [y[first["series"], time] for time in times]
+    assert values == pytest.approx([*first["past"], *first["actual"]], rel=1e-5)
 
 
 def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:

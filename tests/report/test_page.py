@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastlstm.errors import StorageError
+from fastlstm.report import charts
 from fastlstm.report.page import write_report
+from odd_names import NAMES, forecast_event
 
 VOID = {"meta", "br", "path", "use", "rect"}
 
@@ -21,12 +24,14 @@ class Outline(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.values: list[str] = []
+        self.names: list[str] = []
         self.ids: list[str] = []
         self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.values += [value or "" for _, value in attrs]
+        self.names += [name for name, _ in attrs]
         self.ids += [value or "" for name, value in attrs if name == "id"]
         if tag not in VOID:
             self.open.append(tag)
@@ -96,6 +101,74 @@ def test_text_of_the_run_is_escaped(report: Path) -> None:
     assert source.count("&lt;script&gt;") >= 6
 
 
+def test_a_policy_forbids_scripts_and_loading(report: Path) -> None:
+    head = report.read_text(encoding="utf-8").partition("<style>")[0]
+    policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', head)
+    assert len(policy) == 1
+    assert policy[0].startswith("default-src 'none'; style-src 'unsafe-inline';")
+    assert "script" not in policy[0]
+
+
+def test_names_of_columns_and_series_do_no_harm(run_dir: Path) -> None:
+    events = [forecast_event(name, series=name) for name in NAMES]
+    events += [{"event": "message", "text": name} for name in NAMES]
+    start = {"event": "start", "task": "forecast", "source": NAMES[0], "series": 3}
+    scores = {name: {name: 1.0} for name in NAMES}
+    test = {"event": "test", "scores": scores, "windows": 3}
+    lines = [json.dumps(event) + "\n" for event in (start, test, *events)]
+    (run_dir / "metrics.jsonl").write_text("".join(lines))
+    train = {"target": list(NAMES), "past": [f"c{n}" for n in range(1000)]}
+    (run_dir / "config.json").write_text(json.dumps({"train": train}))
+    path = write_report(run_dir)
+    page = outline(path)
+    source = path.read_text(encoding="utf-8")
+    assert {"script", "img", "b"} & set(page.tags) == set()
+    assert page.tags.count("svg") == len(NAMES)
+    assert not any(name.startswith("on") for name in page.names)
+    assert len(page.ids) == len(set(page.ids))
+    assert not set("\0\x1b\u202e\ud800") & set(source)
+    assert "x" * 3000 not in source
+    assert "c18, c19 … (1,000 in all)" in page.text
+
+
+def test_the_best_evaluation_is_marked_and_stays_in_sight(report: Path) -> None:
+    source = report.read_text(encoding="utf-8")
+    rows = re.findall(r"<tr class=\"best\">(.*?)</tr>", source)
+    assert len(rows) == 1
+    assert "best" in rows[0]
+    assert re.search(r"tr\.best td \{[^}]*position: sticky; top: \d+px; bottom: 0;", source)
+
+
+def test_errors_of_each_target(run_dir: Path) -> None:
+    targets = [
+        {"target": name, "num_values": 1200, "mse": 4.0, "mae": 1.5, "seasonal_naive_mae": 2.5,
+         "by_step": [{"first": 1, "last": 1, "mae": 0.25}, {"first": 2, "last": 3, "mae": None}]}
+        for name in ("load <b>", "wind")
+    ]  # fmt: skip
+    test = {"event": "test", "scores": {"forecaster": {"mse": 4.0}}, "targets": targets}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(test) + "\n")
+    source = write_report(run_dir).read_text(encoding="utf-8")
+    assert "<th>step 1</th><th>steps 2–3</th>" in source
+    cells = "<td>1,200</td><td>4</td><td>1.5</td><td>2.5</td><td>0.25</td><td></td>"
+    assert f"<td>load &lt;b&gt;</td>{cells}" in source
+    assert f"<td>wind</td>{cells}" in source
+
+
+def test_a_section_that_fails_says_so_and_the_others_are_there(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charts, "_speed", lambda history: 1 / 0)
+    events = [{"event": "test", "scores": {"forecaster": 3}}]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    page = outline(write_report(run_dir))
+    assert "This chart could not be drawn: ZeroDivisionError" in page.text
+    assert "On the test part" in page.text
+    assert "This section could not be written: TypeError" in page.text
+    assert "Evaluations" in page.text
+
+
 def test_ids_are_unique_and_references_resolve(report: Path) -> None:
     source = report.read_text(encoding="utf-8")
     page = outline(report)
@@ -121,7 +194,7 @@ def test_charts_take_their_colours_from_the_page(report: Path) -> None:
 def test_axes_have_names_and_units(report: Path) -> None:
     source = report.read_text(encoding="utf-8")
     labels = set(re.findall(r"<text[^>]*>([^<]+)</text>", source))
-    assert {"tokens", "seconds", "bits/char", "tokens/s", "%", "learning rate"} <= labels
+    assert {"tokens", "seconds", "bits/char, log scale", "tokens/s", "%", "learning rate"} <= labels
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.95])

@@ -467,7 +467,7 @@ HEADER = "inference-header-content-length"
 
 
 def test_each_protocol_is_at_its_model_only(forecasts: Running, server: Running) -> None:
-    for path in ("/v1/models", "/v1/models/waves", "/"):
+    for path in ("/v1/models", "/v1/models/waves"):
         answer = forecasts.client.get(path)
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "not_a_text_model"

@@ -32,3 +32,42 @@ def test_the_page_writes_refuses_and_stops(server, width):
         page.get_by_text("the prompt has").wait_for(timeout=10_000)
         assert all(url.startswith(server.url) for url in asked), "nothing from elsewhere"
         browser.close()
+
+
+def test_typed_text_is_in_the_colour_of_text(server):
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(server.url + "/")
+        ink = page.evaluate("getComputedStyle(document.body).color")
+        for field in ("prompt", "length", "key", "count"):
+            found = page.evaluate(f"getComputedStyle(document.getElementById('{field}')).color")
+            assert found == ink, field
+        assert page.evaluate("document.activeElement.id") == "prompt"
+        selected = page.evaluate("document.getSelection().toString()")
+        assert selected == page.locator("#prompt").input_value() == "the ", "typing replaces it"
+        browser.close()
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_a_forecasters_page_opens_with_a_key(serve, plain_model, width):
+    server = serve(model=plain_model, keys=("secret-key",))
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        told, asked = [], []
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("console", lambda message: told.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(server.url + "/")
+        page.locator("#key").fill("wrong")
+        page.get_by_role("button").click()
+        page.get_by_text("does not know this key").wait_for(timeout=10_000)
+        page.locator("#key").fill("secret-key")
+        page.get_by_role("button").click()
+        page.get_by_text("What it takes").wait_for(timeout=10_000)
+        assert "waves" in page.inner_text("h1")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert told == []
+        assert all(url.startswith(server.url) for url in asked), "nothing from elsewhere"
+        browser.close()

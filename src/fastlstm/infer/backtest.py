@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from fastlstm.infer.forecasts import LEVELS, Calibration, quantiles_of, spread
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.metrics import QuantileScores, Scores
+from fastlstm.series.metrics import QuantileScores, Scores, StepErrors
 from fastlstm.series.naive import SeasonalNaive
 
 _DAY_US = 86_400_000_000
@@ -27,6 +29,7 @@ def backtest(
     is_scaled: bool = False,
     calibration: Calibration | None = None,
     quantiles: QuantileScores | None = None,
+    by_step: Mapping[str, StepErrors] | None = None,
 ) -> dict[str, Scores]:
     """Judges the forecasts of the windows that begin at `rows`.
 
@@ -41,6 +44,7 @@ def backtest(
         is_scaled: in standard deviations of the training rows.
         calibration: of the quantiles.
         quantiles: take the quantiles in, too.
+        by_step: take the errors in of the forecasts of that name, too.
 
     Returns:
         Scores of "forecaster", "naive" (the last present value) and "seasonal_naive" (the last
@@ -79,6 +83,8 @@ def backtest(
         }
         shift = 0.0 if is_scaled else mean
         plain = {name: answer * unit + shift for name, answer in answers.items()}
+        for name, errors in (by_step or {}).items():
+            errors.add(plain[name], target * unit + shift)
         for name, one in scores.items():
             one.add(plain[name], target * unit + shift, plain["naive"], scale)
             one.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())

@@ -78,6 +78,13 @@ class WindowForecaster:
         self.static = self._columns(stored.config.static)
         self.dtype = _dtype_of(stored)
 
+    def typical(self, column: str) -> float:
+        """Returns the mean of a column of numbers over the training rows, 0 where not known."""
+        stored = self._stored
+        means = dict(zip(stored.fit.columns, stored.scaler.mean.tolist(), strict=True))
+        statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
+        return float({**means, **dict(statics)}.get(column, 0.0))
+
     def _columns(self, names: tuple[str, ...]) -> Columns:
         known = self._stored.fit.categories
         codes = {

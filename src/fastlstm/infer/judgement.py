@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from fastlstm.infer.forecaster_files import StoredForecaster
 from fastlstm.infer.forecasts import forecast
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.metrics import QuantileScores
+from fastlstm.series.metrics import QuantileScores, StepErrors
 from fastlstm.series.naive import seasonal_error
 from fastlstm.series.splits import Split
 from fastlstm.series.window_index import read_windows
@@ -24,6 +25,8 @@ MAX_WINDOWS = 20_000
 _INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _PICTURES = 4
+_LEAST_PAST = 48
+"""Steps before a forecast that are shown, where the network reads so many."""
 
 
 def judge(
@@ -48,12 +51,21 @@ def _report(
     season: int,
     scores: QuantileScores,
     is_scaled: bool = False,
+    by_step: Mapping[str, StepErrors] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns what `judge` does; `scores` hold all of the quantiles."""
+    """Returns what `judge` does; `scores` hold all of the quantiles, `by_step` each target's."""
     num_targets = stored.network.config.num_targets
     error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     found = backtest(
-        stored.network, inputs, rows, season, error, is_scaled, stored.calibration, scores
+        stored.network,
+        inputs,
+        rows,
+        season,
+        error,
+        is_scaled,
+        stored.calibration,
+        scores,
+        by_step=by_step,
     )
     report = {name: one.result() for name, one in found.items()}
     if scores.num_values:
@@ -80,16 +92,57 @@ def test_events(
         return [{"event": "message", "level": "info", "text": text}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
     curve = QuantileScores((), _CURVE)
-    scores = _report(stored, inputs, split, rows, season, curve)
+    makers = ("forecaster", "seasonal_naive")
+    by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in makers}
+    scores = _report(stored, inputs, split, rows, season, curve, by_step=by_step)
     for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
     about = {"windows": len(rows), "of_windows": len(index), "season": season}
+    targets = _target_errors(dataset.roles.target, by_step, sizes.horizon)
     observed = list(curve.coverage().values())
     return [
-        {"event": "test", "scores": scores, **about},
+        {"event": "test", "scores": scores, "targets": targets, **about},
         {"event": "calibration", "levels": list(_CURVE), "observed": observed},
         *_pictures(stored, dataset, inputs, index.rows(_PICTURES)),
     ]
+
+
+def _quarters(horizon: int) -> list[tuple[int, int]]:
+    """Returns the first and last steps of the quarters of a horizon; fewer where it is short."""
+    ends = sorted({horizon * quarter // 4 for quarter in range(5)})
+    return [(first + 1, last) for first, last in itertools.pairwise(ends)]
+
+
+def _target_errors(
+    names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
+) -> list[dict[str, Any]]:
+    """Returns the errors of each target in its unit, and how they grow with the step ahead."""
+    ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
+    return [
+        {
+            "target": name,
+            **ours.result(number),
+            "seasonal_naive_mae": naive.result(number).get("mae"),
+            "by_step": [
+                {"first": first, "last": last, "mae": ours.result(number, first, last).get("mae")}
+                for first, last in _quarters(horizon)
+            ],
+        }
+        for number, name in enumerate(names)
+    ]
+
+
+def _times(dataset: SeriesDataset, rows: range) -> list[str] | None:
+    """Returns the times of neighbouring rows as ISO 8601, None where rows are counted."""
+    if not dataset.has_clock:
+        return None
+    segments = dataset.table.segments
+    segment = int(segments.of_rows(np.array([rows[0]]))[0])
+    first = rows[0] - int(segments.first_rows[segment])
+    start = int(segments.start_times[segment])
+    times = dataset.frequency.after(start, first + len(rows))[first:]
+    unit: Literal["s", "us"] = "us" if (times % 1_000_000).any() else "s"
+    return [str(time) for time in np.datetime_as_string(times.astype("datetime64[us]"), unit=unit)]
 
 
 def _pictures(
@@ -97,7 +150,7 @@ def _pictures(
 ) -> list[dict[str, Any]]:
     """Returns some forecasts with what came, of one target each, in units of the table."""
     sizes, scaler = stored.network.config, stored.scaler
-    shown = min(sizes.input_size, 2 * sizes.horizon)
+    shown = min(sizes.input_size, max(_LEAST_PAST, 2 * sizes.horizon))
     levels = (0.1, 0.9)
     ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
     center, _ = next(forecast(stored.network, inputs, rows))
@@ -114,12 +167,17 @@ def _pictures(
             "actual": target[n, :, c],
         }
         std, mean = float(scaler.std[c]), float(scaler.mean[c])
+        first = int(rows[n]) + sizes.input_size
         plain = {name: (curve.double() * std + mean).tolist() for name, curve in curves.items()}
         events.append(
             {
                 "event": "forecast",
                 "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
                 "target": dataset.roles.target[c],
+                "times": _times(dataset, range(first - shown, first + sizes.horizon)),
+                "time_zone": dataset.time_zone
+                if dataset.is_wall or not dataset.time_zone
+                else "UTC",
                 "past": past[n, :, c].tolist(),
                 **plain,
             }

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fastlstm.errors import MissingExtraError
 from fastlstm.report.drawing import Chart, Curve, draw
 from fastlstm.report.forecast_charts import forecast_charts
 from fastlstm.report.history import History, number, series
+from fastlstm.report.markup import failure_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+
+_LEAST_SHARE = 1.0
+"""Percent; curves that stay below it are a chart with nothing in it."""
 
 
 def draw_charts(history: History) -> list[Chart]:
-    """Returns the charts that the history has points for.
+    """Returns the charts that the history has points for; one that fails says why.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -22,33 +27,32 @@ def draw_charts(history: History) -> list[Chart]:
     if not history.steps and not history.forecasts:
         return []
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
             "charts need matplotlib; install it with: pip install matplotlib"
         ) from error
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fastlstm",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.unicode_minus": False,
-    }
     is_text = not history.is_forecast
     by_text = "tokens" if is_text else "step"
-    with matplotlib.rc_context(settings):
-        charts = [
-            *forecast_charts(history),
-            _quality(history, by_text, f"Quality by {'text read' if is_text else 'steps'}"),
-            _quality(history, "elapsed_s", "Quality by time"),
-            _speed(history),
-            _ceiling(history),
-            _learning_rate(history, by_text),
-            _gradient(history, by_text),
-        ]
+    by = f"Quality by {'text read' if is_text else 'steps'}"
+    makers: list[tuple[str, Callable[[], Chart | None]]] = [
+        *forecast_charts(history),
+        (by, partial(_quality, history, by_text, by)),
+        ("Quality by time", partial(_quality, history, "elapsed_s", "Quality by time")),
+        ("Throughput", partial(_speed, history)),
+        ("Share of the ceiling", partial(_ceiling, history)),
+        ("Learning rate", partial(_learning_rate, history, by_text)),
+        ("Gradient norm", partial(_gradient, history, by_text)),
+    ]
+    charts = [_made(title, make) for title, make in makers]
     return [chart for chart in charts if chart is not None]
+
+
+def _made(title: str, make: Callable[[], Chart | None]) -> Chart | None:
+    try:
+        return make()
+    except Exception as error:  # a chart is worth less than the run it is of
+        return Chart(title, f"This chart could not be drawn: {failure_text(error)}", "")
 
 
 def _quality(history: History, x_key: str, title: str) -> Chart | None:
@@ -62,22 +66,10 @@ def _quality(history: History, x_key: str, title: str) -> Chart | None:
         Curve(evals_x, evals_y, "validation", "a", is_dotted=True),
     ]
     unit = {"tokens": "tokens", "step": "steps"}.get(x_key, "time")
-    top = _top(steps_x, [*steps_y], evals_y)
     what = "loss" if history.is_forecast else "bits/char"
     caption = "Loss" if history.is_forecast else "Bits per character"
-    svg = draw(curves, title, unit, what, top=top, name=f"quality-{unit}")
+    svg = draw(curves, title, unit, what, may_be_log=True, name=f"quality-{unit}")
     return Chart(title, f"{caption}; lower is better.", svg)
-
-
-def _top(x: Sequence[float], steps: list[float], evals: Sequence[float]) -> float | None:
-    """Cuts off the plunge of the first steps, which would press the rest flat."""
-    everything = [*steps, *evals]
-    if len(x) < 10 or not everything:
-        return None
-    start = x[0] + 0.04 * (x[-1] - x[0])
-    later = [y for at, y in zip(x, steps, strict=True) if at >= start]
-    low, high = min(everything), max([*later, *evals])
-    return low + 1.08 * (high - low) if high > low else None
 
 
 def _speed(history: History) -> Chart | None:
@@ -91,6 +83,7 @@ def _speed(history: History) -> Chart | None:
 
 
 def _ceiling(history: History) -> Chart | None:
+    """Without a share of the ceiling, as of forecasters, what is left is the waiting for input."""
     curves = []
     for key, label, colour in (
         ("ceiling_share", "share of ceiling", "a"),
@@ -99,8 +92,11 @@ def _ceiling(history: History) -> Chart | None:
         x, y = series(history.steps, "elapsed_s", key)
         if len(x) > 1:
             curves.append(Curve(x, [100 * value for value in y], label, colour))
-    if not curves:
+    if not curves or max(y for curve in curves for y in curve.y) < _LEAST_SHARE:
         return None
+    if curves[0].label == "input wait":
+        svg = draw(curves, "Input wait", "time", "% of time", bottom=0.0, name="ceiling")
+        return Chart("Input wait", "Share of the time spent waiting for input.", svg)
     peak = number(history.start, "ceiling_gflops")
     of = f" of {peak:,.0f} GFLOP/s" if peak else ""
     svg = draw(curves, "Share of the ceiling", "time", "%", bottom=0.0, name="ceiling")
@@ -116,15 +112,14 @@ def _learning_rate(history: History, x_key: str) -> Chart | None:
     curves = [Curve(x, y, "learning rate", "a")]
     unit = "steps" if x_key == "step" else x_key
     svg = draw(curves, "Learning rate", unit, "learning rate", bottom=0.0, name="rate")
-    return Chart("Learning rate", "Warm-up, plateau, cooldown.", svg)
+    return Chart("Learning rate", "Of each step.", svg)
 
 
 def _gradient(history: History, x_key: str) -> Chart | None:
     x, y = series(history.steps, x_key, "grad_norm")
     if len(x) < 2:
         return None
-    top = _top(x, y, [])
     curves = [Curve(x, y, "gradient norm", "a")]
     unit = "steps" if x_key == "step" else x_key
-    svg = draw(curves, "Gradient norm", unit, "norm", bottom=0.0, top=top, name="gradient")
+    svg = draw(curves, "Gradient norm", unit, "norm", may_be_log=True, name="gradient")
     return Chart("Gradient norm", "Global norm before clipping.", svg)

@@ -7,19 +7,38 @@ it is imported when a chart is drawn, with the Agg canvas: no display is needed 
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
+
+from fastlstm.report.markup import visible
 
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
-_SIZE_INCHES = (6.2, 3.1)
+_SIZE_INCHES = (5.4, 2.9)
+_LOG_RATIO = 2.0
+"""A curve whose ends are further apart than this is shown on a logarithmic axis."""
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fastlstm",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": False,
+    "text.usetex": False,
+    "text.parse_math": False,  # a column may be called $x$
+}
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: heading, one sentence under it, and the SVG."""
+    """A drawn chart: heading, one sentence under it, and the SVG; empty where drawing failed."""
 
     title: str
     caption: str
@@ -28,9 +47,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined by a line; colours are ink, muted, a and b."""
+    """Points joined by a line; colours are ink, muted, a and b; x may be times."""
 
-    x: Sequence[float]
+    x: Sequence[Any]
     y: Sequence[float]
     label: str
     colour: str
@@ -39,11 +58,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """An area between two curves."""
+    """An area between two curves; x may be times."""
 
-    x: Sequence[float]
+    x: Sequence[Any]
     low: Sequence[float]
     high: Sequence[float]
+    label: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no point with two ends."""
+        ends = zip(self.low, self.high, strict=True)
+        return not any(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
 
 def draw(
@@ -53,60 +79,132 @@ def draw(
     y_label: str,
     *,
     name: str,
-    top: float | None = None,
     bottom: float | None = None,
     left: float | None = 0.0,
+    may_be_log: bool = False,
     band: Band | None = None,
 ) -> str:
-    """Returns the SVG of curves over tokens, steps or time.
+    """Returns the SVG of curves over tokens, steps or time; every point of them is inside.
 
     Args:
         curves: what to draw.
         title: for readers of screens.
-        x_unit: label below; time is shown in seconds, minutes or hours.
+        x_unit: label below; "time" is of seconds, shown in seconds, minutes or hours; "date" is of
+            `datetime`, shown as such.
         y_label: label at the left.
         name: makes the ids of the SVG unique in a page.
-        top: upper end of the values shown.
-        bottom: lower end.
+        bottom: lower end of the values shown.
         left: where the x axis begins; None leaves it to the curves.
+        may_be_log: take a logarithmic axis, and say so, where all values are positive and the
+            highest is more than twice the lowest.
         band: an area behind them.
     """
+    with _settings():
+        figure, axes = _new_figure()
+        if band is not None and not band.is_empty:
+            _add_band(axes, band)
+        for curve in curves:
+            _add_curve(axes, curve)
+        _label_x(axes, curves, x_unit)
+        _label_y(axes, curves, visible(y_label), may_be_log)
+        _style_axes(axes)
+        axes.set_xlim(left=left)
+        if bottom is not None:
+            highest = max((y for curve in curves for y in curve.y), default=1.0)
+            axes.set_ylim(bottom, 1.12 * highest or 1.0)
+        handles = axes.get_legend_handles_labels()[0]
+        if len(handles) > 1:
+            _add_legend(axes, len(handles))
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return _embed(buffer.getvalue(), name, title)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's browser has its own fonts
+        yield
+
+
+def _new_figure() -> tuple[Any, Any]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasSVG(figure)
-    axes: Any = figure.add_subplot()
-    if band is not None:
-        colour = _COLOURS["a"]
-        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
-    for curve in curves:
-        width = 1.9 if curve.colour == "a" else 1.2
-        mark = {"marker": "o", "markersize": 3.2} if curve.is_dotted else {}
-        colour = _COLOURS[curve.colour]
-        axes.plot(curve.x, curve.y, color=colour, linewidth=width, label=curve.label, **mark)
-    divisor, x_label = _time_scale(curves) if x_unit == "time" else (1.0, x_unit)
-    _style_axes(axes, x_label, y_label, divisor)
-    axes.set_xlim(left=left)
-    if bottom is not None:
-        highest = max((y for curve in curves for y in curve.y), default=1.0)
-        axes.set_ylim(bottom, 1.12 * highest or 1.0)
-    if top is not None:
-        axes.set_ylim(top=top)
-    if len(curves) > 1:
-        # Above the plot: no curve can run through it.
-        axes.legend(
-            frameon=False,
-            labelcolor=_COLOURS["ink"],
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=len(curves),
-            borderaxespad=0,
-            fontsize=9,
-        )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _embed(buffer.getvalue().decode("utf-8"), name, title)
+    return figure, figure.add_subplot()
+
+
+def _add_band(axes: Any, band: Band) -> None:
+    style = {"color": _COLOURS["a"], "alpha": 0.18, "linewidth": 0, "label": band.label}
+    if len(band.x) > 1:
+        axes.fill_between(band.x, band.low, band.high, **style)
+    else:  # an area of no width would not be seen
+        axes.vlines(band.x, band.low, band.high, **{**style, "linewidth": 9})
+
+
+def _add_curve(axes: Any, curve: Curve) -> None:
+    """A point without neighbours is no line: it gets a mark."""
+    width = 1.9 if curve.colour == "a" else 1.2
+    has_gaps = any(math.isnan(y) for y in curve.y)
+    marked = curve.is_dotted or has_gaps or len(curve.x) == 1
+    mark = {"marker": "o", "markersize": 3.2 if curve.is_dotted else 2.2} if marked else {}
+    colour = _COLOURS[curve.colour]
+    axes.plot(curve.x, curve.y, color=colour, linewidth=width, label=curve.label, **mark)
+
+
+def _add_legend(axes: Any, count: int) -> None:
+    """Stands above the plot: no curve can run through it."""
+    axes.legend(
+        frameon=False,
+        labelcolor=_COLOURS["ink"],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=count,
+        borderaxespad=0,
+        fontsize=9,
+    )
+
+
+def _label_x(axes: Any, curves: Sequence[Curve], unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if unit == "date":
+        import matplotlib.dates
+
+        dates: Any = matplotlib.dates
+        locator = dates.AutoDateLocator(minticks=3, maxticks=8)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+        axes.xaxis.get_offset_text().set_color(_COLOURS["muted"])
+        return
+    divisor, label = _time_scale(curves) if unit == "time" else (1.0, unit)
+    axes.set_xlabel(label, color=_COLOURS["muted"])
+    steps: list[float] = [1, 2, 3, 5, 6, 10] if divisor == 60.0 else [1, 2, 2.5, 5, 10]
+    axes.xaxis.set_major_locator(_scaled_locator(MaxNLocator, divisor, steps, unit != "time"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x / divisor)))
+
+
+def _label_y(axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    values = [y for curve in curves for y in curve.y if math.isfinite(y)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if may_be_log and 0 < low * _LOG_RATIO < high:
+        axes.set_yscale("log")
+        decades = math.log10(high / low)
+        fine = (1, 1.5, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+        axes.yaxis.set_major_locator(LogLocator(subs=fine, numticks=9))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.tick_params(axis="y", which="minor", length=0)
+        label = f"{label}, log scale"
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: tick_text(y)))
+    axes.set_ylabel(label, color=_COLOURS["muted"])
 
 
 def _time_scale(curves: Sequence[Curve]) -> tuple[float, str]:
@@ -116,32 +214,23 @@ def _time_scale(curves: Sequence[Curve]) -> tuple[float, str]:
     return (60.0, "minutes") if longest > 180 else (1.0, "seconds")
 
 
-def _style_axes(axes: Any, x_label: str, y_label: str, divisor: float) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set_xlabel(x_label, color=_COLOURS["muted"])
-    axes.set_ylabel(y_label, color=_COLOURS["muted"])
+def _style_axes(axes: Any) -> None:
     axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9, pad=5)
     axes.grid(axis="y", color=_COLOURS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_COLOURS["grid"])
     axes.spines["left"].set_visible(False)
-    steps: list[float] = [1, 2, 3, 5, 6, 10] if divisor == 60.0 else [1, 2, 2.5, 5, 10]
-    axes.xaxis.set_major_locator(_scaled_locator(MaxNLocator, divisor, steps))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x / divisor)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: tick_text(y)))
 
 
-def _scaled_locator(base: Any, divisor: float, steps: list[float]) -> Any:
-    """Ticks at round numbers of the shown unit while the data stay in seconds."""
+def _scaled_locator(base: Any, divisor: float, steps: list[float], is_count: bool) -> Any:
+    """Ticks at round numbers of the shown unit while the data stay in seconds; counts are whole."""
 
     class Locator(base):  # type: ignore[misc]
         def tick_values(self, vmin: float, vmax: float) -> Any:
             return super().tick_values(vmin / divisor, vmax / divisor) * divisor
 
-    return Locator(nbins=6, steps=steps)
+    return Locator(nbins=6, steps=steps, integer=is_count)
 
 
 def tick_text(value: float) -> str:
@@ -152,19 +241,33 @@ def tick_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _embed(svg: str, name: str, title: str) -> str:
-    """Makes a standalone SVG fit to stand in a page beside others, in the page's colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\n?", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = svg.replace("url(#", f"url(#{name}-")
-    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg)
+def _embed(svg: bytes, name: str, title: str) -> str:
+    """Makes a standalone SVG fit to stand in a page beside others, in the page's colours.
+
+    Only attributes are rewritten: text may say whatever it likes.
+    """
+    root = ElementTree.fromstring(svg)
+    for parent in root.iter():
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        found = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+        element.attrib.clear()
+        element.attrib.update({key: _rewritten(key, found[key], name) for key in found})
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.attrib.update({"role": "img", "aria-label": visible(title)})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _rewritten(key: str, value: str, name: str) -> str:
+    if key == "id":
+        return f"{name}-{value}"
+    if key == "href":
+        return value.replace("#", f"#{name}-", 1)
+    value = value.replace("url(#", f"url(#{name}-")
     for variable, colour in _COLOURS.items():
-        svg = svg.replace(colour, f"var(--{variable})")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]+"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]+"', r"\1", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+        value = value.replace(colour, f"var(--{variable})")
+    return re.sub(r"font: ([\d.]+)px [^;]+", r"font-size: \1px", value)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.report.drawing import Band, Chart, Curve, draw
+from fastlstm.report.markup import name_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastlstm.report.history import Event, History
 
+_CALIBRATION = "Calibration of the intervals"
+_MAX_LABEL = 24
+"""Characters beside an axis."""
 
-def forecast_charts(history: History) -> list[Chart]:
-    """Returns charts of the test part: forecasts, and the calibration of the intervals."""
-    found = [_forecast(event, number) for number, event in enumerate(history.forecasts)]
-    return [chart for chart in (*found, _calibration(history.calibration)) if chart is not None]
+
+def forecast_charts(history: History) -> list[tuple[str, Callable[[], Chart | None]]]:
+    """Returns what draws the charts of the test part, by title: forecasts, and the calibration."""
+    return [
+        *(
+            (_title(event), partial(_forecast, event, number))
+            for number, event in enumerate(history.forecasts)
+        ),
+        (_CALIBRATION, partial(_calibration, history.calibration)),
+    ]
+
+
+def _title(event: Event) -> str:
+    of = f" of {name_text(event['series'])}" if event.get("series") is not None else ""
+    return f"Forecast of {name_text(event.get('target'))}{of}"
 
 
 def _numbers(event: Event, key: str) -> list[float]:
@@ -27,16 +46,33 @@ def _forecast(event: Event, number: int) -> Chart | None:
     actual, center, low, high = ahead
     if not past or not center or len({len(values) for values in ahead}) > 1:
         return None
-    before, steps = list(range(1 - len(past), 1)), list(range(1, len(center) + 1))
+    times = _times(event, len(past) + len(center))
+    x: list[Any] = times or list(range(1 - len(past), len(center) + 1))
+    band = Band(x[len(past) :], low, high, "80 % interval")
     curves = [
-        Curve([*before, *steps], [*past, *actual], "what came", "muted"),
-        Curve(steps, center, "forecast", "a"),
+        Curve(x, [*past, *actual], "what came", "muted"),
+        Curve(x[len(past) :], center, "forecast", "a"),
     ]
-    target, who = event.get("target"), event.get("series")
-    name = f"{target} of {who}" if who is not None else f"{target}"
-    band = Band(steps, low, high)
-    svg = draw(curves, name, "steps", str(target), name=f"forecast-{number}", left=None, band=band)
-    return Chart(f"Forecast of {name}", "A window of the test part, with the 80 % interval.", svg)
+    title, label = _title(event), name_text(event.get("target"))
+    label = label if len(label) <= _MAX_LABEL else label[:_MAX_LABEL] + "…"
+    unit = "date" if times else "steps from the start of the forecast"
+    svg = draw(curves, title, unit, label, name=f"forecast-{number}", left=None, band=band)
+    zone = f" Times are of {name_text(event['time_zone'])}." if event.get("time_zone") else ""
+    interval = (
+        "no interval: validation has too few values" if band.is_empty else "its 80 % interval"
+    )
+    return Chart(title, f"A window of the test part, with {interval}.{zone}", svg)
+
+
+def _times(event: Event, count: int) -> list[datetime]:
+    """Returns the times of a forecast's rows; none where rows are counted."""
+    written = event.get("times")
+    if not isinstance(written, list) or len(written) != count:
+        return []
+    try:
+        return [datetime.fromisoformat(time) for time in written]
+    except (TypeError, ValueError):  # years beyond 9999
+        return []
 
 
 def _calibration(event: Event | None) -> Chart | None:
@@ -48,6 +84,6 @@ def _calibration(event: Event | None) -> Chart | None:
         Curve([0.0, 100.0], [0.0, 100.0], "as promised", "muted"),
         Curve(promised, held, "observed", "a", is_dotted=True),
     ]
-    title = "Calibration of the intervals"
-    svg = draw(curves, title, "interval, %", "values within, %", name="calibration", bottom=0.0)
+    title = _CALIBRATION
+    svg = draw(curves, title, "interval, %", "values within, %", name="calibration")
     return Chart(title, "Share of the test values within intervals of each level.", svg)

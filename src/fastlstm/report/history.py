@@ -79,7 +79,7 @@ class History:
 
     def tokens_at(self, step: float) -> float | None:
         """Returns the tokens trained on at a step, from the nearest progress line at or before."""
-        known = [(event["step"], event["tokens"]) for event in self.steps if "tokens" in event]
+        known = [(event["step"], event["tokens"]) for event in self.steps if _has(event, "tokens")]
         if not known:
             return None
         index = bisect_right([at for at, _ in known], step) - 1

@@ -1,14 +1,14 @@
 """`write_report(run_dir)`: numbers, charts, samples and settings of a run as report.html.
 
-One file, no script, nothing loaded from elsewhere. It can be written at any moment of a run, also
-from a half-written metrics.jsonl. Everything that comes from the run is HTML-escaped.
+One file, no script, nothing loaded from elsewhere, and a policy that forbids both. It can be
+written at any moment of a run, also from a half-written metrics.jsonl. Everything that comes from
+the run goes through `markup.to_html`. A section or chart that fails says so in its place.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
-from html import escape
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,14 @@ from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
 from fastlstm.report.lines import score_form
+from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
 from fastlstm.storage import write_file
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""Styles stand in the page and in its charts; nothing else is needed."""
+_MAX_LISTED = 20
+"""Names shown of a list."""
 OPEN_SAMPLES = 2
 """Newest samples shown at once; older ones are behind a fold."""
 
@@ -45,35 +50,35 @@ def write_report(run_dir: Path) -> Path:
 def page(run_dir: Path, history: History) -> str:
     """Returns the HTML of a report."""
     name = run_dir.resolve().name
-    sections = [
-        _head(name, history),
-        _numbers(history),
-        _test(history),
-        _charts(history),
-        _samples(history),
-        _evaluations(history),
-        _kernels(history),
-        _settings(_config(run_dir), history),
-        _notes(history),
+    sections: list[tuple[str, Callable[[], str]]] = [
+        ("Run", lambda: _head(name, history)),
+        ("Numbers", lambda: _numbers(history)),
+        ("On the test part", lambda: _test(history)),
+        ("Charts", lambda: _charts(history)),
+        ("Samples", lambda: _samples(history)),
+        ("Evaluations", lambda: _evaluations(history)),
+        ("Kernels", lambda: _kernels(history)),
+        ("Settings", lambda: _settings(_config(run_dir), history)),
+        ("Notes", lambda: _notes(history)),
     ]
-    body = "\n".join(section for section in sections if section)
+    made = [_made(title, make) for title, make in sections]
+    body = "\n".join(section for section in made if section)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(name)} · fastlstm</title>\n<style>{CSS}</style>\n</head>\n"
+        f"<title>{to_html(name)} · fastlstm</title>\n<style>{CSS}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n<footer>Written by fastlstm from metrics.jsonl.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
 
 
-def _text(value: object, keep: str = "") -> str:
-    """Escapes for HTML and drops control characters, of which `keep` may stay."""
-    clean = "".join(
-        char
-        for char in str(value)
-        if char in keep or unicodedata.category(char) not in ("Cc", "Cs")
-    )
-    return escape(clean)
+def _made(title: str, make: Callable[[], str]) -> str:
+    try:
+        return make()
+    except Exception as error:  # a section is worth less than the page, and than the run it is of
+        text = to_html(f"This section could not be written: {failure_text(error)}")
+        return f'<h2>{title}</h2>\n<p class="quiet">{text}</p>'
 
 
 def _head(name: str, history: History) -> str:
@@ -85,8 +90,8 @@ def _head(name: str, history: History) -> str:
         parts.append(f"{start['device']}, {start.get('precision', '')}".rstrip(", "))
     lead = " · ".join(part for part in parts if part)
     return (
-        f'<p class="eyebrow">fastlstm training run</p>\n<h1>{_text(name)}</h1>\n'
-        f'<p class="lead">{_text(lead)}</p>\n{_state(history)}'
+        f'<p class="eyebrow">fastlstm training run</p>\n<h1>{to_html(name)}</h1>\n'
+        f'<p class="lead">{to_html(clipped(lead, MAX_TEXT))}</p>\n{_state(history)}'
     )
 
 
@@ -101,7 +106,7 @@ def _state(history: History) -> str:
     if history.end is not None:
         reason = str(history.end.get("reason", ""))
         kind, word = ("warn", "") if "stopped" in reason else ("good", "Finished: ")
-        return f'<p class="state {kind}">{_text(word + reason)}</p>'
+        return f'<p class="state {kind}">{to_html(word + reason)}</p>'
     if not history.steps:
         return '<p class="state warn">No steps recorded yet</p>'
     done = number(history.steps[-1], "progress")
@@ -130,35 +135,76 @@ def _numbers(history: History) -> str:
 
 def _test(history: History) -> str:
     """The forecaster's errors beside those of naive forecasts."""
-    scores = (history.test or {}).get("scores")
+    test = history.test or {}
+    scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
     names = list(dict.fromkeys(key for found in scores.values() for key in found))
-    head = "".join(f"<th>{_text(name)}</th>" for name in ("", *names))
-    rows = "".join(
-        f"<tr{' class=best' if who == 'forecaster' else ''}><td>{_text(who.replace('_', ' '))}</td>"
-        + "".join(f"<td>{_figure_text(found, name, score_form(name))}</td>" for name in names)
-        + "</tr>"
+    rows = [
+        [name_text(who).replace("_", " ")]
+        + [_figure_text(found, name, score_form(name)) for name in names]
         for who, found in scores.items()
-    )
-    assert history.test is not None
-    windows, of_windows = (number(history.test, k) or 0 for k in ("windows", "of_windows"))
+    ]
+    best = list(scores).index("forecaster") if "forecaster" in scores else None
+    windows, of_windows = (number(test, key) or 0 for key in ("windows", "of_windows"))
     share = f" of {of_windows:,.0f}" if of_windows > windows else ""
     note = (
-        f"{windows:,.0f}{share} windows of the test part, in units of the table. All figures are of"
-        " the same num_values targets."
+        f"{windows:,.0f}{share} windows of the test part, all targets together, in units of the"
+        " table. Lower is better; a coverage should be near its level."
+    )
+    heads = ["", *(name_text(name) for name in names)]
+    table = _table(heads, rows, best)
+    return f"<h2>On the test part</h2>\n{_note(note)}\n{table}{_targets(test)}"
+
+
+def _targets(test: Event) -> str:
+    """The errors of each target, and how they grow with the step ahead."""
+    targets = test.get("targets")
+    if not isinstance(targets, list) or not targets:
+        return ""
+    figures = ("num_values", "mse", "mae", "seasonal_naive_mae")
+    rows = [
+        [name_text(event["target"])]
+        + [_figure_text(event, name, score_form(name)) for name in figures]
+        + [_figure_text(part, "mae", ".4g") for part in event["by_step"]]
+        for event in targets
+    ]
+    heads = ["target", "num_values", "mse", "mae", "seasonal naive mae"]
+    heads += [_steps_text(part) for part in targets[0]["by_step"]]
+    note = _note("Each target in its own unit; on the right the mae by how many steps ahead.")
+    return f"\n<h3>By target</h3>\n{note}\n{_table(heads, rows)}"
+
+
+def _steps_text(part: Event) -> str:
+    first, last = part["first"], part["last"]
+    return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def _note(text: str) -> str:
+    return f'<p class="quiet">{to_html(text)}</p>'
+
+
+def _table(heads: list[str], rows: list[list[str]], best: int | None = None) -> str:
+    """Returns a table that scrolls where it is long; the best row stays in sight."""
+
+    def line(cells: list[str], tag: str) -> str:
+        return "".join(f"<{tag}>{to_html(cell)}</{tag}>" for cell in cells)
+
+    kinds = [' class="best"' if index == best else "" for index in range(len(rows))]
+    body = "".join(
+        f"<tr{kind}>{line(row, 'td')}</tr>" for kind, row in zip(kinds, rows, strict=True)
     )
     return (
-        f'<h2>On the test part</h2>\n<p class="quiet">{_text(note)}</p>\n'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f'<div class="scroll"><table><thead><tr>{line(heads, "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
 def _number(label: str, value: str, unit: str, note: str) -> str:
     return (
-        f'<div class="number"><p class="label">{_text(label)}</p><p class="value">{_text(value)} '
-        f'<span class="unit">{_text(unit)}</span></p><p class="note">{_text(note)}</p></div>'
+        f'<div class="number"><p class="label">{to_html(label)}</p>'
+        f'<p class="value">{to_html(value)} <span class="unit">{to_html(unit)}</span></p>'
+        f'<p class="note">{to_html(note)}</p></div>'
     )
 
 
@@ -179,14 +225,14 @@ def _charts(history: History) -> str:
     try:
         charts = draw_charts(history)
     except MissingExtraError as error:
-        return f'<h2>Charts</h2>\n<p class="quiet">{_text(error)}</p>'
+        return f'<h2>Charts</h2>\n<p class="quiet">{to_html(error)}</p>'
     if not charts:
         return ""
-    return f'<h2>Course of the run</h2>\n<div class="charts">{"".join(map(_figure, charts))}</div>'
+    return f'<h2>Charts</h2>\n<div class="charts">{"".join(map(_figure, charts))}</div>'
 
 
 def _figure(chart: Chart) -> str:
-    caption = f"<h3>{_text(chart.title)}</h3><p>{_text(chart.caption)}</p>"
+    caption = f"<h3>{to_html(chart.title)}</h3><p>{to_html(chart.caption)}</p>"
     return f"<figure><figcaption>{caption}</figcaption>{chart.svg}</figure>\n"
 
 
@@ -202,22 +248,19 @@ def _samples(history: History) -> str:
 
 def _sample(event: Event) -> str:
     at = _at(event) if number(event, "step") is not None else "sample"
-    text = _text(event["text"], keep="\n\t")
-    return f'<div class="sample"><h3>{_text(at)}</h3><pre>{text}</pre></div>\n'
+    text = to_html(event["text"], keep="\r\n\t")
+    return f'<div class="sample"><h3>{to_html(at)}</h3><pre>{text}</pre></div>\n'
 
 
 def _evaluations(history: History) -> str:
     if not history.evals:
         return ""
     shown = [column for column in _COLUMNS if any(column.key in e for e in history.evals)]
-    columns = ("step", "split", *(column.title for column in shown), "time", "")
-    head = "".join(f"<th>{column}</th>" for column in columns)
     best = history.best
-    rows = "".join(_evaluation(event, event is best, shown) for event in history.evals)
-    return (
-        f'<h2>Evaluations</h2>\n<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    place = next((n for n, event in enumerate(history.evals) if event is best), None)
+    heads = ["step", "split", *(column.title for column in shown), "time", ""]
+    rows = [_evaluation(event, event is best, shown) for event in history.evals]
+    return f"<h2>Evaluations</h2>\n{_table(heads, rows, place)}"
 
 
 class _Column(NamedTuple):
@@ -234,18 +277,16 @@ _COLUMNS = (
 )
 
 
-def _evaluation(event: Event, is_best: bool, shown: list[_Column]) -> str:
+def _evaluation(event: Event, is_best: bool, shown: list[_Column]) -> list[str]:
     elapsed = number(event, "elapsed_s")
     split = str(event.get("split", "valid"))
-    cells = [
+    return [
         f"{event['step']:,.0f}",
         {"valid": "validation"}.get(split, split),
         *(_figure_text(event, column.key, column.form) for column in shown),
         " ".join(_duration(elapsed)) if elapsed is not None else "",
+        "best" if is_best else "",
     ]
-    row = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-    kind, mark = (' class="best"', "best") if is_best else ("", "")
-    return f'<tr{kind}>{row}<td class="mark">{mark}</td></tr>'
 
 
 def _figure_text(event: Event, key: str, form: str = ".4f") -> str:
@@ -259,7 +300,7 @@ def _kernels(history: History) -> str:
         return ""
     why = history.start.get("precision_why")
     note = f"precision {history.start.get('precision', '')}: {why}\n" if why else ""
-    text = _text(note + "\n".join(str(line) for line in lines), keep="\n")
+    text = to_html(note + "\n".join(str(line) for line in lines), keep="\n")
     return f"<h2>Kernels</h2>\n<pre>{text}</pre>"
 
 
@@ -296,7 +337,7 @@ def _settings(config: dict[str, Any], history: History) -> str:
     }
     merged = {**config, **resolved, **facts}
     rows = "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(_setting(value))}</dd></div>"
+        f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
         for name, value in merged.items()
         if value not in (None, [])
     )
@@ -309,7 +350,8 @@ def _setting(value: Any) -> str:
     if isinstance(value, int) and value >= 10_000:
         return f"{value:,}"
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        more = f" … ({len(value):,} in all)" if len(value) > _MAX_LISTED else ""
+        return ", ".join(map(name_text, value[:_MAX_LISTED])) + more
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -322,5 +364,7 @@ def _notes(history: History) -> str:
             text, is_warning = f"step {step:,.0f}: " + " · ".join(p for p in parts if p), True
         else:
             text, is_warning = str(event.get("text") or ""), event.get("level") == "warning"
-        rows.append(f"<li{' class=warn' if is_warning else ''}>{_text(text)}</li>")
+        rows.append(
+            f"<li{' class=warn' if is_warning else ''}>{to_html(clipped(text, MAX_TEXT))}</li>"
+        )
     return f"<h2>Notes</h2>\n<ul>{''.join(rows)}</ul>" if rows else ""

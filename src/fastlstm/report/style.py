@@ -18,15 +18,16 @@ CSS = """
 body {
   margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-  -webkit-text-size-adjust: 100%;
+  -webkit-text-size-adjust: 100%; overflow-wrap: anywhere;
 }
 main { max-width: 1080px; margin: 0 auto; padding: 48px 24px 72px; }
-h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; margin: 0;
-  overflow-wrap: anywhere; }
+h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; margin: 0; }
 h2 { font-size: 19px; letter-spacing: -.01em; margin: 56px 0 16px; }
 h3 { font-size: 15px; margin: 0; }
+.scroll + h3 { margin-top: 28px; }
+.quiet + .scroll { margin-top: 8px; }
 p { margin: 0; }
-.lead { color: var(--muted); margin-top: 6px; overflow-wrap: anywhere; }
+.lead { color: var(--muted); margin-top: 6px; }
 .eyebrow { color: var(--a); font-weight: 600; font-size: 13px; margin-bottom: 8px; }
 .state { display: inline-block; margin-top: 14px; font-size: 13px; font-weight: 600; }
 .state.good { color: var(--good); } .state.warn { color: var(--warn); }
@@ -45,18 +46,19 @@ figcaption p { color: var(--muted); font-size: 13px; }
 svg { display: block; width: 100%; height: auto; margin-top: 8px; }
 svg text { font-family: inherit; }
 .scroll { overflow: auto; max-height: 460px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 14px 7px 0; text-align: right; border-bottom: 1px solid var(--grid); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal; }
+th, td { padding: 7px 7px; text-align: right; border-bottom: 1px solid var(--grid); }
 th { color: var(--muted); font-weight: 500; font-size: 13px; position: sticky; top: 0;
   background: var(--paper); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-td.mark { color: var(--good); font-weight: 600; text-align: left; }
-th:last-child { text-align: left; }
-tr.best td { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--paper); min-width: min(10em, 36vw); overflow-wrap: anywhere; }
+th:first-child { z-index: 1; }
+tr.best td { font-weight: 600; background: var(--panel); position: sticky; top: 36px; bottom: 0; }
 pre, code { font: 13px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre {
   background: var(--panel); border-radius: 12px; padding: 16px 20px; margin: 0;
-  white-space: pre-wrap; overflow-wrap: anywhere; tab-size: 4;
+  white-space: pre-wrap; tab-size: 4;
 }
 .sample { margin-bottom: 20px; }
 .sample h3 { color: var(--muted); font-weight: 500; font-size: 13px; margin-bottom: 6px; }
@@ -67,9 +69,9 @@ dl div {
   border-bottom: 1px solid var(--grid); min-width: 0;
 }
 dt { color: var(--muted); white-space: nowrap; }
-dd { margin: 0; text-align: right; overflow-wrap: anywhere; }
+dd { margin: 0; text-align: right; }
 ul { margin: 0; padding: 0; list-style: none; }
-li { padding: 6px 0; border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
+li { padding: 6px 0; border-bottom: 1px solid var(--grid); }
 li.warn::before { content: "warning  "; color: var(--warn); font-weight: 600; }
 .quiet { color: var(--muted); }
 footer { margin-top: 64px; color: var(--muted); font-size: 13px; }

@@ -90,6 +90,42 @@ class Scores:
         return found
 
 
+class StepErrors:
+    """Errors of each target at each step ahead, a batch at a time.
+
+    Args:
+        horizon: h, steps.
+        num_targets: C.
+    """
+
+    def __init__(self, horizon: int, num_targets: int) -> None:
+        self._count = np.zeros((horizon, num_targets), dtype=np.int64)
+        self._absolute = np.zeros((horizon, num_targets))
+        self._squared = np.zeros((horizon, num_targets))
+
+    def add(self, forecast: Values, actual: Values) -> None:
+        """Takes forecasts in, shape ``(B, h, C)`` like what came; NaN where missing."""
+        error = np.abs(forecast.astype(np.float64) - actual)
+        self._count += (~np.isnan(error)).sum(0)
+        self._absolute += np.nansum(error, 0)
+        self._squared += np.nansum(error**2, 0)
+
+    def result(self, target: int, first: int = 1, last: int | None = None) -> dict[str, float]:
+        """Returns num_values of one target, and mse and mae where there are any.
+
+        Args:
+            target: its number.
+            first: step ahead; 1 is the first.
+            last: step ahead, itself included; None is the last.
+        """
+        part = (slice(first - 1, last), target)
+        count = int(self._count[part].sum())
+        if not count:
+            return {"num_values": 0}
+        mse, mae = (float(sums[part].sum()) / count for sums in (self._squared, self._absolute))
+        return {"num_values": count, "mse": mse, "mae": mae}
+
+
 class QuantileScores:
     """Pinball losses of quantiles and coverage of central intervals, a batch at a time.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import json
 import logging
 import re
 import sys
@@ -13,6 +11,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fastlstm.report.terminal import is_terminal
+from fastlstm.serve.access_line import GONE, json_line, terminal_line
 from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.errors import ApiError
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32768
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_KEY_DIGITS = 4
 _LOG = logging.getLogger("fastlstm.serve")
-_GONE = 499
-"""The status of a request whose client left before there was one."""
 
 
 @dataclass
@@ -38,6 +37,7 @@ class Record:
     Attributes:
         id: the client's, where it is a good one, else ours.
         start_s: when its headers were complete, `time.monotonic`.
+        key: the first four digits of the SHA-256 of its API key; empty without one.
         status: of the response; 0 before there is one.
         failure: why the answer did not come to its end: its client left ("disconnected") or took
             nothing ("stalled"), the server ended ("cancelled") or had an error ("failed").
@@ -49,6 +49,7 @@ class Record:
 
     id: str
     start_s: float = field(default_factory=time.monotonic)
+    key: str = ""
     status: int = 0
     failure: str = ""
     prompt_tokens: int = 0
@@ -102,6 +103,7 @@ class Access:
         try:
             await self._answer(scope, receive, send_with_id, record)
         finally:
+            record.key = scope["state"].get("tenant", b"").hex()[:_KEY_DIGITS]
             count(self._metrics, record)
             if self._logs:
                 client = scope.get("client") or ("", 0)
@@ -130,7 +132,7 @@ class Access:
 
 def count(metrics: Metrics, record: Record) -> None:
     """Counts a request that has ended."""
-    metrics.requests.labels(str(record.status or _GONE)).inc()
+    metrics.requests.labels(str(record.status or GONE)).inc()
     metrics.outcomes.labels(record.outcome).inc()
     if record.outcome == "rejected":
         metrics.rejected.inc()
@@ -141,24 +143,9 @@ def count(metrics: Metrics, record: Record) -> None:
 
 
 def write_line(record: Record, client: str, method: str, path: str) -> None:
-    """Writes the log line of a request that has ended."""
-    now = datetime.datetime.now(datetime.UTC)
-    line = {
-        "time": now.isoformat(timespec="milliseconds"),
-        "id": record.id,
-        "client": client,
-        "method": method,
-        "path": path,
-        "status": record.status or _GONE,
-        "outcome": record.outcome,
-        "seconds": round(time.monotonic() - record.start_s, 4),
-        "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.completion_tokens,
-        "windows": record.windows,
-    }
-    # ASCII JSON: line ends and escape codes in a path come out as \\n and \\u001b.
-    sys.stderr.write(json.dumps(line) + "\n")
+    """Writes the log line of a request that has ended: JSON, but for a terminal."""
+    line = terminal_line if is_terminal(sys.stderr) else json_line
+    sys.stderr.write(line(record, client, method, path) + "\n")
 
 
 async def _answer_error(send: Send, error: ApiError, path: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
+from fastlstm.report.markup import to_html
 from fastlstm.serve.access import Access
 from fastlstm.serve.completions import Completions
 from fastlstm.serve.errors import ApiError
@@ -18,22 +18,13 @@ from fastlstm.serve.inference import inference_routes
 from fastlstm.serve.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import document
+from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from fastlstm.serve.service import Service
-
-_PAGE_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
-        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
-    ),
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -80,13 +71,20 @@ class _Pages:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        file = importlib.resources.files("fastlstm.serve") / "page.html"
-        self._page = file.read_bytes()
+        self._text_page, self._forecast_page = Page("page.html"), Page("forecast.html")
 
     async def page(self, request: Request) -> Response:
-        if self._service.is_forecaster:
-            self._service.engine  # noqa: B018  says that the page is for texts
-        return Response(self._page, media_type="text/html", headers=_PAGE_HEADERS)
+        service, key = self._service, "KEY" if self._service.keys else None
+        engine = service.served
+        if not isinstance(engine, ForecastEngine):
+            page, parts = self._text_page, {"prompt": example_prompt(engine.writer.tokenizer)}
+            parts = {name: to_html(text) for name, text in parts.items()}
+        elif key is None or service.keys.tenant(request.scope["headers"]):
+            host = request.headers.get("host", "")
+            page, parts = self._forecast_page, {"content": forecaster_html(engine, host, key)}
+        else:
+            page, parts = self._forecast_page, {"content": LOCKED_HTML}
+        return Response(page.filled(**parts), media_type="text/html", headers=page.headers)
 
     async def live(self, request: Request) -> Response:
         if self._service.is_stuck:

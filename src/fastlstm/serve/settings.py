@@ -53,7 +53,7 @@ class Settings:
         stall: seconds after which a client that takes nothing of its text is cut off.
         watchdog: seconds without progress after which /health/live answers 503.
         grace: seconds that texts under way have after SIGTERM.
-        log: one JSON line per request on standard error.
+        log: a line per request on standard error: JSON, or plain text on a terminal.
 
     Raises:
         ConfigError: a value out of range; it is named.

@@ -1,0 +1,55 @@
+"""Text of a run as HTML: the one place where it is made visible, clipped and escaped."""
+
+from __future__ import annotations
+
+import unicodedata
+from html import escape
+
+MAX_NAME = 80
+"""Characters of a name that are shown; a file may call a column anything, at any length."""
+MAX_TEXT = 1000
+"""Characters of a longer text, such as a message or a setting."""
+_DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+"""Characters that change the order in which the text around them is shown."""
+
+
+def visible(value: object, keep: str = "") -> str:
+    r"""Returns a text whose control characters can be seen: ESC is written as ``\x1b``.
+
+    Args:
+        value: what is to be shown.
+        keep: control characters that stay, such as line ends.
+    """
+    return "".join(
+        char if char in keep or not _is_control(char) else _written(char) for char in str(value)
+    )
+
+
+def _is_control(char: str) -> bool:
+    kind = unicodedata.category(char)
+    is_turned = unicodedata.bidirectional(char) in _DIRECTIONS
+    return is_turned or kind in ("Cc", "Cs", "Zl", "Zp") or ord(char) & 0xFFFE == 0xFFFE
+
+
+def _written(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def clipped(text: str, limit: int) -> str:
+    """Returns at most `limit` characters, and how many there are where that is not all."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
+
+
+def name_text(value: object) -> str:
+    """Returns a name as one short line, such as of a column or a series; an empty one as quotes."""
+    return clipped(visible(value), MAX_NAME) or '""'
+
+
+def to_html(value: object, keep: str = "") -> str:
+    """Returns a text for HTML, between tags or in a quoted attribute; see `visible`."""
+    return escape(visible(value, keep))
+
+
+def failure_text(error: Exception) -> str:
+    """Returns an error as one line: its kind and what it says."""
+    return clipped(visible(f"{type(error).__name__}: {error}".removesuffix(": ")), MAX_TEXT)

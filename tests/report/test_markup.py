@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from fastlstm.report.markup import MAX_NAME, clipped, failure_text, name_text, to_html, visible
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("temp", "temp"),
+        ("a\nb\r\tc", "a\\nb\\r\\tc"),
+        ("\x1b[31m\x00\x7f\x9b", "\\x1b[31m\\x00\\x7f\\x9b"),
+        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+        ("\u2028\u2029", "\\u2028\\u2029"),
+        ("\ud800\uffff\U0001fffe", "\\ud800\\uffff\\U0001fffe"),
+        ("温度 é\u200d", "温度 é\u200d"),
+    ],
+)
+def test_control_characters_can_be_seen(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_line_ends_of_a_text_stay() -> None:
+    assert visible("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
+
+
+def test_nothing_ends_a_tag_or_an_attribute() -> None:
+    assert to_html("\"'<>&") == "&quot;&#x27;&lt;&gt;&amp;"
+
+
+def test_names_are_short_and_never_empty() -> None:
+    assert name_text("") == '""'
+    assert name_text("y") == "y"
+    assert name_text("x" * 10_000) == "x" * MAX_NAME + "… (10,000 characters)"
+
+
+def test_what_is_clipped_says_so() -> None:
+    assert clipped("abc", 3) == "abc"
+    assert clipped("abcd", 3) == "abc… (4 characters)"
+
+
+def test_an_error_is_one_line() -> None:
+    assert failure_text(ValueError("a\nb")) == "ValueError: a\\nb"
+    assert failure_text(ValueError()) == "ValueError"

@@ -1,0 +1,161 @@
+"""What the pages at `/` say, and that their examples are answered."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastlstm import Forecaster
+from fastlstm.data.tokenizer import ByteTokenizer, CharTokenizer
+from fastlstm.serve.pages import Page, example_prompt
+from forecast_server import QUICK, save, waves
+from odd_names import NAMES
+from running_server import SETTINGS, Running
+
+SHELLS = [path for name in ("sh", "bash") if (path := shutil.which(name))]
+EVIL = "';touch pwned;$(touch pwned)`touch pwned`\\\nEND\ntouch pwned\n"
+
+
+def examples(page: str) -> tuple[str, str]:
+    """The programs of a forecaster's page: for a shell, in Python."""
+    shell, python = re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)
+    return html.unescape(shell), html.unescape(python)
+
+
+def run(command: list[str], text: str, folder: Path) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def odd_table(num_rows: int = 120) -> pa.Table:
+    """Columns of every role whose names and values are meant to break out of what they stand in."""
+    rng = np.random.default_rng(2)
+    table, total = waves(num_rows), 3 * num_rows
+    names = [name for name in NAMES if name.strip() and "\ud800" not in name]
+    for name in names:
+        table = table.append_column(name, pa.array(rng.normal(size=total).astype(np.float32)))
+    for name in ("sky", "kind\n" + EVIL):
+        values = np.array([EVIL, EVIL + "2"])[rng.integers(0, 2, total)]
+        table = table.append_column(name, pa.array(values))
+    return table
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    from fastlstm.infer.forecast_windows import load_window_forecaster
+
+    table = odd_table()
+    names = table.column_names
+    categorical = ["sky", "kind\n" + EVIL]
+    roles: dict[str, Any] = {
+        "target": ["y", names[-3]],
+        "past": [*names[4:-3], "sky"],
+        "future": ["kind\n" + EVIL],
+        "categorical": categorical,
+    }
+    model = Forecaster(**{**QUICK, **roles}).fit(table)
+    path = save(model, tmp_path_factory.mktemp("odd"))
+    running = Running(load_window_forecaster(path), SETTINGS)
+    yield running
+    running.end()
+
+
+@pytest.mark.parametrize("which", ["forecasts", "whole_forecasts", "odd"])
+def test_the_examples_of_a_forecaster_are_answered(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    running: Running = request.getfixturevalue(which)
+    engine = running.runner.service.forecasts
+    answer = running.client.get("/")
+    shell, python = examples(answer.text)
+    printed = run([sys.executable, "-"], python, tmp_path)
+    shape = [1, engine.model.horizon, len(engine.model.targets)]
+    assert printed.startswith(f"{shape} [")
+    assert re.search(r"-?\d", printed.removeprefix(str(shape)))
+    if shutil.which("curl"):
+        for path in SHELLS:
+            found = json.loads(run([path], shell, tmp_path))
+            assert found["outputs"][0]["shape"] == shape, path
+    assert list(tmp_path.iterdir()) == [], "nothing else ran"
+
+
+def test_a_forecasters_page_says_what_it_takes_and_gives(whole_forecasts: Running) -> None:
+    answer = whole_forecasts.client.get("/")
+    assert answer.status_code == 200
+    text = html.unescape(re.sub(r"<[^>]+>", " ", answer.text))
+    for part in ("waves", "24 rows", "one every hour", "next 6 steps of y", "past_names", "sky",
+                 "(B, 24, 3)", "static_names", "(B, 6, 1, levels)"):  # fmt: skip
+        assert part in text, part
+    for link in ("/v2/models/waves", "/openapi.json", "/metrics", "/health/ready"):
+        assert f'<a href="{link}">' in answer.text
+        assert whole_forecasts.client.get(link).status_code == 200
+
+
+def test_names_of_columns_are_text_on_the_page(odd: Running) -> None:
+    page = odd.client.get("/").text
+    assert page.count("<script>") == 1
+    assert "<img" not in page
+    assert "&lt;script&gt;" in page
+    assert not set("\x1b\u202e\0") & set(page)
+    assert "x" * 3000 not in page
+
+
+@pytest.mark.parametrize("host", ["<script>alert(1)</script>", "a'b", "$(x)", "a b", ""])
+def test_an_odd_host_is_not_repeated(host: str) -> None:
+    from fastlstm.serve.pages import _HOST
+
+    assert not _HOST.fullmatch(host)
+
+
+def test_with_keys_only_who_has_one_sees_the_model(
+    serve: Callable[..., Running], plain_model: Any
+) -> None:
+    running = serve(model=plain_model, keys=("secret-key",))
+    closed = running.client.get("/")
+    assert closed.status_code == 200
+    assert "waves" not in closed.text
+    assert "temp" not in closed.text
+    wrong = running.client.get("/", headers={"authorization": "Bearer other"})
+    assert wrong.text == closed.text
+    opened = running.client.get("/", headers={"authorization": "Bearer secret-key"})
+    assert "waves" in opened.text
+    assert "authorization: Bearer KEY" in html.unescape(opened.text)
+    assert "secret-key" not in opened.text
+
+
+@pytest.mark.parametrize("name", ["page.html", "forecast.html"])
+def test_the_policy_lets_run_what_is_in_the_file_only(name: str) -> None:
+    policy = Page(name).headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert re.search(
+        r"default-src 'none'; script-src 'sha256-\S+='; style-src 'sha256-\S+=';", policy
+    )
+
+
+def test_the_page_of_a_text_model_has_a_prompt_it_takes(server: Running) -> None:
+    page = server.client.get("/").text
+    found = re.findall(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL)
+    (prompt,) = map(html.unescape, found)
+    assert prompt == "the "
+    assert server.text(prompt=prompt, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("letters", "prompt"),
+    [("ACGT\n", "ACGT"), ("\n .,", ""), ("".join(map(chr, range(32, 127))), "Once upon a time")],
+)
+def test_an_example_prompt_is_of_the_vocabulary(letters: str, prompt: str) -> None:
+    assert example_prompt(CharTokenizer("".join(sorted(letters)))) == prompt
+    assert example_prompt(ByteTokenizer()) == "Once upon a time"
