@@ -106,8 +106,12 @@ class Batches:
         """Whether windows wait or are computed."""
         return bool(self._waiting) or self._num_active > 0
 
-    def reserve(self, count: int) -> None:
+    def reserve(self, count: int, held: int = 0) -> None:
         """Takes places for so many windows; to be given back by `release`, whatever comes.
+
+        Args:
+            count: windows.
+            held: places among them that the request has already.
 
         Raises:
             ApiError: more windows than a pass takes (400), all places are taken or the server is
@@ -120,13 +124,8 @@ class Batches:
                 " at a time; send fewer",
             )
         with self._changed:
-            self._require_room(count)
-            self._num_held += count
-
-    def require_room(self) -> None:
-        """Raises what `reserve` would for one more window; takes nothing."""
-        with self._changed:
-            self._require_room(1)
+            self._require_room(count - held)
+            self._num_held += count - held
 
     def _require_room(self, count: int) -> None:
         if self._is_closed:

@@ -135,8 +135,18 @@ class Scheduler:
         """Takes places for so many texts; to be given back by `release`, whatever comes.
 
         Raises:
-            ApiError: more texts than there are slots (400), all places are taken (429), or
-                the server is closing (503).
+            As `enlarge`.
+        """
+        ticket = Ticket(0, channel)
+        self.enlarge(ticket, count)
+        return ticket
+
+    def enlarge(self, ticket: Ticket, count: int) -> None:
+        """Takes the places that a ticket lacks for so many texts.
+
+        Raises:
+            ApiError: more texts than there are slots (400), all places are taken (429), the
+                server is closing or the ticket was released (503).
         """
         if count > self.max_streams:
             raise ApiError(
@@ -146,14 +156,12 @@ class Scheduler:
                 "n",
             )
         with self._changed:
-            self._require_room(count)
-            self._num_held += count
-        return Ticket(count, channel)
-
-    def require_room(self) -> None:
-        """Raises what `reserve` would for one more text; takes nothing."""
-        with self._changed:
-            self._require_room(1)
+            if ticket.is_cancelled:
+                raise Unavailable("the client has left")
+            more = count - ticket.num_places
+            self._require_room(more)
+            ticket.num_places += more
+            self._num_held += more
 
     def _require_room(self, count: int) -> None:
         if self._is_closed:

@@ -97,6 +97,12 @@ class Service:
         """Whether requests are under way and nothing moves."""
         return self._engine is not None and self._engine.is_stuck()
 
+    def require_ready(self) -> None:
+        """Raises Unavailable while requests are not to be sent here: as `served`, or stuck."""
+        self.served  # noqa: B018
+        if self.is_stuck:
+            raise Unavailable("requests are under way and nothing moves; ask another server")
+
     @property
     def is_full(self) -> bool:
         """Whether every place for texts is taken."""
