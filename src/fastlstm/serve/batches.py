@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.serve.errors import ApiError, QueueFull, Unavailable
+from fastlstm.serve.errors import ENDING, ApiError, QueueFull, Unavailable
 
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Forecasts, WindowForecaster
 
 Floats = NDArray[np.floating]
 
-_ENDING = "the server is shutting down; send the request to another one"
 _FAILED = "forecasting failed; send the request again, of a sequence from its start"
 _STOP_S = 5.0
 _LOG = logging.getLogger("fastlstm.serve")
@@ -129,7 +128,7 @@ class Batches:
 
     def _require_room(self, count: int) -> None:
         if self._is_closed:
-            raise Unavailable(_ENDING)
+            raise Unavailable(ENDING)
         if self._num_held + count > self.max_batch + self.max_queue:
             raise QueueFull()
 
@@ -145,7 +144,7 @@ class Batches:
         """Has windows forecast, in the order of the calls."""
         with self._changed:
             if self._is_stopping:
-                raise Unavailable(_ENDING)
+                raise Unavailable(ENDING)
             self._waiting.append(windows)
             self._changed.notify()
 
@@ -177,7 +176,7 @@ class Batches:
             if batch:
                 self._compute(batch)
                 self._num_active = 0
-        error = Unavailable(_ENDING)
+        error = Unavailable(ENDING)
         self._deliver(Batch(0.0, [(windows, error) for windows in self._waiting]))
 
     def _taken(self) -> list[Windows]:

@@ -48,6 +48,11 @@ class Presence:
                 raise Disconnected from None
             future.cancel()
             raise
+        finally:
+            # An error's traceback leads here: with the future, which has the error, what a request
+            # had in memory would stay until the next look for garbage.
+            self._awaited = None
+            del future
 
     def leave(self) -> None:
         """Nobody is there any more."""

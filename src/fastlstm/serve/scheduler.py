@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.serve.errors import ApiError, Overloaded, Unavailable
+from fastlstm.serve.errors import ENDING, ApiError, Overloaded, Unavailable
 from fastlstm.serve.pace import Pace
 from fastlstm.serve.prefixes import Prefixes
 from fastlstm.serve.row import Job, Piece, Row, forked, openings
@@ -165,7 +165,7 @@ class Scheduler:
 
     def _require_room(self, count: int) -> None:
         if self._is_closed:
-            raise Unavailable("the server is shutting down; send the request to another one")
+            raise Unavailable(ENDING)
         if self._num_held + count > self.max_streams + self.max_queue:
             raise Overloaded()
 
@@ -173,7 +173,7 @@ class Scheduler:
         """Has the texts of a ticket written."""
         with self._changed:
             if self._is_stopping:
-                raise Unavailable("the server is shutting down; send the request to another one")
+                raise Unavailable(ENDING)
             self._waiting.extend((ticket, job) for job in jobs)
             self._changed.notify()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastlstm.serve.engine import Engine
-from fastlstm.serve.errors import ApiError, Unavailable
+from fastlstm.serve.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.sender import Stalls
@@ -46,7 +46,7 @@ class Service:
             Unavailable: it is not loaded yet, or the server is closing.
         """
         if self.is_draining:
-            raise Unavailable("the server is shutting down; send the request to another one")
+            raise Unavailable(ENDING)
         if self._engine is None:
             raise Unavailable("the model is still being loaded; send the request again")
         return self._engine

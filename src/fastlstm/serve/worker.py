@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from fastlstm.serve.errors import ENDING, Unavailable
 
 Result = TypeVar("Result")
 
@@ -23,13 +26,9 @@ class Worker:
         self._changed = threading.Condition()
         self._waiting: dict[asyncio.Future[Any], Callable[[], Any]] = {}
         self._since_s: float | None = None
+        self._made: asyncio.Future[Any] | None = None
         self._is_stopping = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a call is being made, or waits."""
-        return self._since_s is not None or bool(self._waiting)
 
     @property
     def busy_s(self) -> float:
@@ -47,10 +46,13 @@ class Worker:
         return future
 
     def stop(self) -> None:
-        """Begins no further call; one that is being made is not waited for."""
+        """Ends every call with an error; one that is being made is not waited for."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
+            ended = [*([] if self._made is None else [self._made]), *self._waiting]
+        for future in ended:
+            self._tell(future, None, Unavailable(ENDING))
 
     def _drop(self, future: asyncio.Future[Any]) -> None:
         with self._changed:
@@ -61,24 +63,28 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._since_s = None
+                self._since_s = self._made = None
                 while not (self._is_stopping or self._waiting):
                     self._changed.wait()
                 if self._is_stopping:
                     return
                 future = next(iter(self._waiting))
                 call = self._waiting.pop(future)
-                self._since_s = time.monotonic()
+                self._since_s, self._made = time.monotonic(), future
             result, error = None, None
             try:
                 result = call()
             except Exception as raised:
                 error = raised
-            try:
-                self._loop.call_soon_threadsafe(_settle, future, result, error)
-            except RuntimeError:
-                return  # the loop has ended, and whoever waited with it
+                traceback.clear_frames(raised.__traceback__)  # what they had in memory
+            self._tell(future, result, error)
             del future, call, result, error  # nothing of a request is kept while the next one waits
+
+    def _tell(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_settle, future, result, error)
+        except RuntimeError:
+            pass  # the loop has ended, and whoever waited with it
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
