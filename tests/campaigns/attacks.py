@@ -16,14 +16,15 @@ import collections
 import contextlib
 import http.client
 import json
+import multiprocessing
 import socket
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from serving import Server, make_run
 
@@ -44,52 +45,58 @@ def make_forecaster(path: Path) -> Path:
     return path
 
 
+def ask(port: int, slowest_s: Any, began_s: Any, count: Any) -> None:
+    """Asks for /health/live for ever."""
+    while True:
+        began_s.value = time.monotonic()
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+            connection.request("GET", "/health/live")
+            connection.getresponse().read()
+            connection.close()
+            count.value += 1
+        slowest_s.value = max(slowest_s.value, time.monotonic() - began_s.value)
+        began_s.value = 0.0
+        time.sleep(0.02)
+
+
 class Witness:
-    """Asks for /health/live, and looks at the server's memory, until it is told to stop."""
+    """Asks for /health/live by a process of its own, and looks at the server's memory."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._stops = server, threading.Event()
-        self.slowest_s, self.count, self.first_rss = 0.0, 0, server.rss()
-        self.peak_rss = self.first_rss
-        self._began_s: float | None = None
-        self._threads = [threading.Thread(target=run) for run in (self._ask, self._weigh)]
-
-    def _ask(self) -> None:
-        while not self._stops.is_set():
-            self._began_s = time.monotonic()
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=600)
-                connection.request("GET", "/health/live")
-                connection.getresponse().read()
-                connection.close()
-                self.count += 1
-            self.slowest_s = max(self.slowest_s, time.monotonic() - self._began_s)
-            self._began_s = None
-            time.sleep(0.02)
+        self._slowest_s, self._began_s = multiprocessing.Value("d"), multiprocessing.Value("d")
+        self._count = multiprocessing.Value("i")
+        self._first = self._peak = server.rss()
+        self._asking = multiprocessing.Process(
+            target=ask, args=(server.port, self._slowest_s, self._began_s, self._count), daemon=True
+        )
+        self._weighing = threading.Thread(target=self._weigh)
 
     def _weigh(self) -> None:
         while not self._stops.is_set():
-            self.peak_rss = max(self.peak_rss, self._server.rss())
+            self._peak = max(self._peak, self._server.rss())
             time.sleep(0.02)
 
     def __enter__(self) -> Witness:
-        for thread in self._threads:
-            thread.start()
+        self._asking.start()
+        self._weighing.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        since_s = self._began_s
-        if since_s is not None:
-            self.slowest_s = max(self.slowest_s, time.monotonic() - since_s)
+        self._asking.kill()
+        self._asking.join()
+        if self._began_s.value:  # it has no answer yet
+            waits_s = time.monotonic() - self._began_s.value
+            self._slowest_s.value = max(self._slowest_s.value, waits_s)
         self._stops.set()
-        if sys.exc_info()[0] is None and since_s is None:
-            for thread in self._threads:
-                thread.join(5)
+        self._weighing.join()
 
     def describe(self) -> str:
         return (
-            f"/health/live {self.count} times, slowest {1e3 * self.slowest_s:.0f} ms; memory"
-            f" {(self.peak_rss - self.first_rss) / 1e6:+.0f} MB at most"
+            f"/health/live {self._count.value} times, slowest"
+            f" {1e3 * self._slowest_s.value:.0f} ms; memory"
+            f" {(self._peak - self._first) / 1e6:+.0f} MB at most"
         )
 
 

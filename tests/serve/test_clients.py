@@ -262,9 +262,9 @@ HOSTILE = [
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
      b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-     b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+     b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
     (b"POST /v1/completions HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+     b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
      b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"

@@ -116,6 +116,7 @@ class Infer:
             record.windows = ticket.num_places
             found = await _forecasts(ticket, asked, record)
             answer = await engine.encode(ticket, asked, found)
+            del found  # shares memory with all of its pass
             kind, more = b"application/json", []
             if answer.json_length is not None:
                 kind = b"application/octet-stream"
