@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastlstm.serve.settings import Settings
 
 VERSION = "1"
-_SHORT_BODY = 1 << 14
+_SHORT_BODY = 1 << 16
 """Bytes that are read at once; more are read on another thread meanwhile."""
 _FEW_NUMBERS = 1 << 10
 """Numbers of an answer that are written at once; more are written on another thread."""

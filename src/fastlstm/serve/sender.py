@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from starlette.types import Scope, Send
 
@@ -87,8 +87,11 @@ class Sender:
             self._connection.abort()
 
 
-def _slices(parts: Iterable[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
+def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
     """Yields what the parts are together, bit by bit, and whether it is the end."""
+    if sum(map(len, parts)) <= _SLICE:
+        yield b"".join(parts), True
+        return
     found = bytearray()
     for part in parts:
         view = memoryview(part)
