@@ -102,6 +102,12 @@ def output(answer: httpx.Response, name: str = "forecast") -> Any:
     return np.array(found["data"], dtype=np.float32).reshape(found["shape"])
 
 
+def submitted(server: Any) -> int:
+    """Windows of requests that were read: they wait, or are computed."""
+    scheduler = server.scheduler
+    return sum(map(len, scheduler._waiting)) + int(scheduler.num_active)
+
+
 class HeldModel:
     """A forecaster whose passes wait while `holds` is set, and fail once when `fails` is."""
 

@@ -22,6 +22,7 @@ from fastlstm.errors import CorruptFileError, StorageError
 
 MAX_JSON_BYTES = 16 << 20
 MAX_JSON_DEPTH = 64
+_CONTAINERS = (dict, list)
 _CHUNK_BYTES = 4 << 20
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -211,7 +212,7 @@ def parse_json(data: bytes, origin: Path) -> Any:
     try:
         value = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_unique_keys,
+            object_pairs_hook=unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
         )
@@ -221,12 +222,17 @@ def parse_json(data: bytes, origin: Path) -> Any:
         ) from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise CorruptFileError(f"{origin}: not valid JSON ({error})") from None
-    if _is_deeper(value, MAX_JSON_DEPTH):
+    if is_deeper(value, MAX_JSON_DEPTH):
         raise CorruptFileError(f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels")
     return value
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object of its pairs, for `json.loads`.
+
+    Raises:
+        ValueError: names the key that appears twice.
+    """
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -246,18 +252,19 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth + 1):
-        containers = [item for item in level if isinstance(item, dict | list)]
-        if not containers:
+def is_deeper(value: Any, depth: int) -> bool:
+    """Whether JSON is nested deeper than so many levels."""
+    level = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(depth):
+        if not level:
             return False
         level = [
             child
-            for item in containers
+            for item in level
             for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, _CONTAINERS)
         ]
-    return True
+    return bool(level)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -32,7 +32,7 @@ _SIGNED = len(_MAGIC)
 def api(run: Path, count: int) -> None:
     server = Server(run, "--max-tokens", "64", "--max-streams", "40000")
     command = [
-        *(str(Path(sys.executable).with_name("schemathesis")), "--no-color", "run"),
+        *(sys.executable, "-m", "schemathesis.cli", "--no-color", "run"),
         *(f"http://127.0.0.1:{server.port}/openapi.json", "--max-examples", str(count)),
         # Fields that depend on each other, and characters that the model has not seen.
         *("--exclude-checks", "positive_data_acceptance", "--continue-on-failure"),

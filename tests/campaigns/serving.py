@@ -58,9 +58,12 @@ class Server:
 
     started: ClassVar[list[subprocess.Popen[bytes]]] = []
 
-    def __init__(self, run: Path, *flags: str) -> None:
+    def __init__(self, run: Path, *flags: str, files: int = 0) -> None:
+        """Starts it; with `files` it may open only so many."""
         self.log = run.parent / f"server-{len(self.started)}.log"
         command = [sys.executable, "-m", "fastlstm", "serve", str(run), "--port", "0", *flags]
+        if files:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log)
         self.started.append(self.process)

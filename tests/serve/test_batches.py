@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fastlstm.serve.batches import Batches, Windows
-from forecast_server import PAST, HeldModel, L, body, h, output, wait_until
+from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
 from running_server import Running
 
 RNG = np.random.default_rng(7)
@@ -55,7 +55,7 @@ def test_200_clients_share_a_pass_and_get_what_they_get_alone(
         limits = httpx.Limits(max_connections=200)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
             asking = [asyncio.create_task(ask(client, one)) for one in values]
-            while server.scheduler.num_held < 201:
+            while submitted(server) < 201:
                 await asyncio.sleep(0.01)
             held.holds.clear()
             return await asyncio.gather(*asking)
@@ -86,9 +86,9 @@ def test_a_batch_is_bounded_and_keeps_the_order(busy: Any, held: HeldModel) -> N
     server, first = busy(max_streams=8, max_queue=100)
     asked = []
     for count in (3, 4, 2, 8, 1):
-        before = server.scheduler.num_held
+        before = submitted(server)
         asked.append(busy.pool.submit(server.client.post, PAST, json=body(windows(count))))
-        wait_until(lambda before=before: server.scheduler.num_held > before)  # type: ignore[misc]
+        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
     held.holds.clear()
     assert [output(one.result()).shape for one in asked] == [
         (count, h, 1) for count in (3, 4, 2, 8, 1)
@@ -100,10 +100,10 @@ def test_a_batch_is_bounded_and_keeps_the_order(busy: Any, held: HeldModel) -> N
 def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
     server, first = busy(max_streams=2, max_queue=2)
     second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: server.scheduler.num_held == 3)
+    wait_until(lambda: submitted(server) == 3)
     refused = [server.client.post(PAST, json=body(windows(2)))]
     third = busy.pool.submit(server.client.post, PAST, json=body(windows(1)))
-    wait_until(lambda: server.scheduler.num_held == 4)
+    wait_until(lambda: submitted(server) == 4)
     # Without a place left nothing is read: what is no request is refused just so.
     kind = {"content-type": "application/json"}
     refused.append(server.client.post(PAST, content=b"{", headers=kind))
@@ -139,7 +139,7 @@ def test_a_client_that_left_is_not_computed(busy: Any, held: HeldModel) -> None:
     )
     with socket.create_connection(server.address, 10) as client:
         client.sendall(request.encode())
-        wait_until(lambda: server.scheduler.num_held == 6)
+        wait_until(lambda: submitted(server) == 6)
     wait_until(lambda: server.scheduler.num_held == 1)
     held.holds.clear()
     assert first.result().status_code == 200
@@ -152,7 +152,7 @@ def test_a_pass_that_fails_is_500_for_its_requests_only(busy: Any, held: HeldMod
     server, first = busy()
     held.fails.set()
     second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: server.scheduler.num_held == 3)
+    wait_until(lambda: submitted(server) == 3)
     held.holds.clear()
     assert first.result().status_code == 500
     assert "planted" not in first.result().text
@@ -173,9 +173,9 @@ def test_a_request_that_makes_a_pass_fail_fails_alone(
 
     asked = []
     for one in (windows(1), np.full((1, L, 2), 77.0), windows(2)):
-        before = server.scheduler.num_held
+        before = submitted(server)
         asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
-        wait_until(lambda before=before: server.scheduler.num_held > before)  # type: ignore[misc]
+        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
     monkeypatch.setattr(held, "run", failing)
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [200, 500, 200]
@@ -189,9 +189,9 @@ def test_values_beyond_reason_do_not_reach_others(
     good, bad = windows(1), np.full((1, L, 2), 3e38) * ((-1.0) ** np.arange(L))[:, None]
     asked = []
     for one in (bad, good, bad):
-        before = server.scheduler.num_held
+        before = submitted(server)
         asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
-        wait_until(lambda before=before: server.scheduler.num_held > before)  # type: ignore[misc]
+        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [400, 200, 400]
     assert held.sizes == [1, 3]
@@ -204,7 +204,7 @@ def test_at_the_end_admitted_requests_are_answered_and_new_ones_refused(
 ) -> None:
     server, first = busy(grace=30.0)
     second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: server.scheduler.num_held == 3)
+    wait_until(lambda: submitted(server) == 3)
     server.loop.call_soon_threadsafe(server.runner.end)
     wait_until(lambda: server.client.get("/v2/health/ready").status_code == 503)
     refused = server.client.post(PAST, json=body(windows(1)))
@@ -220,7 +220,7 @@ def test_at_the_end_admitted_requests_are_answered_and_new_ones_refused(
 def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) -> None:
     server, first = busy(grace=0.0)
     second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: server.scheduler.num_held == 3)
+    wait_until(lambda: submitted(server) == 3)
     server.loop.call_soon_threadsafe(server.runner.end)
     wait_until(lambda: server.scheduler._is_stopping)
     held.holds.clear()

@@ -261,6 +261,22 @@ HOSTILE = [
      b"content-length: 99999999999\r\n\r\n", 413),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
      b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+     b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+     b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+     b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1, 2\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\nhost: localhost\n\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\nx: y\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: y\rz: 1\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n", 400),
+    *[(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+       b"transfer-encoding: chunked\r\n\r\n%s\r\n{}\r\n0\r\n\r\n" % size, 400)
+      for size in (b"-2", b"0x2", b"2_0", b"+2", b" 2", b"2\n", b"f" * 21)],
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
     (b"CONNECT x:1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
     (b"GET http://evil/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
@@ -273,6 +289,52 @@ HOSTILE = [
 def test_what_is_no_good_http_is_answered_so(server: Running, data: bytes, status: int) -> None:
     assert status_of(server, data) == status
     assert server.client.get("/health/live").status_code == 200
+
+
+def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
+    first = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: a\ny: b\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(first + smuggled)
+        answer = answer_of(client)
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert answer.count(b"HTTP/1.1 400 ") == 1
+    assert b"ends with LF only" in answer
+    unread = b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(unread)
+        assert client.recv(4096).startswith(b"HTTP/1.1 404 ")
+        client.sendall(b"{}" + smuggled)
+        assert b"ends with LF only" in answer_of(client)
+
+
+def test_a_length_that_comes_twice_alike_is_one(server: Running) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    length = b"content-length: %d\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    assert_ok(server, head + length + length + b"\r\n" + body)
+
+
+def assert_ok(server: Running, data: bytes) -> None:
+    with connect(server) as client:
+        client.sendall(data)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_in_ever_so_small_chunks_is_refused_early(server: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"transfer-encoding: chunked\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(head + b"1\r\n \r\n" * 1100)
+        answer = answer_of(client)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"expected 256 bytes or more in each" in answer
+    body = json.dumps({"prompt": "a" * 100_000, "max_tokens": 1}).encode()
+    parts = [body[k : k + 256] for k in range(0, len(body), 256)]
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    assert_ok(server, head + chunked + b"0\r\n\r\n")
+    small = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"prompt": "a", "max_tokens": 1}')
+    assert_ok(server, head + small + b"0\r\n\r\n")
 
 
 def test_random_requests_are_never_a_500(server: Running) -> None:

@@ -124,8 +124,6 @@ def test_places_are_bounded_and_come_back(make: Any, writer: Writer) -> None:
     tickets = [start(scheduler, job(writer, max_tokens=10**9))[0] for _ in range(3)]
     with pytest.raises(Overloaded):
         scheduler.reserve(1, Sink())
-    with pytest.raises(Overloaded):
-        scheduler.require_room()
     with pytest.raises(ApiError, match="at most 2 at a time"):
         scheduler.reserve(3, Sink())
     wait_for(lambda: scheduler.num_active == 2)

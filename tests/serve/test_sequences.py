@@ -13,7 +13,18 @@ import pytest
 from fastlstm.serve import forecast_engine
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.sequences import Sequences, Step
-from forecast_server import PAST, HeldModel, L, body, output, past_of, tensor, wait_until, waves
+from forecast_server import (
+    PAST,
+    HeldModel,
+    L,
+    body,
+    output,
+    past_of,
+    submitted,
+    tensor,
+    wait_until,
+    waves,
+)
 from running_server import Running
 
 
@@ -123,9 +134,9 @@ def test_requests_under_way_keep_their_own_rows(serve: Any, held: HeldModel) -> 
         asked = [pool.submit(send, server, rows(0, 24), sequence_start=True)]
         wait_until(lambda: held.sizes == [1])
         for last in range(25, 41):
-            before = server.scheduler.num_held
+            before = submitted(server)
             asked.append(pool.submit(send, server, rows(last - 1, last)))
-            wait_until(lambda before=before: server.scheduler.num_held > before)  # type: ignore[misc]
+            wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
         held.holds.clear()
         found = [output(one.result()) for one in asked]
     assert held.sizes == [1, 16]
@@ -178,7 +189,7 @@ def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -
     held.holds.set()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(server.client.post, PAST, json=body(rows(0, 24)))
-        wait_until(lambda: server.scheduler.num_held == 1)
+        wait_until(lambda: submitted(server) == 1)
         assert send(server, rows(24, 25)).status_code == 503
         held.holds.clear()
         assert other.result().status_code == 200

@@ -92,7 +92,7 @@ class _Pages:
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        self._service.served  # noqa: B018  raises while there is none
+        self._service.require_ready()
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:

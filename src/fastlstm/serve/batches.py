@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.serve.errors import ApiError, QueueFull, Unavailable
+from fastlstm.serve.errors import ENDING, ApiError, QueueFull, Unavailable
 
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Forecasts, WindowForecaster
 
 Floats = NDArray[np.floating]
 
-_ENDING = "the server is shutting down; send the request to another one"
 _FAILED = "forecasting failed; send the request again, of a sequence from its start"
 _STOP_S = 5.0
 _LOG = logging.getLogger("fastlstm.serve")
@@ -106,8 +105,12 @@ class Batches:
         """Whether windows wait or are computed."""
         return bool(self._waiting) or self._num_active > 0
 
-    def reserve(self, count: int) -> None:
+    def reserve(self, count: int, held: int = 0) -> None:
         """Takes places for so many windows; to be given back by `release`, whatever comes.
+
+        Args:
+            count: windows.
+            held: places among them that the request has already.
 
         Raises:
             ApiError: more windows than a pass takes (400), all places are taken or the server is
@@ -120,17 +123,12 @@ class Batches:
                 " at a time; send fewer",
             )
         with self._changed:
-            self._require_room(count)
-            self._num_held += count
-
-    def require_room(self) -> None:
-        """Raises what `reserve` would for one more window; takes nothing."""
-        with self._changed:
-            self._require_room(1)
+            self._require_room(count - held)
+            self._num_held += count - held
 
     def _require_room(self, count: int) -> None:
         if self._is_closed:
-            raise Unavailable(_ENDING)
+            raise Unavailable(ENDING)
         if self._num_held + count > self.max_batch + self.max_queue:
             raise QueueFull()
 
@@ -146,7 +144,7 @@ class Batches:
         """Has windows forecast, in the order of the calls."""
         with self._changed:
             if self._is_stopping:
-                raise Unavailable(_ENDING)
+                raise Unavailable(ENDING)
             self._waiting.append(windows)
             self._changed.notify()
 
@@ -178,7 +176,7 @@ class Batches:
             if batch:
                 self._compute(batch)
                 self._num_active = 0
-        error = Unavailable(_ENDING)
+        error = Unavailable(ENDING)
         self._deliver(Batch(0.0, [(windows, error) for windows in self._waiting]))
 
     def _taken(self) -> list[Windows]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastlstm.serve.row import Piece
+
+Result = TypeVar("Result")
 
 MAX_WAITING_CHARS = 65536
 """A text whose client is further behind waits."""
@@ -18,7 +20,48 @@ class Disconnected(Exception):
     """The client has left, or was cut off."""
 
 
-class Channel:
+class Presence:
+    """A request's client, who may leave while there is work for it.
+
+    Attributes:
+        is_left: it has left, or was cut off.
+    """
+
+    def __init__(self) -> None:
+        self.is_left = False
+        self._awaited: asyncio.Future[Any] | None = None
+
+    async def wait(self, future: asyncio.Future[Result]) -> Result:
+        """Waits for a part of the work as long as the client does; then it is cancelled.
+
+        Raises:
+            Disconnected: the client has left.
+        """
+        self._awaited = future
+        if self.is_left:
+            future.cancel()
+        try:
+            # Shielded: a cancelled future is the client's leaving, and nothing else.
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if future.cancelled():
+                raise Disconnected from None
+            future.cancel()
+            raise
+        finally:
+            # An error's traceback leads here: with the future, which has the error, what a request
+            # had in memory would stay until the next look for garbage.
+            self._awaited = None
+            del future
+
+    def leave(self) -> None:
+        """Nobody is there any more."""
+        self.is_left = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+
+class Channel(Presence):
     """The pieces of one request that its client has not been sent yet.
 
     Attributes:
@@ -27,12 +70,13 @@ class Channel:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.on_congested: Callable[[], object] = lambda: None
         self.on_relieved: Callable[[], object] = lambda: None
         self._pieces: list[Piece] = []
         self._last: dict[int, Piece] = {}
         self._size = 0
-        self._is_closed = self._is_congested = False
+        self._is_congested = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, piece: Piece) -> None:
@@ -47,7 +91,7 @@ class Channel:
         else:
             self._pieces.append(piece)
             self._last[piece.index] = piece
-        self._size += len(piece.text) + 64 * len(piece.scores)
+        self._size += len(piece.text) + 64 * (len(piece.scores) + len(piece.prompt_scores))
         if self._size > MAX_WAITING_CHARS and not self._is_congested:
             self._is_congested = True
             self.on_congested()
@@ -57,12 +101,12 @@ class Channel:
         """Returns what is new, at most one piece per text, waiting for it.
 
         Raises:
-            Disconnected: `close` was called.
+            Disconnected: `leave` was called.
         """
-        while not self._pieces and not self._is_closed:
+        while not self._pieces and not self.is_left:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._is_closed:
+        if self.is_left:
             raise Disconnected
         pieces, self._pieces, self._size = self._pieces, [], 0
         self._last.clear()
@@ -71,9 +115,9 @@ class Channel:
             self.on_relieved()
         return pieces
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Nobody is there any more."""
-        self._is_closed = True
+        super().leave()
         self._wake()
 
     def _wake(self) -> None:

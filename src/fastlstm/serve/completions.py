@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.serve.access import Record
 from fastlstm.serve.body import read_json_bytes, until_left
 from fastlstm.serve.channel import Channel
 from fastlstm.serve.errors import ApiError, Unavailable, error_json
-from fastlstm.serve.reply import Choice, Events, Totals, Whole, whole_body
-from fastlstm.serve.requests import Completion, parse_body, parse_completion
+from fastlstm.serve.reply import Choice, Events, Totals, Whole, choices_of, whole_parts
 from fastlstm.serve.sender import Sender
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from fastlstm.serve.engine import Engine
-    from fastlstm.serve.row import Job
+    from fastlstm.serve.requests import Completion
+    from fastlstm.serve.row import Piece
     from fastlstm.serve.service import Service
+
+Result = TypeVar("Result")
 
 
 class Completions:
@@ -38,32 +40,32 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         service, record = self._service, scope["state"]["record"]
-        engine = service.engine
-        settings = service.settings
-        engine.scheduler.require_room()
-        body = await read_json_bytes(scope, receive, settings.max_body, settings.body_timeout)
-        asked = parse_completion(
-            parse_body(body),
-            model=engine.name,
-            vocab_size=engine.vocab_size,
-            max_tokens=settings.max_tokens,
-            defaults=engine.writer.generation,
-        )
+        engine, settings = service.engine, service.settings
         channel = Channel()
-        # The places are taken before any work is done for the request.
-        ticket = engine.scheduler.reserve(asked.num_choices, channel)
-        sender = Sender(scope, send, channel.close, record, service.metrics)
-        watch = asyncio.create_task(until_left(receive, channel.close))
+        # A place is taken before the body comes: what is read for a request is bounded, too.
+        ticket = engine.scheduler.reserve(1, channel)
+        sender = Sender(scope, send, channel.leave, record, service.metrics)
+        watch: asyncio.Task[None] | None = None
+        num_scored = 0
         service.stalls.senders.add(sender)
         try:
-            jobs = await engine.jobs(asked)
-            answer = _Answer(engine, asked, jobs, record, sender, channel)
+            body = await read_json_bytes(scope, receive, settings.max_body, settings.body_timeout)
+            watch = asyncio.create_task(until_left(receive, channel.leave))
+            asked, jobs = await engine.read(channel, ticket, body)
+            del body
+            num_scored = engine.admit_scores(asked, jobs)
+            num_repeated = sum(len(job.prompt) for job in jobs) if asked.echo else 0
+            choices = await engine.write(channel, num_repeated, choices_of, jobs, asked, engine)
+            totals = Totals(sum(len(job.prompt) for job in jobs))
+            answer = _Answer(engine, asked, choices, totals, record, sender, channel)
             engine.submit(ticket, jobs)
             await (answer.stream() if asked.streams else answer.whole())
         finally:
             service.stalls.senders.discard(sender)
+            engine.release_scores(num_scored)
             engine.scheduler.release(ticket)
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
 
 
 class _Answer:
@@ -73,16 +75,16 @@ class _Answer:
         self,
         engine: Engine,
         asked: Completion,
-        jobs: Sequence[Job],
+        choices: Sequence[Choice],
+        totals: Totals,
         record: Record,
         sender: Sender,
         channel: Channel,
     ) -> None:
         self._engine, self._asked, self._record = engine, asked, record
         self._sender, self._channel = sender, channel
-        self._choices = [Choice(index, job, asked, engine) for job in jobs for index in job.indices]
-        self._totals = Totals(sum(len(job.prompt) for job in jobs))
-        record.prompt_tokens = self._totals.prompt_tokens
+        self._choices, self._totals = choices, totals
+        record.prompt_tokens = totals.prompt_tokens
         self._num_open = len(self._choices)
         self._head: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -99,36 +101,44 @@ class _Answer:
                 if piece.error is not None:
                     raise self._refusal(piece.error)
                 self._count(piece.num_tokens, is_last=piece.is_last)
-                wholes[piece.index].add(piece)
-        body = whole_body(self._head, wholes, self._totals)
-        await self._sender.start(b"application/json", len(body))
-        await self._sender.body(body, is_last=True)
+                await self._write(piece, wholes[piece.index].add, piece)
+        parts = whole_parts(self._head, wholes, self._totals)
+        await self._sender.start(b"application/json", sum(map(len, parts)))
+        await self._sender.body(*parts, is_last=True)
+
+    async def _write(self, piece: Piece, function: Callable[..., Result], *args: Any) -> Result:
+        """Has a piece become JSON."""
+        count = len(piece.scores) + len(piece.prompt_scores)
+        return await self._engine.write(self._channel, count, function, *args)
 
     async def stream(self) -> None:
         """Sends events as there is text."""
         events = Events(self._head, self._asked.usage, self._totals)
         is_started = False
         while self._num_open:
-            parts, error = [], None
+            parts: list[bytes | bytearray] = []
+            error = None
             for piece in await self._channel.get():
                 if piece.error is not None:
                     error = piece.error
                     break
                 self._count(piece.num_tokens, is_last=piece.is_last)
-                parts.append(events.piece(self._choices[piece.index], piece))
+                parts += await self._write(piece, events.piece, self._choices[piece.index], piece)
             if error is not None and not is_started and not parts:
                 raise self._refusal(error)
+            if not parts and error is None:
+                continue
             if not is_started:
                 await self._sender.start(b"text/event-stream; charset=utf-8")
                 is_started = True
             if error is not None:
                 self._record.failure = self._failure()
                 parts.append(b"data: %s\n\n" % error_json(error))
-                await self._sender.body(b"".join(parts), is_last=True)
+                await self._sender.body(*parts, is_last=True)
                 return
             if not self._num_open:
                 parts.append(events.end())
-            await self._sender.body(b"".join(parts), is_last=not self._num_open)
+            await self._sender.body(*parts, is_last=not self._num_open)
 
     def _count(self, num_tokens: int, *, is_last: bool) -> None:
         self._totals.completion_tokens += num_tokens

@@ -7,27 +7,35 @@ import functools
 import secrets
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import PromptError
 from fastlstm.infer.sampling import MAX_SEED
 from fastlstm.infer.seal import Seal
 from fastlstm.infer.writing import prompt_ids, token_stops
-from fastlstm.serve.errors import ApiError
+from fastlstm.serve.errors import ApiError, Overloaded
 from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
+from fastlstm.serve.requests import Completion, parse_body, parse_completion
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler, Tick
 from fastlstm.serve.state import open_state
+from fastlstm.serve.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from fastlstm.infer.loading import Writer
+    from fastlstm.serve.channel import Presence
     from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.requests import Completion
     from fastlstm.serve.scheduler import Ticket
     from fastlstm.serve.settings import Settings
 
-_SHORT_PROMPT = 4096
-"""Characters that are turned into tokens at once; more go to another thread meanwhile."""
+Result = TypeVar("Result")
+
+_SHORT_BODY = 1 << 12
+"""Bytes of a request that are read at once; more are read on another thread meanwhile."""
+_FEW_TOKENS = 32
+"""Tokens that are scored or repeated at once."""
 
 
 class Engine:
@@ -61,6 +69,8 @@ class Engine:
         self._settings, self._metrics = settings, metrics
         self._loop = asyncio.get_running_loop()
         self._progress_s = time.monotonic()
+        self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
+        self._num_scored = 0
         metrics.slots.set(settings.max_streams)
         self.scheduler = Scheduler(
             writer.decoder,
@@ -78,9 +88,9 @@ class Engine:
         return self.writer.tokenizer.vocab_size
 
     def is_stuck(self) -> bool:
-        """Whether there is work and nothing was read, written or ended for too long."""
-        idle_s = time.monotonic() - self._progress_s
-        return idle_s > self._settings.watchdog and self.scheduler.has_work
+        """Whether nothing was read, written or ended, or a thread was busy, for too long."""
+        idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
+        return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
     def submit(self, ticket: Ticket, jobs: list[Job]) -> None:
         """Has the texts of a ticket written; their pieces come to its channel."""
@@ -106,16 +116,78 @@ class Engine:
     def stop(self) -> None:
         """Ends every text with an error."""
         self.scheduler.stop()
+        self._reader.stop()
+        self._writer.stop()
 
-    async def jobs(self, asked: Completion) -> list[Job]:
-        """Returns a request's jobs; long prompts become tokens on another thread.
+    async def read(
+        self, client: Presence, ticket: Ticket, body: bytes
+    ) -> tuple[Completion, list[Job]]:
+        """Returns a request, checked, and its jobs; a long one is read on another thread.
+
+        The ticket takes a place for each text before the prompts are looked at.
 
         Raises:
-            ApiError: a prompt that is too long or has unseen characters, a state not of this model.
+            ApiError: it is wrong, a prompt is too long or has unseen characters, a state is not of
+                this model, or there is no room.
+            Disconnected: its client has left.
         """
-        if sum(map(len, asked.prompts)) <= _SHORT_PROMPT:
-            return self._jobs(asked)
-        return await asyncio.to_thread(self._jobs, asked)
+        if len(body) <= _SHORT_BODY:
+            return self._read(ticket, body)
+        return await client.wait(self._reader.call(self._read, ticket, body))
+
+    def _read(self, ticket: Ticket, body: bytes) -> tuple[Completion, list[Job]]:
+        asked = parse_completion(
+            parse_body(body),
+            model=self.name,
+            vocab_size=self.vocab_size,
+            max_tokens=self._settings.max_tokens,
+            defaults=self.writer.generation,
+        )
+        self.scheduler.enlarge(ticket, asked.num_choices)
+        return asked, self._jobs(asked)
+
+    async def write(
+        self, client: Presence, count: int, function: Callable[..., Result], *args: Any
+    ) -> Result:
+        """Returns what a function makes of so many tokens; many are written on another thread.
+
+        Raises:
+            Disconnected: the client has left.
+        """
+        if count <= _FEW_TOKENS:
+            return function(*args)
+        return await client.wait(self._writer.call(function, *args))
+
+    def admit_scores(self, asked: Completion, jobs: Sequence[Job]) -> int:
+        """Takes room for the tokens that an answer repeats and scores; `release_scores` follows.
+
+        Returns:
+            Their number: prompts, where they are repeated, times n; and what is written, where that
+            is scored and not sent before its end.
+
+        Raises:
+            ApiError: more than the server holds (400), or than it has room for now (429).
+        """
+        count = asked.n * sum(len(job.prompt) for job in jobs) if asked.echo else 0
+        if asked.logprobs is not None and not asked.streams:
+            count += asked.num_choices * asked.max_tokens
+        most = self._settings.max_scored
+        if count > most:
+            raise ApiError(
+                400,
+                f"the answer would repeat or score {count} tokens (n x prompt with echo, n x"
+                f" max_tokens with logprobs), this server holds at most {most}; ask for fewer at a"
+                " time, or start the server with a larger --max-scored",
+                "n",
+            )
+        if self._num_scored + count > most:
+            raise Overloaded
+        self._num_scored += count
+        return count
+
+    def release_scores(self, count: int) -> None:
+        """Gives back room."""
+        self._num_scored -= count
 
     def _jobs(self, asked: Completion) -> list[Job]:
         tokenizer = self.writer.tokenizer

@@ -15,6 +15,8 @@ _TYPES = {
     503: "server_error",
 }
 
+ENDING = "the server is shutting down; send the request to another one"
+
 
 class ApiError(Exception):
     """An answer that is not 200.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastlstm.serve.batches import Batch, Batches, Windows
+from fastlstm.serve.channel import Presence
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.forecast_request import Asked, input_specs, output_specs, parse_request
 from fastlstm.serve.sequences import Sequences
-from fastlstm.serve.tensors import encode_answer
+from fastlstm.serve.tensors import Answer, encode_answer
+from fastlstm.serve.worker import Worker
 
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Forecasts, WindowForecaster
@@ -24,30 +25,31 @@ if TYPE_CHECKING:
 VERSION = "1"
 _SHORT_BODY = 1 << 16
 """Bytes that are read at once; more are read on another thread meanwhile."""
-_FEW_NUMBERS = 1 << 12
+_FEW_NUMBERS = 1 << 10
+"""Numbers of an answer that are written at once; more are written on another thread."""
 
-Result = TypeVar("Result")
 
-
-class Ticket:
-    """One request's windows and its answer.
-
-    Args:
-        windows: to be forecast.
+class Ticket(Presence):
+    """What one request holds, from its headers until its answer was sent.
 
     Attributes:
-        windows: as given.
+        num_places: held.
+        windows: to be forecast, once the request was read.
         answer: comes when they are.
     """
 
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_places = 1
+        self.windows: Windows | None = None
         self.answer: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
 
-    def cancel(self) -> None:
+    def leave(self) -> None:
         """Nobody wants the answer any more."""
-        self.windows.is_cancelled = True
+        super().leave()
         self.answer.cancel()
+        if self.windows is not None:
+            self.windows.is_cancelled = True
 
 
 class ForecastEngine:
@@ -79,7 +81,7 @@ class ForecastEngine:
         self._sequences = Sequences(
             model.input_size, settings.max_sequences, settings.sequence_idle
         )
-        self._reader = ThreadPoolExecutor(1, "fastlstm-reader")
+        self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         self._num_reading = 0
         metrics.slots.set(settings.max_streams)
         self.scheduler = Batches(
@@ -106,9 +108,9 @@ class ForecastEngine:
         }
 
     def is_stuck(self) -> bool:
-        """Whether windows wait and no batch was finished for too long."""
-        idle_s = time.monotonic() - self._progress_s
-        return idle_s > self._settings.watchdog and self.scheduler.has_work
+        """Whether windows wait and no batch was finished, or a thread is busy, for too long."""
+        idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
+        return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
     def show(self) -> None:
         """Brings the gauges up to date."""
@@ -117,67 +119,98 @@ class ForecastEngine:
         self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
         self._metrics.sequences.set(len(self._sequences))
 
-    async def read(self, body: bytes, header_length: int | None) -> Asked:
+    def admit(self) -> Ticket:
+        """Takes a place for a request that is to be read; `release` must follow.
+
+        Raises:
+            ApiError: all places are taken, or the server is closing (503).
+        """
+        self.scheduler.reserve(1)
+        return Ticket()
+
+    async def read(self, ticket: Ticket, body: bytes, header_length: int | None) -> Asked:
         """Returns a request, checked; requests are read one after the other, in their order.
 
         Raises:
             ApiError: 400, it is wrong.
+            Disconnected: its client has left.
         """
         if len(body) <= _SHORT_BODY and not self._num_reading:
             return parse_request(body, header_length, self.model, self.inputs)
         self._num_reading += 1
         try:
-            return await self._loop.run_in_executor(
-                self._reader, parse_request, body, header_length, self.model, self.inputs
+            return await ticket.wait(
+                self._reader.call(parse_request, body, header_length, self.model, self.inputs)
             )
         finally:
             self._num_reading -= 1
 
-    def submit(self, asked: Asked) -> Ticket:
-        """Has a request's windows forecast; `release` must follow.
+    def submit(self, ticket: Ticket, asked: Asked) -> None:
+        """Has a request's windows forecast.
 
         The rows of a sequence are added here and now: a window is what the sequence held when its
         request had been read.
 
         Raises:
-            ApiError: no room (503), too many windows (400), or the sequence's.
+            ApiError: no room (503), too many windows or numbers (400), or the sequence's.
         """
         count = len(asked.past)
-        self.scheduler.reserve(count)
-        try:
-            past, statics = asked.past, asked.statics
-            if asked.step is not None:
-                static = None if statics is None else statics[0]
-                rows, static = self._sequences.add(asked.step, past[0], static)
-                past, statics = rows[None], None if static is None else static[None]
-            ticket = Ticket(Windows(past, asked.future, statics))
-            if not self.scheduler.has_work:  # the time without work is no time without progress
-                self._progress_s = time.monotonic()
-            self.scheduler.submit(ticket.windows)
-        except BaseException:
-            self.scheduler.release(count)
-            raise
+        self._check_numbers(count, asked)
+        self.scheduler.reserve(count, ticket.num_places)
+        ticket.num_places = count
+        past, statics = asked.past, asked.statics
+        if asked.step is not None:
+            static = None if statics is None else statics[0]
+            rows, static = self._sequences.add(asked.step, past[0], static)
+            past, statics = rows[None], None if static is None else static[None]
+        ticket.windows = Windows(past, asked.future, statics)
+        if not self.scheduler.has_work:  # the time without work is no time without progress
+            self._progress_s = time.monotonic()
+        self.scheduler.submit(ticket.windows)
         self._tickets[ticket.windows] = ticket
-        return ticket
+
+    def _check_numbers(self, count: int, asked: Asked) -> None:
+        horizon, targets = self.model.horizon, len(self.model.targets)
+        values = sum(len(asked.levels) if name == "quantiles" else 1 for name in asked.outputs)
+        number, most = count * horizon * targets * values, self._settings.max_numbers
+        if number > most:
+            raise ApiError(
+                400,
+                f"the answer would have {number} numbers ({count} windows x {horizon} steps x"
+                f" {targets} targets x {values} values each), this server gives at most {most};"
+                " send fewer windows at a time, ask for fewer quantiles, or start the server with"
+                " a larger --max-numbers",
+            )
 
     def release(self, ticket: Ticket) -> None:
         """Gives back what a request holds; windows that wait are not computed any more."""
-        ticket.cancel()
-        self._tickets.pop(ticket.windows, None)
-        self.scheduler.release(len(ticket.windows))
+        ticket.leave()
+        if ticket.windows is not None:
+            self._tickets.pop(ticket.windows, None)
+        self.scheduler.release(ticket.num_places)
 
-    async def encode(self, asked: Asked, found: Forecasts) -> tuple[bytes, int | None]:
-        """Returns the body of an answer, and the length of its JSON where binary data follows.
+    async def encode(self, ticket: Ticket, asked: Asked, found: Forecasts) -> Answer:
+        """Returns the answer, whose `parts` is still to be written.
 
         Raises:
             ApiError: 400, the forecast is not finite, or a quantile is one for which validation had
                 too few values.
+            Disconnected: the client has left.
         """
         if found.parameters.numel() * (1 + len(asked.levels)) <= _FEW_NUMBERS:
             return self._encode(asked, found)
-        return await asyncio.to_thread(self._encode, asked, found)
+        return await ticket.wait(self._writer.call(self._encode, asked, found))
 
-    def _encode(self, asked: Asked, found: Forecasts) -> tuple[bytes, int | None]:
+    async def parts(self, ticket: Ticket, answer: Answer) -> AsyncIterator[bytes]:
+        """Yields the body of an answer, each part as soon as the one before was taken.
+
+        Raises:
+            Disconnected: the client has left.
+        """
+        while part := await ticket.wait(self._writer.call(next, answer.parts, b"")):
+            yield part
+
+    def _encode(self, asked: Asked, found: Forecasts) -> Answer:
         make: dict[str, Callable[[], Any]] = {
             "forecast": found.values,
             "quantiles": lambda: found.quantiles(asked.levels),
@@ -201,7 +234,8 @@ class ForecastEngine:
     def stop(self) -> None:
         """Ends every request with an error."""
         self.scheduler.stop()
-        self._reader.shutdown(wait=False)
+        self._reader.stop()
+        self._writer.stop()
 
     def _deliver(self, batch: Batch) -> None:
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import nearest_hint
 from fastlstm.serve.errors import ApiError, shown, value_name
 from fastlstm.serve.sequences import Step
-from fastlstm.serve.tensors import FLOATS, Spec, parameters_of, read_inputs, split_body
+from fastlstm.serve.tensors import FLOATS, Spec, parameters_of, read_inputs, short, split_body
 
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Columns, WindowForecaster
@@ -125,7 +125,7 @@ def parse_request(
             raise _bad(f"'{name}' has {len(found)} windows, 'past' has {len(past)}; send as many")
     return Asked(
         id=_text(request.get("id"), "id"),
-        past=past[:, -model.input_size :],
+        past=np.ascontiguousarray(past[:, -model.input_size :]),  # without the older rows
         future=future,
         statics=statics,
         outputs=_outputs(request.get("outputs"), parameters, levels),
@@ -225,10 +225,9 @@ def _levels(value: Any) -> tuple[float, ...]:
         type(level) in (int, float) and LOWEST_LEVEL <= level <= HIGHEST_LEVEL for level in listed
     )
     if not good:
-        what = value_name(value)
         raise _bad(
-            f"quantiles is {str(value)[:80] if isinstance(value, list) else what}, expected a list"
-            f" of 1 to {MAX_LEVELS} numbers from {LOWEST_LEVEL} to {HIGHEST_LEVEL}"
+            f"quantiles is {short(value)}, expected a list of 1 to {MAX_LEVELS} numbers from"
+            f" {LOWEST_LEVEL} to {HIGHEST_LEVEL}"
         )
     return tuple(float(level) for level in listed)
 

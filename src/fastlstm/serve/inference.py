@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fastlstm.serve.body import HEADER_LENGTH, read_tensor_bytes, until_left
-from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.errors import ApiError, shown
 from fastlstm.serve.forecast_engine import VERSION
 from fastlstm.serve.sender import Sender
@@ -60,7 +59,7 @@ class _Pages:
         return JSONResponse({"live": is_live}, 200 if is_live else 503)
 
     async def ready(self, request: Request) -> Response:
-        self._service.served  # noqa: B018  raises while there is none
+        self._service.require_ready()
         return JSONResponse({"ready": True})
 
     async def model(self, request: Request) -> Response:
@@ -102,43 +101,46 @@ class Infer:
         """Answers one request."""
         service, record = self._service, scope["state"]["record"]
         engine = _engine(service, scope["path_params"])
-        engine.scheduler.require_room()
-        settings = service.settings
-        body, header_length = await read_tensor_bytes(
-            scope, receive, settings.max_body, settings.body_timeout
-        )
-        asked = await engine.read(body, header_length)
-        ticket = engine.submit(asked)
-        record.windows = len(ticket.windows)
-        sender = Sender(scope, send, ticket.cancel, record, service.metrics)
-        watch = asyncio.create_task(until_left(receive, ticket.cancel))
+        # The place is taken before the body comes: what is read for a request is bounded, too.
+        ticket = engine.admit()
+        sender = Sender(scope, send, ticket.leave, record, service.metrics)
+        watch: asyncio.Task[None] | None = None
         service.stalls.senders.add(sender)
         try:
-            found = await _answer(ticket, asked, record)
-            answer, json_length = await engine.encode(asked, found)
+            settings = service.settings
+            body = await read_tensor_bytes(scope, receive, settings.max_body, settings.body_timeout)
+            watch = asyncio.create_task(until_left(receive, ticket.leave))
+            asked = await engine.read(ticket, *body)
+            del body
+            engine.submit(ticket, asked)
+            record.windows = ticket.num_places
+            found = await _forecasts(ticket, asked, record)
+            answer = await engine.encode(ticket, asked, found)
+            del found  # shares memory with all of its pass
             kind, more = b"application/json", []
-            if json_length is not None:
+            if answer.json_length is not None:
                 kind = b"application/octet-stream"
-                more.append((HEADER_LENGTH, b"%d" % json_length))
-            await sender.start(kind, len(answer), *more)
-            await sender.body(answer, is_last=True)
+                more.append((HEADER_LENGTH, b"%d" % answer.json_length))
+            await sender.start(kind, answer.length, *more)
+            if answer.length is not None:
+                await sender.body(b"".join(answer.parts), is_last=True)
+                return
+            async for part in engine.parts(ticket, answer):
+                await sender.body(part)
+            await sender.body(b"", is_last=True)
         finally:
             service.stalls.senders.discard(sender)
             engine.release(ticket)
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
 
 
-async def _answer(ticket: Ticket, asked: Asked, record: Record) -> Forecasts:
-    """Waits for the forecasts, as long as the client does."""
+async def _forecasts(ticket: Ticket, asked: Asked, record: Record) -> Forecasts:
+    """Waits for the forecasts, until the request's timeout."""
     end_s = None if asked.timeout_s is None else record.start_s + asked.timeout_s
     try:
         async with asyncio.timeout_at(end_s):
-            # Shielded: a cancelled future is the client's leaving, and nothing else.
-            return await asyncio.shield(ticket.answer)
+            return await ticket.wait(ticket.answer)
     except TimeoutError:
         kept = "" if asked.step is None else "; its rows were added to the sequence"
         raise ApiError(504, f"there was no forecast within the request's timeout{kept}") from None
-    except asyncio.CancelledError:
-        if ticket.answer.cancelled():
-            raise Disconnected from None
-        raise

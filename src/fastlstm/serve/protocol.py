@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fastlstm.serve.access import MAX_HEADER_BYTES
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.refusals import Refusals
 
@@ -23,21 +24,68 @@ if TYPE_CHECKING:
 _BODY_SPARE_S = 1.0
 """The application answers a slow body itself; this long after it the connection ends anyway."""
 
+_FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
+"""Chunks of a body that may be small; beyond them a chunk has so many bytes on the average."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 def protocol_class(service: Service) -> type[H11Protocol]:
     """Returns the protocol with a server's limits."""
     settings = service.settings
-    # Far more than places: who finds none is to be told so.
-    max_connections = 4096 + 4 * (settings.max_streams + settings.max_queue)
 
     class Protocol(Connection):
         limits = settings
-        most = max_connections
         refusals = Refusals(service)
 
     return Protocol
+
+
+class Refused(h11.RemoteProtocolError):
+    """HTTP that h11 takes and a server had better not; the message is for the client."""
+
+
+class Parser(h11.Connection):
+    """h11's parser, without what a proxy before it may understand in another way.
+
+    One that reads an end of a line or of a body elsewhere than the server would pass on a request
+    within a request, unseen (request smuggling). And bodies in ever so small chunks are refused:
+    each is an event, and takes as long as a large one.
+    """
+
+    def next_event(self) -> Any:
+        """Returns what h11 does.
+
+        Raises:
+            h11.RemoteProtocolError: no HTTP, or refused.
+        """
+        if self.their_state is h11.IDLE:
+            head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
+            if head.count(b"\n") != head.count(b"\r\n"):
+                raise Refused("a line of the headers ends with LF only, expected CR LF")
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+            _check_framing(event)
+        elif isinstance(event, h11.Data):
+            self._num_bytes += len(event.data)
+            self._num_chunks += event.chunk_start
+            if self._num_chunks > _FREE_CHUNKS + self._num_bytes // _LEAST_CHUNK:
+                raise Refused(
+                    f"the body comes in {self._num_chunks} chunks of {self._num_bytes} bytes"
+                    f" together, expected {_LEAST_CHUNK} bytes or more in each; send larger ones,"
+                    " or Content-Length"
+                )
+        return event
+
+
+def _check_framing(request: h11.Request) -> None:
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" not in names:
+        return
+    if b"content-length" in names:
+        raise Refused("the request has Content-Length and Transfer-Encoding, expected one of them")
+    if request.http_version < b"1.1":
+        raise Refused("Transfer-Encoding goes with HTTP/1.1 only; send Content-Length")
 
 
 class Connection(H11Protocol):
@@ -45,16 +93,15 @@ class Connection(H11Protocol):
 
     Attributes:
         limits: the server's settings.
-        most: connections at a time; the next is closed at once.
         refusals: answers while every place is taken.
     """
 
     limits: Settings
-    most: int
     refusals: Refusals
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = Parser(h11.SERVER, MAX_HEADER_BYTES)
         self.app_state = {**self.app_state, "connection": self}
         self._deadline: asyncio.TimerHandle | None = None
         self._awaits: Any = None
@@ -62,9 +109,6 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the clock for the first request's headers."""
         super().connection_made(transport)
-        if len(self.connections) > self.most:
-            self.abort()
-            return
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
@@ -111,7 +155,9 @@ class Connection(H11Protocol):
         """Answers what is no HTTP in the shape of every other error."""
         error = sys.exception()
         status = getattr(error, "error_status_hint", 400)
-        if status == 431:
+        if isinstance(error, Refused):
+            text = str(error)
+        elif status == 431:
             text = "the request's headers are too long"
         else:
             status, text = 400, "the request is not valid HTTP/1.1"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.serve.logprobs import logprobs_object
-from fastlstm.serve.row import Piece, Scored
+from fastlstm.serve.logprobs import Logprobs
+from fastlstm.serve.row import Scored
 from fastlstm.serve.state import close_state
 
 if TYPE_CHECKING:
@@ -16,72 +16,111 @@ if TYPE_CHECKING:
     from fastlstm.data.tokenizer import Tokenizer
     from fastlstm.serve.engine import Engine
     from fastlstm.serve.requests import Completion
-    from fastlstm.serve.row import Job
+    from fastlstm.serve.row import Job, Piece
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Choice:
-    """One text of a request: what its pieces are as JSON.
+class Prompt:
+    """A prompt as the choices that repeat it have it: its text and scores as JSON, written once.
 
     Args:
-        index: its number.
         job: what it belongs to.
+        asked: the request.
+        tokenizer: of the model.
+
+    Attributes:
+        text: JSON without its quotation marks; empty where it is not to be repeated.
+        length: of the text, in characters.
+        scores: its tokens, or None where no scores were asked for.
+    """
+
+    def __init__(self, job: Job, asked: Completion, tokenizer: Tokenizer) -> None:
+        text = tokenizer.decode(job.prompt) if asked.echo else ""
+        self.text, self.length = _text_json(text), len(text)
+        self.scores = _scores(asked, tokenizer)
+        self._tokens = iter(job.prompt if job.scores_prompt else ())
+        self._decoder, self._offset = tokenizer.stream_decoder(), 0
+        if job.state is None:  # the first of a text has no score
+            self.add([Scored(-1, None, [], 0)])
+
+    def add(self, scores: Sequence[Scored]) -> None:
+        """Takes the scores of the next tokens."""
+        found = []
+        for scored, token in zip(scores, self._tokens, strict=False):
+            # None is left of what stands for an empty prompt.
+            found.append(scored._replace(token=token, offset=self._offset))
+            self._offset += len(self._decoder.push(token))
+        if self.scores is not None:
+            self.scores.add(found, 0)
+
+
+@dataclass
+class Choice:
+    """One text of a request.
+
+    Attributes:
+        index: its number.
+        prompt: what it goes on from; shared with others.
         asked: the request.
         engine: the model.
     """
 
-    def __init__(self, index: int, job: Job, asked: Completion, engine: Engine) -> None:
-        self.index, self._job, self._asked, self._engine = index, job, asked, engine
-        self._pieces = engine.writer.tokenizer.pieces
-        self._echo = _text_of(job.prompt, engine.writer.tokenizer) if asked.echo else ""
-        self._base = len(self._echo)
-        self._prompt_scores = _places(job, engine.writer.tokenizer) if job.scores_prompt else []
-        self._knows_first = job.state is not None
+    index: int
+    prompt: Prompt
+    asked: Completion
+    engine: Engine
 
-    def text(self, piece: Piece) -> str:
-        """Returns what is new, the prompt first where it is to be repeated."""
-        echo, self._echo = self._echo, ""
-        return echo + piece.text
+    def parts(
+        self,
+        before: Prompt | None,
+        text: bytes | bytearray,
+        scores: Logprobs | None,
+        finish: str | None,
+        session: str | None,
+    ) -> list[bytes | bytearray]:
+        """Returns OpenAI's choice object in parts.
 
-    def logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        """Returns the scores of what is new, or None where none were asked for."""
-        if self._asked.logprobs is None:
-            return None
-        scores = self._of_prompt(piece.prompt_scores)
-        found = logprobs_object(scores, self._pieces, 0, self._asked.logprobs)
-        new = logprobs_object(piece.scores, self._pieces, self._base, self._asked.logprobs)
-        for name, values in new.items():
-            found[name] = None if values is None else found[name] + values
-        return found
+        Args:
+            before: the prompt, where it is to be repeated first.
+            text: JSON without its quotation marks.
+            scores: of its tokens.
+            finish: why it ended, or None.
+            session: blob of its state, or None.
+        """
+        logprobs: list[bytes | bytearray] = [b"null"]
+        if scores is not None:
+            logprobs = scores.parts(None if before is None else before.scores)
+        return [
+            b'{"text":"',
+            *([] if before is None else [before.text]),
+            text,
+            b'","index":%d,"logprobs":' % self.index,
+            *logprobs,
+            b',"finish_reason":%s' % _dumps(finish),
+            b"}" if session is None else b',"session":%s}' % _dumps(session),
+        ]
 
     def session(self, piece: Piece) -> str | None:
         """Returns the blob of the state, in the last piece where it was asked for."""
-        return None if piece.state is None else close_state(self._engine.seal, piece.state)
+        return None if piece.state is None else close_state(self.engine.seal, piece.state)
 
-    def _of_prompt(self, scores: Sequence[Scored]) -> list[Scored]:
-        """Gives the prompt's scores their tokens and places; the first of a text has no score."""
-        found = []
-        if self._prompt_scores and not self._knows_first:
-            found.append(self._prompt_scores.pop(0))
-            self._knows_first = True
-        for scored in scores:
-            if self._prompt_scores:  # none is left of what stands for an empty prompt
-                place = self._prompt_scores.pop(0)
-                found.append(scored._replace(token=place.token, offset=place.offset))
-        return found
+    def new_scores(self) -> Logprobs | None:
+        """Returns room for scores, or None where none were asked for."""
+        return _scores(self.asked, self.engine.writer.tokenizer)
 
 
-def _places(job: Job, tokenizer: Tokenizer) -> list[Scored]:
-    decoder, offset, found = tokenizer.stream_decoder(), 0, []
-    for token in job.prompt:
-        found.append(Scored(token, None, [], offset))
-        offset += len(decoder.push(token))
+def choices_of(jobs: Sequence[Job], asked: Completion, engine: Engine) -> list[Choice]:
+    """Returns the choices of a request; those of a job share its prompt."""
+    found: list[Choice] = []
+    for job in jobs:
+        prompt = Prompt(job, asked, engine.writer.tokenizer)
+        found += [Choice(index, prompt, asked, engine) for index in job.indices]
     return found
 
 
-def _text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(tokens)
+def _scores(asked: Completion, tokenizer: Tokenizer) -> Logprobs | None:
+    return None if asked.logprobs is None else Logprobs(tokenizer.pieces, asked.logprobs)
 
 
 @dataclass
@@ -113,22 +152,22 @@ class Events:
         self._head = b"data: " + _dumps(head)[:-1] + b',"choices":['
         self._usage, self._totals = usage, totals
         self._tail = b"]}\n\n" if usage == "" else b'],"usage":null}\n\n'
+        self._begun: set[int] = set()
 
-    def piece(self, choice: Choice, piece: Piece) -> bytes:
-        """Returns the event of a piece."""
-        text = json.dumps(choice.text(piece)).encode("ascii")
-        logprobs = choice.logprobs(piece)
-        finish = b"null" if piece.finish is None else b'"%s"' % piece.finish.encode()
-        session = choice.session(piece)
-        return b'%s{"text":%s,"index":%d,"logprobs":%s,"finish_reason":%s%s}%s' % (
-            self._head,
-            text,
-            choice.index,
-            b"null" if logprobs is None else _dumps(logprobs),
-            finish,
-            b"" if session is None else b',"session":' + _dumps(session),
-            self._tail if self._usage != "all" else self._counted(),
+    def piece(self, choice: Choice, piece: Piece) -> list[bytes | bytearray]:
+        """Returns the event of a piece in parts; none where it has only scores of the prompt."""
+        choice.prompt.add(piece.prompt_scores)
+        if not (piece.num_tokens or piece.text or piece.is_last):
+            return []
+        before = None if choice.index in self._begun else choice.prompt
+        self._begun.add(choice.index)
+        scores = choice.new_scores()
+        if scores is not None:
+            scores.add(piece.scores, choice.prompt.length)
+        found = choice.parts(
+            before, _text_json(piece.text), scores, piece.finish, choice.session(piece)
         )
+        return [self._head, *found, self._tail if self._usage != "all" else self._counted()]
 
     def end(self) -> bytes:
         """Returns what follows the last piece."""
@@ -138,43 +177,45 @@ class Events:
         return b'],"usage":%s}\n\n' % _dumps(self._totals.as_json())
 
 
-@dataclass
 class Whole:
-    """A choice that is answered at once."""
+    """A choice that is answered at once.
 
-    choice: Choice
-    texts: list[str] = field(default_factory=list)
-    logprobs: dict[str, Any] | None = None
-    finish: str | None = None
-    session: str | None = None
+    Args:
+        choice: which.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice, self._text, self._scores = choice, bytearray(), choice.new_scores()
+        self._finish: str | None = None
+        self._session: str | None = None
 
     def add(self, piece: Piece) -> None:
         """Takes a piece."""
-        self.texts.append(self.choice.text(piece))
-        new = self.choice.logprobs(piece)
-        if self.logprobs is None:
-            self.logprobs = new
-        elif new is not None:
-            for name, values in new.items():
-                if values is not None:
-                    self.logprobs[name] += values
-        self.finish, self.session = piece.finish, self.choice.session(piece)
+        prompt = self._choice.prompt
+        prompt.add(piece.prompt_scores)
+        self._text += _text_json(piece.text)
+        if self._scores is not None:
+            self._scores.add(piece.scores, prompt.length)
+        self._finish, self._session = piece.finish, self._choice.session(piece)
 
-    def as_json(self) -> dict[str, Any]:
-        """OpenAI's choice object."""
-        found = {
-            "text": "".join(self.texts),
-            "index": self.choice.index,
-            "logprobs": self.logprobs,
-            "finish_reason": self.finish,
-        }
-        return found if self.session is None else {**found, "session": self.session}
+    def parts(self) -> list[bytes | bytearray]:
+        """Returns OpenAI's choice object in parts."""
+        choice = self._choice
+        return choice.parts(choice.prompt, self._text, self._scores, self._finish, self._session)
 
 
-def whole_body(head: dict[str, Any], choices: Sequence[Whole], totals: Totals) -> bytes:
-    """Returns the answer to a request without `stream`."""
-    listed = [whole.as_json() for whole in choices]
-    return _dumps({**head, "choices": listed, "usage": totals.as_json()})
+def whole_parts(
+    head: dict[str, Any], choices: Sequence[Whole], totals: Totals
+) -> list[bytes | bytearray]:
+    """Returns the answer to a request without `stream` in parts."""
+    found: list[bytes | bytearray] = [_dumps(head)[:-1] + b',"choices":[']
+    for whole in choices:
+        found += [*([b","] if len(found) > 1 else []), *whole.parts()]
+    return [*found, b'],"usage":%s}' % _dumps(totals.as_json())]
+
+
+def _text_json(text: str) -> bytes:
+    return _dumps(text)[1:-1]
 
 
 def _dumps(value: Any) -> bytes:

@@ -79,7 +79,8 @@ class Piece:
         num_tokens: tokens written.
         finish: "stop" or "length" in the last piece.
         error: why there is no more, in the last piece.
-        prompt_scores: of the prompt, in the first piece that has any.
+        prompt_scores: of the prompt, in pieces of its job's first choice: a choice has no token
+            before the last of them came.
         scores: of the tokens of `text`.
         state: in the last piece, where asked for.
     """
@@ -125,8 +126,9 @@ class Row:
         if choice is None:  # what others go on from must not depend on who read it
             self._sampling = replace(self._sampling, frequency_penalty=0.0, presence_penalty=0.0)
         self.stream: Stream = decoder.stream()
+        self._scores_prompt = job.scores_prompt and self.index == job.index  # once for all choices
         self.stream.set(
-            self._sampling, stops=job.stops, num_top=job.num_top, scores_given=job.scores_prompt
+            self._sampling, stops=job.stops, num_top=job.num_top, scores_given=self._scores_prompt
         )
         # A token is read to score the last of the prompt, even where nothing is to be written.
         self._room = max(job.max_tokens, 1 if job.scores_prompt else 0)
@@ -165,7 +167,7 @@ class Row:
             if stream.native.num_waiting == 0:
                 stream.feed(job.start)
         stream.begin(0 if self.choice is None else self._room)
-        return stream.native.num_waiting - 1 if job.scores_prompt else 0
+        return stream.native.num_waiting - 1 if self._scores_prompt else 0
 
     def prepare(self) -> None:
         """To be called before each call of the engine."""

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.serve.errors import ApiError, Overloaded, Unavailable
+from fastlstm.serve.errors import ENDING, ApiError, Overloaded, Unavailable
 from fastlstm.serve.pace import Pace
 from fastlstm.serve.prefixes import Prefixes
 from fastlstm.serve.row import Job, Piece, Row, forked, openings
@@ -135,8 +135,18 @@ class Scheduler:
         """Takes places for so many texts; to be given back by `release`, whatever comes.
 
         Raises:
-            ApiError: more texts than there are slots (400), all places are taken (429), or
-                the server is closing (503).
+            As `enlarge`.
+        """
+        ticket = Ticket(0, channel)
+        self.enlarge(ticket, count)
+        return ticket
+
+    def enlarge(self, ticket: Ticket, count: int) -> None:
+        """Takes the places that a ticket lacks for so many texts.
+
+        Raises:
+            ApiError: more texts than there are slots (400), all places are taken (429), the
+                server is closing or the ticket was released (503).
         """
         if count > self.max_streams:
             raise ApiError(
@@ -146,18 +156,16 @@ class Scheduler:
                 "n",
             )
         with self._changed:
-            self._require_room(count)
-            self._num_held += count
-        return Ticket(count, channel)
-
-    def require_room(self) -> None:
-        """Raises what `reserve` would for one more text; takes nothing."""
-        with self._changed:
-            self._require_room(1)
+            if ticket.is_cancelled:
+                raise Unavailable("the client has left")
+            more = count - ticket.num_places
+            self._require_room(more)
+            ticket.num_places += more
+            self._num_held += more
 
     def _require_room(self, count: int) -> None:
         if self._is_closed:
-            raise Unavailable("the server is shutting down; send the request to another one")
+            raise Unavailable(ENDING)
         if self._num_held + count > self.max_streams + self.max_queue:
             raise Overloaded()
 
@@ -165,7 +173,7 @@ class Scheduler:
         """Has the texts of a ticket written."""
         with self._changed:
             if self._is_stopping:
-                raise Unavailable("the server is shutting down; send the request to another one")
+                raise Unavailable(ENDING)
             self._waiting.extend((ticket, job) for job in jobs)
             self._changed.notify()
 

@@ -7,12 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from starlette.types import Scope, Send
 
     from fastlstm.serve.access import Record
     from fastlstm.serve.metrics import Metrics
+
+_SLICE = 1 << 16
+"""Bytes that are handed to the connection at a time."""
 
 
 class Sender:
@@ -56,17 +59,25 @@ class Sender:
         self._metrics.first_token.observe(self._record.first_piece_s)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def body(self, data: bytes, *, is_last: bool = False) -> None:
-        """Sends a part; returns when the connection has room for the next."""
+    async def body(self, *parts: bytes | bytearray, is_last: bool = False) -> None:
+        """Sends what the parts are together; returns when the connection has room for more.
+
+        It goes out slice by slice, between which others are served: what waits in the connection
+        does not grow with what there is to send.
+        """
         now_s = time.monotonic()
         if self._last_s:
             self._metrics.between.observe(now_s - self._last_s)
-        self._last_s = self.waits_since_s = now_s
-        message = {"type": "http.response.body", "body": data, "more_body": not is_last}
-        try:
-            await self._send(message)
-        finally:
-            self.waits_since_s = None
+        self._last_s = now_s
+        for data, is_end in _slices(parts):
+            self.waits_since_s = time.monotonic()
+            message = {"type": "http.response.body", "body": data}
+            try:
+                await self._send({**message, "more_body": not (is_last and is_end)})
+            finally:
+                self.waits_since_s = None
+            if not is_end:
+                await asyncio.sleep(0)
 
     def cut(self) -> None:
         """Ends the connection; what the client has not taken is lost."""
@@ -74,6 +85,22 @@ class Sender:
         self._on_cut()
         if self._connection is not None:
             self._connection.abort()
+
+
+def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
+    """Yields what the parts are together, bit by bit, and whether it is the end."""
+    if sum(map(len, parts)) <= _SLICE:
+        yield b"".join(parts), True
+        return
+    found = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        for first in range(0, len(view), _SLICE):
+            if len(found) >= _SLICE:
+                yield bytes(found), False
+                found.clear()
+            found += view[first : first + _SLICE]
+    yield bytes(found), True
 
 
 class Stalls:

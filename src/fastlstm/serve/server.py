@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import secrets
@@ -23,6 +24,7 @@ from fastlstm.serve.app import make_app
 from fastlstm.serve.engine import Engine
 from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.keys import Keys, is_local
+from fastlstm.serve.listener import Listener, Notice, max_connections
 from fastlstm.serve.protocol import protocol_class
 from fastlstm.serve.service import Service
 
@@ -40,6 +42,9 @@ _FLUSH_S = 5
 """What clients have to take the end of their texts, after the last one was written."""
 _SWITCH_S = 0.001
 """The engine waits at most so long for the interpreter, when a call has returned."""
+_GARBAGE_AFTER = 100_000
+"""Objects between two looks for garbage. Reading a body of a megabyte makes so many that with the
+default of 700 most of the time would go there, and nobody else has the interpreter meanwhile."""
 
 
 class Server(uvicorn.Server):
@@ -84,6 +89,7 @@ class Runner:
             FastLSTMError: the model cannot be loaded.
         """
         bound = _listen(self._settings)
+        self._limit(bound)
         self.service.is_local = is_local(bound.getsockname()[0])
         server = Server(_config(self._settings, self.service))
         serving = asyncio.create_task(server.serve([bound]))
@@ -99,6 +105,18 @@ class Runner:
             await serving
             watching.cancel()
 
+    def _limit(self, bound: Listener) -> None:
+        settings = self._settings
+        # Far more than places: who finds none is to be told so.
+        most = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
+        notice = Notice(self._say, most)
+
+        def on_refused() -> None:
+            self.service.metrics.refused.inc()
+            notice.refused()
+
+        bound.limit(most, on_refused)
+
     def end(self) -> None:
         """Begins to end; a second time leaves out the grace."""
         if self._ending.is_set():
@@ -110,6 +128,7 @@ class Runner:
         shown = f"[{host}]" if ":" in host else host
         self._warn(host)
         model = await asyncio.to_thread(self._load)
+        gc.freeze()  # what is loaded stays: no look for garbage goes through it again
         described = self._serve_text(model) if isinstance(model, Writer) else self._forecast(model)
         self._say(f"serving {model.name} at http://{shown}:{port}/ ({described})")
 
@@ -177,6 +196,7 @@ def serve(
     """
     _allow_many_files()
     sys.setswitchinterval(_SWITCH_S)
+    gc.set_threshold(_GARBAGE_AFTER, 20, 20)
     # uvicorn's own lines would come between ours.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
@@ -215,11 +235,10 @@ def _config(settings: Settings, service: Service) -> uvicorn.Config:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
         backlog=_BACKLOG,
-        h11_max_incomplete_event_size=32768,
     )
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: Settings) -> Listener:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host,
@@ -228,7 +247,7 @@ def _listen(settings: Settings) -> socket.socket:
             proto=socket.IPPROTO_TCP,  # named, or asyncio leaves Nagle's 40 ms in
             flags=socket.AI_PASSIVE,
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        bound = Listener(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         bound.bind(address)

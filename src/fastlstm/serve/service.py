@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastlstm.serve.engine import Engine
-from fastlstm.serve.errors import ApiError, Unavailable
+from fastlstm.serve.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.sender import Stalls
@@ -46,7 +46,7 @@ class Service:
             Unavailable: it is not loaded yet, or the server is closing.
         """
         if self.is_draining:
-            raise Unavailable("the server is shutting down; send the request to another one")
+            raise Unavailable(ENDING)
         if self._engine is None:
             raise Unavailable("the model is still being loaded; send the request again")
         return self._engine
@@ -96,6 +96,12 @@ class Service:
     def is_stuck(self) -> bool:
         """Whether requests are under way and nothing moves."""
         return self._engine is not None and self._engine.is_stuck()
+
+    def require_ready(self) -> None:
+        """Raises Unavailable while requests are not to be sent here: as `served`, or stuck."""
+        self.served  # noqa: B018
+        if self.is_stuck:
+            raise Unavailable("requests are under way and nothing moves; ask another server")
 
     @property
     def is_full(self) -> bool:

@@ -19,6 +19,8 @@ _BOUNDS = {
     "sequence_idle": (0.05, _UNLIMITED),
     "max_tokens": (1, _UNLIMITED),
     "max_prompt_tokens": (1, _UNLIMITED),
+    "max_scored": (0, _UNLIMITED),
+    "max_numbers": (1, _UNLIMITED),
     "max_body": (1024, 1 << 30),
     "header_timeout": (0.05, 3600),
     "body_timeout": (0.05, 3600),
@@ -47,6 +49,10 @@ class Settings:
         sequence_idle: seconds after which a sequence that nobody asks for is forgotten.
         max_tokens: most tokens that one text may ask for.
         max_prompt_tokens: longest prompt.
+        max_scored: tokens that answers under way may hold together: n x prompt with echo, n x
+            max_tokens with logprobs that are not streamed.
+        max_numbers: most numbers in an answer of forecasts: windows x steps x targets, once for the
+            forecast and once for each quantile.
         max_body: largest request body, in bytes.
         header_timeout: seconds in which a request's headers must have come.
         body_timeout: seconds in which its body must have come.
@@ -70,6 +76,8 @@ class Settings:
     sequence_idle: float = 3600.0
     max_tokens: int = 100_000
     max_prompt_tokens: int = 200_000
+    max_scored: int = 1 << 20
+    max_numbers: int = 1 << 20
     max_body: int = 1 << 20
     header_timeout: float = 10.0
     body_timeout: float = 30.0
@@ -96,6 +104,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "limits": (
         "max_tokens",
         "max_prompt_tokens",
+        "max_scored",
+        "max_numbers",
         "max_body",
         "header_timeout",
         "body_timeout",

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import nearest_hint
 from fastlstm.serve.errors import ApiError, shown, value_name
+from fastlstm.storage import MAX_JSON_DEPTH, is_deeper, unique_keys
 
 MAX_SIZE = (1 << 31) - 1
 FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
 """Datatypes of numbers."""
+_SLICE = 1 << 12
+"""Numbers that are written at a time: nobody else has the interpreter meanwhile, for some 5 ms."""
+_MAX_KEYS = 1000
 _TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _NUMBERS = {int, float, type(None)}
 _NAMES = {str, type(None)}
@@ -64,24 +68,30 @@ def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], 
         )
     try:
         text = body[:length].decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique_keys)
+        value = json.loads(text, object_pairs_hook=_Keys().read)
     except RecursionError:
-        raise _bad("the JSON is nested too deep") from None
+        raise _too_deep() from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         why = "a number has too many digits" if "digits" in str(error) else str(error)
         raise _bad(f"the request is not valid JSON: {shown(why)}") from None
+    if is_deeper(value, MAX_JSON_DEPTH):
+        raise _too_deep()
     if not isinstance(value, dict):
         raise _bad(f"the request is {value_name(value)}, expected a JSON object")
     return value, memoryview(body)[length:]
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key '{double[:50]}' appears twice")
-    return found
+class _Keys:
+    """Counts the keys of a request's objects while it is parsed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def read(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._count += 1 + len(pairs)
+        if self._count > _MAX_KEYS:
+            raise ValueError(f"its objects have more than {_MAX_KEYS} keys together")
+        return unique_keys(pairs)
 
 
 def read_inputs(
@@ -152,14 +162,14 @@ def _shape(value: Any, spec: Spec) -> tuple[int, ...]:
     sizes: list[Any] = [int(v) if type(v) is float and v.is_integer() else v for v in listed]
     if any(type(size) is not int or not 0 <= size <= MAX_SIZE for size in sizes):
         raise _bad(
-            f"input '{spec.name}' has shape {_short(value)}, expected a list of whole numbers"
+            f"input '{spec.name}' has shape {short(value)}, expected a list of whole numbers"
         )
     fits = len(sizes) == len(spec.shape) and all(
         wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
     )
     if not fits:
         raise _bad(
-            f"input '{spec.name}' has shape {_short(sizes)}, expected {list(spec.shape)}, the last"
+            f"input '{spec.name}' has shape {short(sizes)}, expected {list(spec.shape)}, the last"
             f" axis being {_short_list(spec.columns)}"
         )
     return tuple(sizes)
@@ -269,31 +279,79 @@ def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     return found or {}
 
 
+class Answer(NamedTuple):
+    """The body of an answer.
+
+    Attributes:
+        parts: of the body, made one by one as they are asked for.
+        length: of the body; None where there is more than one part and none is binary: its length
+            is known when it was written.
+        json_length: of the JSON where binary data follows, else None.
+    """
+
+    parts: Iterator[bytes]
+    length: int | None
+    json_length: int | None
+
+
 def encode_answer(
     head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
-) -> tuple[bytes, int | None]:
-    """Returns the body of an answer, and the length of its JSON where binary data follows.
+) -> Answer:
+    """Returns the body of an answer.
 
     Args:
         head: the object without its outputs.
         outputs: by name, in their order.
         binary: which of them are binary.
     """
-    listed, tail = [], []
-    for name, values in outputs.items():
-        datatype = f"FP{8 * values.itemsize}"
-        tensor = {"name": name, "shape": list(values.shape), "datatype": datatype}
+    parts = _json_parts(head, outputs, binary)
+    tail = [
+        values.astype(FLOATS[_datatype(values)]).tobytes()
+        for name, values in outputs.items()
+        if name in binary
+    ]
+    if not tail and sum(values.size for values in outputs.values()) > _SLICE:
+        return Answer(parts, None, None)
+    text = b"".join(parts)
+    whole = b"".join([text, *tail])
+    return Answer(iter([whole]), len(whole), len(text) if tail else None)
+
+
+def _json_parts(
+    head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
+) -> Iterator[bytes]:
+    """Yields the JSON of an answer, so many numbers at a time."""
+    text = _dumps(head)[:-1] + b',"outputs":['
+    for place, (name, values) in enumerate(outputs.items()):
+        tensor = {"name": name, "shape": list(values.shape), "datatype": _datatype(values)}
+        text += b"," if place else b""
         if name in binary:
-            tail.append(values.astype(FLOATS[datatype]).tobytes())
-            listed.append({**tensor, "parameters": {"binary_data_size": len(tail[-1])}})
-        else:
-            listed.append({**tensor, "data": values.ravel().tolist()})
-    whole = {**head, "outputs": listed}
-    text = json.dumps(whole, separators=(",", ":"), allow_nan=False).encode("ascii")
-    return b"".join([text, *tail]), len(text) if tail else None
+            text += _dumps({**tensor, "parameters": {"binary_data_size": values.nbytes}})
+            continue
+        text += _dumps(tensor)[:-1] + b',"data":['
+        flat = values.ravel()
+        for first in range(0, flat.size, _SLICE):
+            part = _dumps(flat[first : first + _SLICE].tolist())[1:-1]
+            yield text + (b"," + part if first else part)
+            text = b""
+        text += b"]}"
+    yield text + b"]}"
 
 
-def _short(value: Any) -> str:
+def _datatype(values: NDArray[np.floating]) -> str:
+    return f"FP{8 * values.itemsize}"
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _too_deep() -> ApiError:
+    return _bad(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels; send it flatter")
+
+
+def short(value: Any) -> str:
+    """Returns a value as an error shows it, a short list by its elements."""
     return shown(str(value)) if isinstance(value, list) and len(value) < 9 else value_name(value)
 
 

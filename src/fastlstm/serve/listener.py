@@ -1,0 +1,152 @@
+"""The listening socket: it takes no more connections than the process may have open files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import ConfigError
+from fastlstm.serve.errors import ApiError
+
+_SPARE = 32
+"""Files that the process may need beside its connections."""
+_SAY_AGAIN_S = 60.0
+
+
+def max_connections(most: int) -> int:
+    """Returns how many connections may be open: `most`, or what the process's limit leaves.
+
+    Raises:
+        ConfigError: it leaves none.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return most
+    folder = Path("/proc/self/fd")
+    num_open = len(list(folder.iterdir())) if folder.is_dir() else _SPARE
+    left = limit - num_open - _SPARE
+    if left < 1:
+        raise ConfigError(
+            f"the process may open {limit} files, of which {num_open + _SPARE} are needed before"
+            " the first connection; allow more with ulimit -n"
+        )
+    return min(most, left)
+
+
+class Listener(socket.socket):
+    """A listening socket that answers 503 and closes where there are too many connections.
+
+    asyncio accepts connections in a loop before any of them is looked at, and when files run out
+    writes a traceback for each; so it is here that they are counted.
+
+    Attributes:
+        most: connections at a time.
+        num_open: connections that are open.
+        on_refused: is called for each that is not taken.
+    """
+
+    most = 0
+    num_open = 0
+    on_refused: Callable[[], object] = staticmethod(lambda: None)
+    _spare: int | None = None
+
+    def limit(self, most: int, on_refused: Callable[[], object]) -> None:
+        """Begins to count; before there is no limit to speak of."""
+        self.most, self.on_refused = most, on_refused
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Returns the next connection; those that are too many are refused on the way."""
+        while self.num_open >= self.most:
+            self._refuse(super().accept()[0])
+        try:
+            given, address = super().accept()
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            self._refuse_without_files()
+            return self.accept()
+        connection = _Connection(given.family, given.type, given.proto, given.detach())
+        connection.listener = self
+        self.num_open += 1
+        return connection, address
+
+    def close(self) -> None:
+        """Ends listening."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        super().close()
+
+    def _refuse(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
+            connection.sendall(_ANSWER)
+            connection.shutdown(socket.SHUT_WR)
+            # What the client has sent must be taken, or the end of the connection would overtake
+            # the answer.
+            connection.recv(1 << 16)
+        self.on_refused()
+
+    def _refuse_without_files(self) -> None:
+        """Makes room by a file that is kept open for this, and refuses one."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        self._refuse(super().accept()[0])
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+
+class _Connection(socket.socket):
+    """A connection that is counted while it is open."""
+
+    listener: Listener | None = None
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.num_open -= 1
+            self.listener = None
+        super().close()
+
+
+class Notice:
+    """Says that connections are refused: at once, and not again within a minute.
+
+    Args:
+        say: is given the line.
+        most: connections that may be open.
+    """
+
+    def __init__(self, say: Callable[[str], object], most: int) -> None:
+        self._say, self._most = say, most
+        self._next_s = 0.0
+
+    def refused(self) -> None:
+        """Is to be called for each connection that is refused."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _SAY_AGAIN_S
+        self._say(
+            f"WARNING: {self._most} connections are open, as many as this server takes (ulimit -n,"
+            " --max-streams, --max-queue); more are answered 503 and closed"
+        )
+
+
+def _answer() -> bytes:
+    error = ApiError(
+        503, "the server has as many connections as it takes; try again later", None, "overloaded"
+    )
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(error.body), error.body)
+    )
+
+
+_ANSWER = _answer()

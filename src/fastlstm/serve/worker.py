@@ -1,0 +1,96 @@
+"""Work that takes long, away from the event loop: one daemon thread, which no end waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastlstm.serve.errors import ENDING, Unavailable
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """Makes calls one after the other, in their order; to be made on the loop that awaits them.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()
+        self._waiting: dict[asyncio.Future[Any], Callable[[], Any]] = {}
+        self._since_s: float | None = None
+        self._made: asyncio.Future[Any] | None = None
+        self._is_stopping = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the call being made has taken so far; 0 where there is none."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def call(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
+        """Returns what will be the result; once cancelled, a call that still waits is dropped."""
+        future: asyncio.Future[Result] = self._loop.create_future()
+        future.add_done_callback(self._drop)
+        with self._changed:
+            self._waiting[future] = lambda: function(*args)
+            self._changed.notify()
+        return future
+
+    def stop(self) -> None:
+        """Ends every call with an error; one that is being made is not waited for."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+            ended = [*([] if self._made is None else [self._made]), *self._waiting]
+        for future in ended:
+            self._tell(future, None, Unavailable(ENDING))
+
+    def _drop(self, future: asyncio.Future[Any]) -> None:
+        with self._changed:
+            self._waiting.pop(future, None)
+
+    # What follows runs on the thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._since_s = self._made = None
+                while not (self._is_stopping or self._waiting):
+                    self._changed.wait()
+                if self._is_stopping:
+                    return
+                future = next(iter(self._waiting))
+                call = self._waiting.pop(future)
+                self._since_s, self._made = time.monotonic(), future
+            result, error = None, None
+            try:
+                result = call()
+            except Exception as raised:
+                error = raised
+                traceback.clear_frames(raised.__traceback__)  # what they had in memory
+            self._tell(future, result, error)
+            del future, call, result, error  # nothing of a request is kept while the next one waits
+
+    def _tell(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_settle, future, result, error)
+        except RuntimeError:
+            pass  # the loop has ended, and whoever waited with it
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,365 @@
+"""Requests that are made to cost much: each is bounded, and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from fastlstm.serve import completions, engine, forecast_engine, logprobs, sender, tensors
+from fastlstm.serve.settings import Settings
+from forecast_server import PAST, L, body, h, output, tensor, wait_until
+from running_server import Running
+from served_process import processes_of
+
+JSON = {"content-type": "application/json"}
+RNG = np.random.default_rng(3)
+
+
+def windows(count: int) -> Any:
+    return RNG.normal(size=(count, L, 2)).astype(np.float32)
+
+
+def many_keys(count: int) -> bytes:
+    return ("{" + ",".join(f'"{k:x}":0' for k in (*range(count), count - 1)) + "}").encode()
+
+
+class Gate:
+    """Holds up a function on its thread until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.entered, self.opens = threading.Event(), threading.Event()
+        function = getattr(owner, name)
+
+        def held(*args: Any, **more: Any) -> Any:
+            self.entered.set()
+            assert self.opens.wait(60)
+            return function(*args, **more)
+
+        monkeypatch.setattr(owner, name, held)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(20) as found:
+        yield found
+
+
+# Reading
+
+
+@pytest.mark.parametrize("count", [100, 90_000])
+def test_a_key_that_comes_twice_among_many_is_found_at_once(forecasts: Running, count: int) -> None:
+    answer = forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
+    assert answer.status_code == 400
+    why = "key '63' appears twice" if count == 100 else "more than 1000 keys together"
+    assert why in answer.json()["error"]
+
+
+def test_keys_are_bounded_over_all_objects(forecasts: Running) -> None:
+    content = b'{"inputs":[' + b"{}," * 1000 + b"{}]}"
+    answer = forecasts.client.post(PAST, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert "more than 1000 keys together" in answer.json()["error"]
+
+
+def test_bodies_that_wait_to_be_read_hold_places(
+    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(model=plain_model, max_streams=2, max_queue=2, watchdog=0.3)
+    gate = Gate(monkeypatch, forecast_engine, "parse_request")
+    large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
+    asked = [pool.submit(server.client.post, PAST, content=large, headers=JSON) for _ in range(4)]
+    wait_until(lambda: server.scheduler.num_held == 4)
+    refused = server.client.post(PAST, content=large, headers=JSON)
+    assert refused.status_code == 503
+    assert "at its capacity" in refused.json()["error"]
+    assert server.metric("queue_depth") == 4
+    # A reader that does not come on is no health.
+    wait_until(lambda: server.client.get("/health/live").status_code == 503)
+    for path in ("/health/ready", "/v2/health/ready"):
+        ready = server.client.get(path)
+        assert ready.status_code == 503
+        assert "nothing moves" in ready.text
+    gate.opens.set()
+    assert [one.result().status_code for one in asked] == [200] * 4
+    wait_until(lambda: server.client.get("/health/live").status_code == 200)
+    assert server.client.get("/health/ready").status_code == 200
+    wait_until(lambda: server.scheduler.num_held == 0)
+
+
+def test_a_client_that_leaves_is_not_read(
+    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(model=plain_model)
+    num_read: list[int] = []
+    gate = Gate(monkeypatch, forecast_engine, "parse_request")
+    held = forecast_engine.parse_request
+    monkeypatch.setattr(
+        forecast_engine, "parse_request", lambda *a: (num_read.append(1), held(*a))[1]
+    )
+    large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
+    first = pool.submit(server.client.post, PAST, content=large, headers=JSON)
+    assert gate.entered.wait(20)
+    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    data = head.encode() + b"content-length: %d\r\n\r\n%s" % (len(large), large)
+    for _ in range(5):
+        with socket.create_connection(server.address, 10) as client:
+            client.sendall(data)
+            wait_until(lambda: server.scheduler.num_held == 2)
+        wait_until(lambda: server.scheduler.num_held == 1)
+    gate.opens.set()
+    assert first.result().status_code == 200
+    assert len(num_read) == 1
+    assert server.metric("disconnects_total") == 5
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_body_holds_a_place_before_it_has_come(
+    serve: Any, plain_model: Any, is_text: bool
+) -> None:
+    limits = {"max_streams": 1, "max_queue": 1}
+    server = serve(**limits) if is_text else serve(model=plain_model, **limits)
+    path = "/v1/completions" if is_text else PAST
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    clients = [socket.create_connection(server.address, 10) for _ in range(2)]
+    for number, client in enumerate(clients):
+        client.sendall(head.encode() + b"content-length: 1000\r\n\r\n{")
+        wait_until(lambda number=number: server.scheduler.num_held == number + 1)  # type: ignore[misc]
+    assert server.client.post(path, json={}).status_code == (429 if is_text else 503)
+    for client in clients:
+        client.close()
+    wait_until(lambda: server.scheduler.num_held == 0)
+
+
+def test_a_long_text_is_read_beside_the_event_loop(
+    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(watchdog=0.3)
+    gate = Gate(monkeypatch, engine, "parse_body")
+    asked = pool.submit(server.post, prompt="a" * 50_000, max_tokens=1)
+    assert gate.entered.wait(20)
+    assert server.metric("queue_depth") == 1
+    wait_until(lambda: server.client.get("/health/live").status_code == 503)
+    gate.opens.set()
+    assert asked.result().status_code == 200
+    wait_until(lambda: server.client.get("/health/live").status_code == 200)
+
+
+READS_FOR_EVER = """
+import sys, time
+from fastlstm.cli.main import main
+from fastlstm.serve import forecast_engine
+def read(*given):
+    print("reads", file=sys.stderr, flush=True)
+    while True:
+        time.sleep(0.01)
+forecast_engine.parse_request = read
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def start(plain_path: Path) -> Iterator[Any]:
+    yield from processes_of(plain_path)
+
+
+def test_a_signal_ends_a_server_whose_reader_does_not_come_back(start: Any) -> None:
+    server = start("--grace", "0.5", code=READS_FOR_EVER)
+    with ThreadPoolExecutor(1) as pool:
+        large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
+        asked = pool.submit(httpx.post, server.url + PAST, content=large, headers=JSON, timeout=60)
+        assert server.process.stderr.readline() == "reads\n"
+        server.process.send_signal(signal.SIGTERM)
+        answer = asked.result()
+        assert answer.status_code == 503
+        assert "shutting down" in answer.text
+        assert server.end(0) == 0
+
+
+# Answers of forecasts
+
+
+def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> None:
+    server = serve(model=plain_model, max_numbers=2 * h * 3)
+    two = body(windows(2), quantiles=[0.25, 0.5])
+    assert server.client.post(PAST, json=two).status_code == 200
+    answer = server.client.post(PAST, json=body(windows(3), quantiles=[0.25, 0.5]))
+    assert answer.status_code == 400
+    said = f"would have {3 * h * 3} numbers (3 windows x {h} steps x 1 targets x 3 values each)"
+    assert said in answer.json()["error"]
+    assert f"at most {2 * h * 3};" in answer.json()["error"]
+    only = {**body(windows(3), quantiles=[0.25, 0.5]), "outputs": [{"name": "quantiles"}]}
+    assert server.client.post(PAST, json=only).status_code == 200  # what is not asked for is free
+    wait_until(lambda: server.scheduler.num_held == 0)
+    assert Settings().max_numbers == 1 << 20
+
+
+def test_a_large_answer_is_made_in_slices_and_is_the_same(
+    forecasts: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
+    values = windows(20)
+    sizes: list[int] = []
+    dumps = tensors._dumps
+
+    def counted(value: Any) -> bytes:
+        if isinstance(value, list):
+            sizes.append(len(value))
+        return dumps(value)
+
+    monkeypatch.setattr(tensors, "_dumps", counted)
+    answer = forecasts.client.post(PAST, json=body(values, quantiles=levels))
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert sum(sizes) == 20 * h * 200
+    assert max(sizes) == 4096
+    monkeypatch.undo()
+    whole = body(values, quantiles=levels, binary_data_output=True)
+    binary = forecasts.client.post(PAST, json=whole)
+    length = int(binary.headers["inference-header-content-length"])
+    found = np.frombuffer(binary.content[length:], "<f4")
+    np.testing.assert_array_equal(output(answer).ravel(), found[: 20 * h])
+    np.testing.assert_array_equal(output(answer, "quantiles").ravel(), found[20 * h :])
+
+
+def test_others_are_answered_while_a_large_answer_is_made(
+    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(model=plain_model, watchdog=0.3)
+    gate = Gate(monkeypatch, tensors, "_json_parts")
+    asked = pool.submit(server.client.post, PAST, json=body(windows(200), quantiles=[0.5]))
+    assert gate.entered.wait(20)
+    assert server.client.get("/v2/models/waves").status_code == 200
+    wait_until(lambda: server.client.get("/health/live").status_code == 503)  # the writer counts
+    gate.opens.set()
+    assert asked.result().status_code == 200
+
+
+def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
+    serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(model=plain_model, stall=1.0)
+    monkeypatch.setattr(tensors, "_SLICE", 64)
+    monkeypatch.setattr(forecast_engine, "_FEW_NUMBERS", 0)
+    made: list[int] = []
+    dumps = tensors._dumps
+    monkeypatch.setattr(tensors, "_dumps", lambda value: (made.append(1), dumps(value))[1])
+    monkeypatch.setattr(sender, "_SLICE", 1 << 10)
+    levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
+    content = json.dumps(
+        {"inputs": [tensor("past", windows(250))], "parameters": {"quantiles": levels}}
+    )
+    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(server.address)
+        client.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
+        wait_until(lambda: len(made) > 10)
+        wait_until(lambda: server.metric("stalls_total") == 1)
+    wait_until(lambda: server.scheduler.num_held == 0)
+    assert len(made) < 250 * h * 200 // 64 * 0.9
+
+
+# Echo and scores
+
+
+def text_request(n: int, length: int, **more: Any) -> dict[str, Any]:
+    prompt = ("the cat " * length)[:length]
+    return {"prompt": prompt, "n": n, "echo": True, "seed": 5, "max_tokens": 3, **more}
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+@pytest.mark.parametrize("streams", [False, True])
+def test_choices_share_a_prompt_and_each_repeats_it(
+    server: Running, logprobs: int | None, streams: bool
+) -> None:
+    alone = [
+        server.post(**text_request(1, 700, logprobs=logprobs, seed=5 + k)).json()["choices"][0]
+        for k in range(3)
+    ]
+    request = text_request(3, 700, logprobs=logprobs, stream=streams)
+    if not streams:
+        found = server.post(**request).json()["choices"]
+    else:
+        found = [{"text": "", "logprobs": None, "index": k} for k in range(3)]
+        with server.client.stream("POST", "/v1/completions", json=request) as answer:
+            for line in answer.iter_lines():
+                if line and "[DONE]" not in line:
+                    grow(found, json.loads(line.removeprefix("data: "))["choices"][0])
+    for k, choice in enumerate(found):
+        assert choice["text"] == alone[k]["text"]
+        assert choice["logprobs"] == alone[k]["logprobs"]
+    if logprobs is not None:
+        assert len(found[2]["logprobs"]["tokens"]) == 703
+
+
+def grow(found: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    whole = found[piece["index"]]
+    whole["text"] += piece["text"]
+    if piece["logprobs"] is None or whole["logprobs"] is None:
+        whole["logprobs"] = piece["logprobs"]
+        return
+    for name, values in piece["logprobs"].items():
+        if values is not None:
+            whole["logprobs"][name] += values
+
+
+def test_a_prompt_is_scored_once_for_all_choices(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_scored: list[int] = []
+    add = logprobs.Logprobs.add
+
+    def counted(self: Any, scores: Any, base: int) -> None:
+        num_scored.append(len(scores))
+        add(self, scores, base)
+
+    monkeypatch.setattr(logprobs.Logprobs, "add", counted)
+    assert server.post(**text_request(8, 2000, logprobs=1)).status_code == 200
+    assert sum(num_scored) == 2000 + 8 * 3
+
+
+def test_repeated_and_scored_tokens_are_bounded(
+    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(max_scored=1000)
+    assert server.post(**text_request(4, 250)).status_code == 200
+    refused = server.post(**text_request(5, 250))
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert "would repeat or score 1250 tokens" in error["message"]
+    assert "at most 1000;" in error["message"]
+    assert error["param"] == "n"
+    scored = {"prompt": "a", "max_tokens": 600, "logprobs": 0}
+    assert server.post(**scored, n=2).status_code == 400
+    assert server.post(**scored, n=2, stream=True).status_code == 200  # nothing is held for it
+    gate = Gate(monkeypatch, completions, "choices_of")
+    monkeypatch.setattr(engine, "_FEW_TOKENS", -1)
+    first = pool.submit(server.post, **scored)
+    assert gate.entered.wait(20)
+    assert server.post(**scored).status_code == 429  # together they are too many
+    gate.opens.set()
+    assert first.result().status_code == 200
+    assert server.post(**scored).status_code == 200
+
+
+def test_a_body_is_sent_in_slices(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_SLICE", 100)
+    parts = [b"a" * 250, bytearray(b"b" * 30), b"", b"c" * 500]
+    found = list(sender._slices(parts))
+    assert b"".join(data for data, _ in found) == b"".join(parts)
+    assert [is_end for _, is_end in found] == [False] * (len(found) - 1) + [True]
+    assert max(len(data) for data, _ in found) <= 200
+    assert list(sender._slices([])) == [(b"", True)]
+    answer = server.post(**text_request(2, 500, logprobs=1))
+    assert answer.json()["usage"]["completion_tokens"] == 6
+    assert int(answer.headers["content-length"]) == len(answer.content)

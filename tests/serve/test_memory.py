@@ -1,0 +1,100 @@
+"""What requests cost in memory: the figures of docs/serving.md, held against a process."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.serve.settings import Settings
+from forecast_server import PAST, L, wait_until
+from served_process import Process, processes_of
+
+MIB = 1 << 20
+CONNECTION = MIB // 2
+SPARE = 32 * MIB
+"""What allocators keep, and what is loaded at the first request."""
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="there is no /proc to read memory from"
+)
+
+
+def peak(server: Process) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+)", status)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def send(server: Process, content: bytes) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(60)
+    client.connect((host, int(port)))
+    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    client.sendall(head.encode() + b"content-length: %d\r\n\r\n%s" % (len(content), content))
+    return client
+
+
+def metric(server: Process, name: str) -> float:
+    import httpx
+
+    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+        if line.startswith(f"fastlstm_{name} "):
+            return float(line.split()[1])
+    return 0.0
+
+
+@pytest.fixture
+def start(plain_path: Path) -> Iterator[Any]:
+    yield from processes_of(plain_path)
+
+
+def request(windows: int, levels: int) -> bytes:
+    tensor = {"name": "past", "datatype": "FP32", "shape": [windows, L, 2]}
+    data = {"inputs": [{**tensor, "data": [0] * (windows * L * 2)}]}
+    quantiles = [round(0.2 + 0.003 * k, 3) for k in range(levels)]
+    return json.dumps({**data, "parameters": {"quantiles": quantiles}}).encode()
+
+
+def test_answers_that_nobody_takes(start: Any) -> None:
+    server = start("--max-streams", "600", "--max-queue", "9000", "--stall", "60")
+    with send(server, request(1, 1)) as client:
+        client.recv(100)
+    before = peak(server)
+    content = request(600, 199)
+    clients = [send(server, content) for _ in range(12)]
+    for client in clients:
+        assert client.recv(12) == b"HTTP/1.1 200"
+    time.sleep(0.5)
+    numbers = 600 * 6 * 200
+    bound = 12 * (CONNECTION + 8 * len(content) + 8 * numbers) + 24 * len(content) + SPARE
+    assert peak(server) - before < bound
+    for client in clients:
+        client.close()
+
+
+def test_bodies_that_wait(start: Any) -> None:
+    settings = Settings()
+    server = start("--max-streams", "8", "--max-queue", "8")
+    with send(server, request(1, 1)) as client:
+        client.recv(100)
+    before = peak(server)
+    content = (b'{"inputs":[' + b"[]," * 330_000 + b"[]]}").ljust(settings.max_body)
+    clients = [send(server, content) for _ in range(60)]
+    answers = [client.recv(12)[9:] for client in clients]
+    assert set(answers) <= {b"400", b"503"}
+    assert b"503" in answers
+    bound = 16 * 8 * settings.max_body + 60 * CONNECTION + 24 * settings.max_body + SPARE
+    assert peak(server) - before < bound
+    wait_until(lambda: metric(server, "queue_depth") == 0)
+    for client in clients:
+        client.close()

@@ -1,0 +1,88 @@
+"""The thread beside the event loop: order, calls that nobody waits for, one that never ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fastlstm.serve.channel import Disconnected, Presence
+from fastlstm.serve.worker import Worker
+
+
+def run(check: Callable[[Worker], Awaitable[None]]) -> None:
+    async def main() -> None:
+        worker = Worker("worker-under-test")
+        await check(worker)
+        worker.stop()
+
+    asyncio.run(main())
+
+
+def test_calls_are_made_in_their_order_on_one_daemon_thread() -> None:
+    seen: list[tuple[int, str, bool]] = []
+
+    def note(number: int) -> int:
+        thread = threading.current_thread()
+        seen.append((number, thread.name, thread.daemon))
+        return number
+
+    async def check(worker: Worker) -> None:
+        assert await asyncio.gather(*(worker.call(note, k) for k in range(5))) == list(range(5))
+        assert seen == [(k, "worker-under-test", True) for k in range(5)]
+
+    run(check)
+
+
+def test_an_error_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise KeyError("planted")
+
+    async def check(worker: Worker) -> None:
+        with pytest.raises(KeyError, match="planted"):
+            await worker.call(fail)
+        assert await worker.call(len, "ab") == 2
+
+    run(check)
+
+
+def test_a_client_that_leaves_takes_its_call_along() -> None:
+    gate, made = threading.Event(), list[int]()
+
+    async def check(worker: Worker) -> None:
+        held = worker.call(gate.wait, 20)
+        client = Presence()
+        waiting = asyncio.create_task(client.wait(worker.call(made.append, 1)))
+        await asyncio.sleep(0)
+        assert len(worker._waiting) >= 1
+        client.leave()
+        with pytest.raises(Disconnected):
+            await waiting
+        assert not [call for call in worker._waiting if call is not held]
+        with pytest.raises(Disconnected):  # who has left waits for nothing more
+            await client.wait(worker.call(made.append, 2))
+        gate.set()
+        await held
+        await worker.call(made.append, 3)
+        assert made == [3]
+
+    run(check)
+
+
+def test_a_call_that_takes_long_is_seen() -> None:
+    gate = threading.Event()
+
+    async def check(worker: Worker) -> None:
+        assert worker.busy_s == 0.0
+        held: Any = worker.call(gate.wait, 20)
+        while worker.busy_s < 0.05:
+            await asyncio.sleep(0.01)
+        gate.set()
+        await held
+        while worker.busy_s:
+            await asyncio.sleep(0.01)
+
+    run(check)
