@@ -17,7 +17,7 @@ from fastlstm.serve.errors import ApiError
 from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler, Tick
-from fastlstm.serve.state import open_state
+from fastlstm.serve.state import State, open_state
 
 if TYPE_CHECKING:
     from fastlstm.infer.loading import Writer
@@ -121,7 +121,7 @@ class Engine:
         tokenizer = self.writer.tokenizer
         state = None if asked.session is None else open_state(self.seal, asked.session)
         if state is not None:
-            self._check_state(state.stream)
+            self._check_state(state)
         seed = secrets.randbits(64) if asked.sampling.seed is None else asked.sampling.seed
         samplings = tuple(
             replace(asked.sampling, seed=(seed + k) % (MAX_SEED + 1)) for k in range(asked.n)
@@ -168,12 +168,13 @@ class Engine:
             raise _too_long(len(tokens), most)
         return tokens
 
-    def _check_state(self, blob: bytes) -> None:
+    def _check_state(self, state: State) -> None:
         try:
-            self.writer.decoder.stream().restore(blob)
-        except ValueError:
+            self.writer.tokenizer.stream_decoder(state.held)
+            self.writer.decoder.stream().restore(state.stream)
+        except ValueError as error:
             raise ApiError(
-                400, "session cannot be used: it was made by another version", "session"
+                400, f"session cannot be used: {error}", "session", "invalid_session"
             ) from None
 
     def _deliver(self, tick: Tick) -> None:
