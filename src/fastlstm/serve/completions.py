@@ -38,9 +38,10 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         service, record = self._service, scope["state"]["record"]
+        tenant = scope["state"]["tenant"]
         engine = service.engine
         settings = service.settings
-        engine.scheduler.require_room()
+        engine.scheduler.require_room(tenant)
         body = await read_json_bytes(scope, receive, settings.max_body, settings.body_timeout)
         asked = parse_completion(
             parse_body(body),
@@ -51,12 +52,12 @@ class Completions:
         )
         channel = Channel()
         # The places are taken before any work is done for the request.
-        ticket = engine.scheduler.reserve(asked.num_choices, channel)
+        ticket = engine.scheduler.reserve(asked.num_choices, channel, tenant)
         sender = Sender(scope, send, channel.close, record, service.metrics)
         watch = asyncio.create_task(until_left(receive, channel.close))
         service.stalls.senders.add(sender)
         try:
-            jobs = await engine.jobs(asked)
+            jobs = await engine.jobs(asked, tenant)
             answer = _Answer(engine, asked, jobs, record, sender, channel)
             engine.submit(ticket, jobs)
             await (answer.stream() if asked.streams else answer.whole())

@@ -14,6 +14,7 @@ from fastlstm.infer.sampling import MAX_SEED
 from fastlstm.infer.seal import Seal
 from fastlstm.infer.writing import prompt_ids, token_stops
 from fastlstm.serve.errors import ApiError
+from fastlstm.serve.keys import NOBODY
 from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler, Tick
@@ -39,6 +40,7 @@ class Engine:
         metrics: counts.
         session_key: signs states.
         threads: of each call; None for what is fastest of late.
+        is_shared: by several keys.
 
     Attributes:
         name: what clients call the model.
@@ -55,6 +57,8 @@ class Engine:
         metrics: Metrics,
         session_key: bytes,
         threads: int | None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.writer, self.name, self.created = writer, writer.name, int(time.time())
         self.seal = Seal(session_key, writer.decoder.model_hash)
@@ -70,6 +74,7 @@ class Engine:
             threads=threads,
             deliver=self._deliver,
             prefixes=Prefixes(settings.prefix_cache),
+            is_shared=is_shared,
         )
 
     @property
@@ -107,17 +112,17 @@ class Engine:
         """Ends every text with an error."""
         self.scheduler.stop()
 
-    async def jobs(self, asked: Completion) -> list[Job]:
+    async def jobs(self, asked: Completion, tenant: bytes = NOBODY) -> list[Job]:
         """Returns a request's jobs; long prompts become tokens on another thread.
 
         Raises:
             ApiError: a prompt that is too long or has unseen characters, a state not of this model.
         """
         if sum(map(len, asked.prompts)) <= _SHORT_PROMPT:
-            return self._jobs(asked)
-        return await asyncio.to_thread(self._jobs, asked)
+            return self._jobs(asked, tenant)
+        return await asyncio.to_thread(self._jobs, asked, tenant)
 
-    def _jobs(self, asked: Completion) -> list[Job]:
+    def _jobs(self, asked: Completion, tenant: bytes) -> list[Job]:
         tokenizer = self.writer.tokenizer
         state = None if asked.session is None else open_state(self.seal, asked.session)
         if state is not None:
@@ -142,13 +147,13 @@ class Engine:
                 num_top=None if asked.logprobs is None else min(asked.logprobs, self.vocab_size),
                 scores_prompt=scores_prompt,
                 returns_state=asked.returns_session,
-                prefix=self._prefix(prompt, is_used=state is None and not scores_prompt),
+                prefix=NOTHING if state or scores_prompt else self._prefix(prompt, tenant),
             )
             for number, prompt in enumerate(prompts)
         ]
 
-    def _prefix(self, prompt: list[int], *, is_used: bool) -> Prefix:
-        found = self.scheduler.prefixes.find(prompt) if is_used else NOTHING
+    def _prefix(self, prompt: list[int], tenant: bytes) -> Prefix:
+        found = self.scheduler.prefixes.find(prompt, tenant)
         self._metrics.tokens_known.inc(found.num_known)
         return found
 

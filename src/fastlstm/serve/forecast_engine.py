@@ -13,6 +13,8 @@ import numpy as np
 from fastlstm.serve.batches import Batch, Batches, Windows
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.forecast_request import Asked, input_specs, output_specs, parse_request
+from fastlstm.serve.keys import NOBODY
+from fastlstm.serve.places import Places
 from fastlstm.serve.sequences import Sequences
 from fastlstm.serve.tensors import encode_answer
 
@@ -34,14 +36,16 @@ class Ticket:
 
     Args:
         windows: to be forecast.
+        tenant: whose request it is.
 
     Attributes:
         windows: as given.
+        tenant: as given.
         answer: comes when they are.
     """
 
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
+    def __init__(self, windows: Windows, tenant: bytes = NOBODY) -> None:
+        self.windows, self.tenant = windows, tenant
         self.answer: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
 
     def cancel(self) -> None:
@@ -58,6 +62,7 @@ class ForecastEngine:
         settings: the server's.
         metrics: counts.
         threads: of each pass of the network.
+        is_shared: by several keys.
 
     Attributes:
         name: what clients call the model.
@@ -68,7 +73,13 @@ class ForecastEngine:
     """
 
     def __init__(
-        self, model: WindowForecaster, settings: Settings, metrics: Metrics, threads: int
+        self,
+        model: WindowForecaster,
+        settings: Settings,
+        metrics: Metrics,
+        threads: int,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.model, self.name = model, model.name
         self.inputs, self.outputs = input_specs(model), output_specs(model)
@@ -77,7 +88,9 @@ class ForecastEngine:
         self._progress_s = time.monotonic()
         self._tickets: dict[Windows, Ticket] = {}
         self._sequences = Sequences(
-            model.input_size, settings.max_sequences, settings.sequence_idle
+            model.input_size,
+            Places(settings.max_sequences, is_shared=is_shared),
+            settings.sequence_idle,
         )
         self._reader = ThreadPoolExecutor(1, "fastlstm-reader")
         self._num_reading = 0
@@ -88,6 +101,7 @@ class ForecastEngine:
             max_queue=settings.max_queue,
             threads=threads,
             deliver=self._deliver,
+            is_shared=is_shared,
         )
 
     def described(self) -> dict[str, Any]:
@@ -133,7 +147,7 @@ class ForecastEngine:
         finally:
             self._num_reading -= 1
 
-    def submit(self, asked: Asked) -> Ticket:
+    def submit(self, asked: Asked, tenant: bytes = NOBODY) -> Ticket:
         """Has a request's windows forecast; `release` must follow.
 
         The rows of a sequence are added here and now: a window is what the sequence held when its
@@ -143,19 +157,19 @@ class ForecastEngine:
             ApiError: no room (503), too many windows (400), or the sequence's.
         """
         count = len(asked.past)
-        self.scheduler.reserve(count)
+        self.scheduler.reserve(count, tenant)
         try:
             past, statics = asked.past, asked.statics
             if asked.step is not None:
                 static = None if statics is None else statics[0]
-                rows, static = self._sequences.add(asked.step, past[0], static)
+                rows, static = self._sequences.add(asked.step, past[0], static, tenant)
                 past, statics = rows[None], None if static is None else static[None]
-            ticket = Ticket(Windows(past, asked.future, statics))
+            ticket = Ticket(Windows(past, asked.future, statics), tenant)
             if not self.scheduler.has_work:  # the time without work is no time without progress
                 self._progress_s = time.monotonic()
             self.scheduler.submit(ticket.windows)
         except BaseException:
-            self.scheduler.release(count)
+            self.scheduler.release(count, tenant)
             raise
         self._tickets[ticket.windows] = ticket
         return ticket
@@ -164,7 +178,7 @@ class ForecastEngine:
         """Gives back what a request holds; windows that wait are not computed any more."""
         ticket.cancel()
         self._tickets.pop(ticket.windows, None)
-        self.scheduler.release(len(ticket.windows))
+        self.scheduler.release(len(ticket.windows), ticket.tenant)
 
     async def encode(self, asked: Asked, found: Forecasts) -> tuple[bytes, int | None]:
         """Returns the body of an answer, and the length of its JSON where binary data follows.

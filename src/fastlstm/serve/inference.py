@@ -101,14 +101,15 @@ class Infer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         service, record = self._service, scope["state"]["record"]
+        tenant = scope["state"]["tenant"]
         engine = _engine(service, scope["path_params"])
-        engine.scheduler.require_room()
+        engine.scheduler.require_room(tenant)
         settings = service.settings
         body, header_length = await read_tensor_bytes(
             scope, receive, settings.max_body, settings.body_timeout
         )
         asked = await engine.read(body, header_length)
-        ticket = engine.submit(asked)
+        ticket = engine.submit(asked, tenant)
         record.windows = len(ticket.windows)
         sender = Sender(scope, send, ticket.cancel, record, service.metrics)
         watch = asyncio.create_task(until_left(receive, ticket.cancel))

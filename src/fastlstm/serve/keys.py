@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """For whoever watches the server; these answer without a key."""
+NOBODY = b""
+"""The tenant of all requests to a server without keys."""
 PAGE_PATH = "/"
 """The page may be fetched without a key; everything that it calls needs one."""
 
@@ -34,18 +36,24 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def accepts(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether there is exactly one Authorization header and it carries a key.
+    @property
+    def are_several(self) -> bool:
+        """Whether clients are told apart, and share what there is."""
+        return len(set(self._digests)) > 1
 
-        The time it takes says nothing about the keys.
+    def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Returns whose request it is, the digest of the key; None without a good key.
+
+        There must be exactly one Authorization header. The time it takes says nothing about the
+        keys.
         """
         given = [value for name, value in headers if name == b"authorization"]
         if len(given) != 1:
-            return False
+            return None
         scheme, _, key = given[0].partition(b" ")
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        return digest if scheme.lower() == b"bearer" and any(matches) else None
 
 
 class KeyGate:
@@ -63,13 +71,14 @@ class KeyGate:
         self._own_name = "" if keys else own_name.lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError 401 or 421, or goes on."""
+        """Raises ApiError 401 or 421, or goes on with the tenant in the scope's state."""
         path = scope["path"]
         if self._own_name and path not in OPEN_PATHS:
             _check_host(scope["headers"], self._own_name)
         is_page = path == PAGE_PATH and scope["method"] in ("GET", "HEAD")
         is_open = not self._keys or path in OPEN_PATHS or is_page
-        if not is_open and not self._keys.accepts(scope["headers"]):
+        tenant = NOBODY if is_open else self._keys.tenant(scope["headers"])
+        if tenant is None:
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
@@ -77,6 +86,7 @@ class KeyGate:
                 "invalid_api_key",
                 {"www-authenticate": "Bearer"},
             )
+        scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
 
 

@@ -46,7 +46,7 @@ class Refusals:
         headers = _headers(head[len(_FIRST_LINE) :])
         if headers is None or not end or not _is_whole(headers, body):
             return None
-        if service.keys and not service.keys.accepts(headers):
+        if service.keys and service.keys.tenant(headers) is None:
             return None
         record = Record(new_id(headers), status=429)
         count(service.metrics, record)

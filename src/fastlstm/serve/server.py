@@ -118,13 +118,26 @@ class Runner:
         if self._session_key is None:
             self._say("session states are signed with a key of this process: they end with it")
         threads = self._settings.threads or _default_threads()
-        self.service.served = Engine(writer, self._settings, self.service.metrics, key, threads)
+        self.service.served = Engine(
+            writer,
+            self._settings,
+            self.service.metrics,
+            key,
+            threads,
+            is_shared=self.service.keys.are_several,
+        )
         return writer.decoder.describe(self._settings.max_streams, threads)
 
     def _forecast(self, model: WindowForecaster) -> str:
         # With two cores one is the clients'.
         threads = self._settings.threads or max(1, hardware.default_threads() // 2)
-        self.service.served = ForecastEngine(model, self._settings, self.service.metrics, threads)
+        self.service.served = ForecastEngine(
+            model,
+            self._settings,
+            self.service.metrics,
+            threads,
+            is_shared=self.service.keys.are_several,
+        )
         return (
             f"Open Inference Protocol; reads {model.input_size} rows of {len(model.past.names)}"
             f" columns, forecasts {model.horizon} of {len(model.targets)}; fp32, threads: {threads}"
