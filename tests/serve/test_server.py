@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -41,6 +43,30 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(run_path: Path) -> Iterator[Any]:
     yield from processes_of(run_path)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_log_that_nobody_reads_stops_no_answer(start: Any, blocks: bool) -> None:
+    code = f"""
+import os, sys
+from fastlstm.cli.main import main
+from fastlstm.serve import log
+log.MAX_LINES = 100
+os.set_blocking(2, {blocks})
+sys.exit(main(sys.argv[1:]))
+"""
+    server = start(code=code)
+    fcntl.fcntl(server.process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        for _ in range(500):
+            assert client.get("/health/live").status_code == 200
+        text = client.get("/metrics").text
+    (dropped,) = re.findall(r"^fastlstm_log_dropped_total (.*)$", text, re.MULTILINE)
+    assert float(dropped) > 200
+    assert server.end() == 0
+    said = [int(line.split()[1]) for line in server.lines if "log lines were dropped" in line]
+    num_lines = sum(line.startswith("{") for line in server.lines)
+    assert num_lines + sum(said) == 501, "every request is logged or counted"
 
 
 def test_a_request_is_answered_without_torch(start: Any) -> None:

@@ -7,7 +7,6 @@ import datetime
 import json
 import logging
 import re
-import sys
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from fastlstm.serve.log import Log
     from fastlstm.serve.metrics import Metrics
 
 MAX_HEADERS = 100
@@ -76,11 +76,11 @@ class Access:
     Args:
         app: the application behind it.
         metrics: counts.
-        logs: whether a line is written per request.
+        log: is given a line per request; None writes none.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, logs: bool) -> None:
-        self._app, self._metrics, self._logs = app, metrics, logs
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, log: Log | None) -> None:
+        self._app, self._metrics, self._log = app, metrics, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, whatever happens behind."""
@@ -103,9 +103,10 @@ class Access:
             await self._answer(scope, receive, send_with_id, record)
         finally:
             count(self._metrics, record)
-            if self._logs:
+            if self._log is not None:
                 client = scope.get("client") or ("", 0)
-                write_line(record, client[0], scope["method"][:16], scope["path"][:200])
+                method, path = scope["method"][:16], scope["path"][:200]
+                write_line(self._log, record, client[0], method, path)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         path = scope["path"]
@@ -140,7 +141,7 @@ def count(metrics: Metrics, record: Record) -> None:
         metrics.stalls.inc()
 
 
-def write_line(record: Record, client: str, method: str, path: str) -> None:
+def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
     """Writes the log line of a request that has ended."""
     now = datetime.datetime.now(datetime.UTC)
     line = {
@@ -158,7 +159,7 @@ def write_line(record: Record, client: str, method: str, path: str) -> None:
         "windows": record.windows,
     }
     # ASCII JSON: line ends and escape codes in a path come out as \\n and \\u001b.
-    sys.stderr.write(json.dumps(line) + "\n")
+    log.write(json.dumps(line))
 
 
 async def _answer_error(send: Send, error: ApiError, path: str) -> None:

@@ -23,6 +23,7 @@ from fastlstm.serve.app import make_app
 from fastlstm.serve.engine import Engine
 from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.keys import Keys, is_local
+from fastlstm.serve.log import LogHandler
 from fastlstm.serve.protocol import protocol_class
 from fastlstm.serve.service import Service
 
@@ -98,6 +99,7 @@ class Runner:
             server.should_exit = True
             await serving
             watching.cancel()
+            self.service.log.close()
 
     def end(self) -> None:
         """Begins to end; a second time leaves out the grace."""
@@ -195,6 +197,8 @@ def serve(
 
     async def run() -> None:
         runner = Runner(lambda: _load(path, settings), settings, keys, session_key, say)
+        if not logging.getLogger().handlers:  # who has set logging up has said where to
+            logging.getLogger().addHandler(LogHandler(runner.service.log))
         await runner.run()
 
     asyncio.run(run())
