@@ -175,16 +175,33 @@ def test_settings_have_bounds(flag: str) -> None:
 def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"good\n\nk\xe9y\n")
     for flags, message in [
         (["--api-key", ""], "an API key is empty"),
         (["--api-key", "a b"], "an API key is empty or has blanks"),
         (["--api-key-file", str(empty)], "has no key"),
+        (["--api-key-file", str(latin)], r"latin: line 3 is not UTF-8; use keys"),
         (["--api-key-file", str(tmp_path / "none")], "cannot read"),
         (["--session-key-file", str(empty)], "the session key has 0 bytes"),
         (["--max-queue", "-1"], "--max-queue is -1"),
     ]:
         with pytest.raises(ConfigError, match=message):
             command.run([str(tmp_path), *flags])
+
+
+@pytest.mark.parametrize("flag", ["--api-key-file", "--session-key-file"])
+def test_keys_that_everyone_can_read_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: None)
+    file = tmp_path / "keys"
+    file.write_text("0123456789abcdef\n")
+    for mode, is_open in ((0o644, True), (0o604, True), (0o640, False), (0o600, False)):
+        file.chmod(mode)
+        assert command.run([str(tmp_path), flag, str(file)]) == 0
+        warning = f"fastlstm: WARNING: every user of this machine can read {file};"
+        assert capsys.readouterr().err == f"{warning} run: chmod 600 {file}\n" * is_open
 
 
 def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:
