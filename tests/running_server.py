@@ -128,7 +128,7 @@ class Running:
 
 
 class FaultyDecoder:
-    """A decoder that fails on demand: once (`fails`), or from the tenth call on whenever the
+    """A decoder that fails on demand: once (`fails`), or from the fourth call on whenever the
     stream made as number `breaks` is in it; that of number `spoils` becomes NaN.
     """
 
@@ -156,7 +156,7 @@ class FaultyDecoder:
             raise RuntimeError("planted")
         self.num_calls += 1
         doomed = [] if self.breaks is None else self.streams[self.breaks : self.breaks + 1]
-        if self.num_calls > 10 and any(stream in streams for stream in doomed):
+        if self.num_calls > 3 and any(stream in streams for stream in doomed):
             raise RuntimeError("planted")
         if self.spoils is not None and len(self.streams) > self.spoils:
             spoil(self.streams[self.spoils])

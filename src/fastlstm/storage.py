@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, Never
 
@@ -27,7 +28,7 @@ _CHUNK_BYTES = 4 << 20
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "the disk quota is used up; free some space",
-    errno.EFBIG: "the file is larger than the system allows",
+    errno.EFBIG: "the file is larger than the disk or this shell allows; see 'ulimit -f'",
     errno.EACCES: "this place is not writable; choose another or change its permissions",
     errno.EPERM: "this place is not writable; choose another or change its permissions",
     errno.EROFS: "this place is mounted read-only; choose another",
@@ -87,6 +88,41 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def append(file: FileIO, data: memoryview) -> None:
+    """Adds to the end of an unbuffered file.
+
+    Raises:
+        StorageError: the disk refused; the size so far is named.
+    """
+    rest = data
+    try:
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+    except OSError as error:
+        doing = f"write beyond {file.tell():,} bytes"
+        raise storage_error(Path(str(file.name)), doing, error) from error
+
+
+def allocate(path: Path, num_bytes: int) -> None:
+    """Creates a file with room on the disk for `num_bytes`, or empties one, to be mapped.
+
+    Without the room a write to a mapped page would find the full disk and kill the process.
+
+    Raises:
+        StorageError: the disk refused; no file is left.
+    """
+    doing = f"reserve {num_bytes:,} bytes"
+    try:
+        with storage_errors(path, doing), open(path, "wb") as file:
+            if hasattr(os, "posix_fallocate") and num_bytes:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            file.truncate(num_bytes)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def fsync_dir(directory: Path) -> None:

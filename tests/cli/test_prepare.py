@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,35 @@ def test_without_pyarrow_the_extra_is_named() -> None:
     assert done.returncode == 2
     assert "pip install 'fastlstm[series]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "where"),
+    [
+        (8192, (), "values.f32: cannot write beyond 8,192 bytes"),
+        # What is sorted, or has gaps filled, is written through a mapping.
+        (70_000, ("--gaps", "fill"), r"\w+.new: cannot reserve [\d,]+ bytes"),
+    ],
+)
+def test_a_limit_of_the_file_size_is_said(
+    tmp_path: Path, limit: int, options: tuple[str, ...], where: str
+) -> None:
+    times = [f"2024-01-{day:02}T{hour:02}:00" for day in range(1, 11) for hour in range(24)]
+    rows = [f"{time},{','.join(['1.5'] * 80)}" for k, time in enumerate(times) if k % 9 != 5]
+    names = ",".join(f"c{k}" for k in range(80))
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([f"time,{names}", *rows]))
+    cache = tmp_path / "cache"
+    code = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+from fastlstm.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "prepare", str(path), *options]
+    found = subprocess.run(
+        [*command, "--cache-dir", str(cache)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1, found.stderr
+    assert re.search(f"fastlstm: error: .*{where} .File too large.: .*'ulimit -f'", found.stderr)
+    assert [p.name for p in cache.rglob("*") if p.is_file()] == [".lock"]

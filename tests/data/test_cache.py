@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -161,3 +162,25 @@ def test_releasing_lowers_resident_memory(tmp_path: Path) -> None:
     release_pages(ids[5:])
     assert full - resident() > num_bytes // 2
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_what_is_cached_is_the_users_alone(tmp_path, umask):
+    for path in (tmp_path / "cache", tmp_path / "cache" / "text", tmp_path / "cache/text/entries"):
+        path.mkdir(mode=0o777)
+    before = os.umask(umask)
+    try:
+        cache = TextCache(tmp_path / "cache")
+        cache.remember(KEY, 1)
+        with cache.work_directory() as work:
+            assert stat.S_IMODE(work.stat().st_mode) == 0o700
+            (work / "entry").mkdir()
+            (work / "entry" / "ids.bin").write_bytes(b"ab")
+            cache.place(KEY, work / "entry", lambda: 1)
+    finally:
+        os.umask(before)
+    found = {p: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "cache" / "text").rglob("*")}
+    assert len(found) == 6
+    for path, mode in found.items():
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "cache" / "text").stat().st_mode) == 0o700

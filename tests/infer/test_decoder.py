@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -195,6 +196,74 @@ def test_a_saved_stream_goes_on_exactly(make_model, weights):
         s.begin(50)
         decoder.run([s], 1000)
     assert stream.take() == other.take() == fork.take()
+
+
+EXTREMES = (-1, 0, 63, 65, 2**31 - 1, -(2**31), 2**62 + 1, 2**63 - 1, 2**63 - 64, -(2**63))
+"""Counts that arithmetic and comparisons go wrong with."""
+
+
+def forged(blob, rng):
+    """A saved stream with whole fields replaced, bits changed, and its end cut off or grown."""
+    bad = bytearray(blob)
+    for _ in range(rng.integers(1, 4)):
+        kind = rng.random()
+        if kind < 0.5:
+            at, value = 8 * rng.integers(1, 8), int(rng.choice(EXTREMES))
+            struct.pack_into("<q", bad, at, value)
+        elif kind < 0.8:
+            bad[rng.integers(len(blob))] ^= 1 << rng.integers(8)
+        else:
+            struct.pack_into("<f", bad, 320 + 4 * rng.integers(8), rng.choice([1e30, -2.0, 0.5]))
+    if rng.random() < 0.1:
+        return bytes(bad[: rng.integers(len(bad))])
+    return bytes(bad) + rng.bytes(rng.choice([0] * 15 + [1, 2, 4, 64]))
+
+
+def test_forged_states_are_refused_or_written_on_from(make_model):
+    decoder = Decoder.of(make_model())
+    sampling = Sampling(1.0, repetition_penalty=1.3, frequency_penalty=0.2, seed=1)
+    stream = decoder.stream()
+    stream.set(sampling)
+    stream.feed([1, 2, 3])
+    stream.begin(100)
+    decoder.run([stream], 1000)
+    blob, rng = stream.save(), np.random.default_rng(0)
+    num_taken = 0
+    for _ in range(5000):
+        other = decoder.stream()
+        other.set(sampling, stops=[[1] * 64, [2, 3]])
+        try:
+            other.restore(forged(blob, rng))
+        except ValueError:
+            continue
+        num_taken += 1
+        other.feed([1])
+        other.begin(3)
+        decoder.run([other], 100)
+    assert 100 < num_taken < 3000
+    assert decoder.stream().restore(blob) is None
+
+
+@pytest.mark.parametrize(("name", "at", "code", "value"), [
+    ("num_drawn", 40, "<q", 2**63 - 1), ("num_drawn", 40, "<q", 101),
+    ("num_recent", 48, "<q", 2**63 - 1), ("num_recent", 48, "<q", 99),
+    ("num_recent", 48, "<q", -1), ("num_written", 56, "<q", 2**62),
+    ("num_written", 56, "<q", 104), ("num_written", 56, "<q", -1),
+    ("num_given", 32, "<q", 2**63 - 1), ("num_given", 32, "<q", 0), ("num_given", 32, "<q", -1),
+    ("knows_first", 4, "<B", 2), ("has_counts", 5, "<B", 1), ("unused", 6, "<B", 1),
+    ("h", 320, "<f", 1.5), ("h", 320, "<f", float("nan")), ("c", 384, "<f", float("inf")),
+    ("recent", 64, "<i", 20), ("given", 448, "<i", 20), ("given", 448, "<i", -1),
+])  # fmt: skip
+def test_no_field_of_a_state_is_trusted(make_model, name, at, code, value):
+    stream = Decoder.of(make_model()).stream()
+    stream.set(Sampling(1.0, seed=1))
+    stream.feed([1, 2, 3])
+    stream.begin(100)
+    stream.decoder.run([stream], 1000)
+    blob = bytearray(stream.save())
+    struct.pack_into(code, blob, at, value)
+    with pytest.raises(ValueError, match=r"^the state (has|is|lacks) "):
+        stream.restore(bytes(blob))
 
 
 def test_mutated_states_are_refused_or_exact(make_model):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import struct
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fastlstm.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.errors import CorruptFileError, DataError, PromptError
 from fastlstm.infer.decoder import Decoder
 from fastlstm.infer.language_model import LM, sample_text
+from fastlstm.infer.seal import Seal
 from fastlstm.nn.evaluation import evaluate
 
 CHARS = "\n abcdefghijklmnopqé"
@@ -185,6 +187,24 @@ def test_sessions_belong_to_a_model_and_a_key(lm, make_model):
     for use in (session.save, lambda key: session.restore(blob, key)):
         with pytest.raises(PromptError, match="the key is empty"):
             use(b"")
+
+
+def test_a_forged_session_is_refused_and_changes_nothing(byte_lm):
+    session = byte_lm.session()
+    session.read("é")
+    seal = Seal(None, byte_lm.decoder.model_hash)
+    stream, _ = seal.open(session.save())
+    wanted = session.save()
+    huge = bytearray(stream)
+    struct.pack_into("<q", huge, 48, 2**63 - 1)
+    for blob in (
+        seal.close(bytes(huge), b""), seal.close(stream, b"text"), seal.close(stream, b"\xff"),
+        seal.close(stream, b"\xc3" * 200), seal.close(stream[:300], b""),
+    ):  # fmt: skip
+        with pytest.raises(CorruptFileError, match="the session cannot be used: "):
+            session.restore(blob)
+    assert session.save() == wanted
+    session.restore(seal.close(stream, b"\xc3"))
 
 
 def test_evaluate_text_and_file(lm, tmp_path):

@@ -1,13 +1,16 @@
 // The decoding kernels alone, without Python: packs models of odd sizes and lets streams that
 // differ in everything read and write, on every instruction set of this machine with 1 to 4
-// threads. Built by sanitize.sh; here the texts of all teams must be equal.
+// threads. Built by sanitize.sh; here the texts of all teams must be equal. Then states that were
+// tampered with: each is refused, or written on from.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -141,7 +144,110 @@ std::string texts(const DecodeKernels& kernels, const Model& m, const Shape& n, 
   return all;
 }
 
+// Numbers that arithmetic and comparisons go wrong with.
+constexpr int64_t kExtremes[] = {0,
+                                 1,
+                                 -1,
+                                 63,
+                                 64,
+                                 65,
+                                 INT32_MAX,
+                                 INT32_MIN,
+                                 UINT32_MAX,
+                                 int64_t{1} << 61,
+                                 (int64_t{1} << 62) + 1,
+                                 INT64_MAX,
+                                 INT64_MAX - 1,
+                                 INT64_MAX - 63,
+                                 INT64_MIN,
+                                 INT64_MIN + 64};
+constexpr size_t kHeader = 64 + kRecent * sizeof(int32_t);  // of a saved stream
+
+// A saved stream with bits changed, whole fields replaced, its end cut off or grown.
+std::string tampered(std::string blob, std::mt19937& random) {
+  const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  for (size_t changes = 1 + below(3); changes > 0; --changes) {
+    const size_t kind = below(8);
+    if (blob.size() < kHeader || kind == 0) {
+      blob.resize(below(2 * blob.size() + 8), static_cast<char>(random()));
+    } else if (kind < 3) {
+      blob[below(blob.size())] ^= static_cast<char>(1 << below(8));
+    } else if (kind < 6) {  // the eight-byte fields behind the format and the flags
+      int64_t value = kExtremes[below(std::size(kExtremes))];
+      if (below(4) == 0) value = static_cast<int64_t>(below(1000));
+      std::memcpy(blob.data() + 8 * (1 + below(7)), &value, sizeof value);
+    } else {  // a token, a float, two counts
+      const float floats[] = {1e30f, -2.0f, INFINITY, NAN, 0.5f};
+      int32_t value = static_cast<int32_t>(kExtremes[below(std::size(kExtremes))]);
+      if (kind == 7) std::memcpy(&value, &floats[below(std::size(floats))], sizeof value);
+      std::memcpy(blob.data() + 4 * below(blob.size() / 4), &value, sizeof value);
+    }
+  }
+  return blob;
+}
+
+// Settings by which a stream looks at everything that it remembers.
+Settings looking_back(int64_t vocab_size) {
+  Settings settings;
+  settings.repetition_penalty = 1.3f;
+  settings.frequency_penalty = 0.2f;
+  settings.top_k = 5;
+  settings.num_top = 2;
+  settings.stops = {std::vector<int32_t>(kRecent, 1), {1, 2, static_cast<int32_t>(vocab_size - 1)}};
+  return settings;
+}
+
+// Restores states that were tampered with and writes on from those that are taken; returns how
+// many were taken.
+int64_t restore_all(int64_t count) {
+  const Shape shapes[] = {{5, 3, 7, 1, 1, true, false, false}, {70, 9, 20, 2, 1, true, true, true}};
+  std::mt19937 random(1);
+  int64_t num_taken = 0;
+  for (const Shape& n : shapes) {
+    const WeightFormat format = n.L == 1 ? WeightFormat::int8 : WeightFormat::fp32;
+    const DecodeKernels& kernels = *find_decode_kernels("scalar", format);
+    const Model m(kernels, n);
+    const auto write = [&](Stream& stream, int64_t room) {
+      stream.begin(room);
+      while (stream.status == RowStatus::running) {
+        DecodeRow row = stream.start(room + 1);
+        DecodeArgs args{&m.model, &row, 1, room + 1, 1, nullptr};
+        const Memory workspace(kernels.workspace(args));
+        args.workspace = workspace.memory.get();
+        run_team(1, [&](Member me) { kernels.decode(args, me); });
+        stream.finish(row);
+      }
+    };
+    std::vector<std::string> blobs;
+    for (int kind = 0; kind < 4; ++kind) {
+      Stream stream(n.V, n.H, n.L);
+      if (kind % 2 == 1) stream.set(looking_back(n.V));
+      stream.feed({1, 2, 3});
+      if (kind > 0) write(stream, 40 * kind);
+      blobs.push_back(stream.save());
+    }
+    for (int64_t k = 0; k < count / 2; ++k) {
+      Stream stream(n.V, n.H, n.L);
+      stream.set(looking_back(n.V));
+      try {
+        stream.restore(tampered(blobs[random() % blobs.size()], random));
+      } catch (const std::invalid_argument&) {
+        continue;
+      }
+      ++num_taken;
+      stream.feed({0});
+      write(stream, 3);
+    }
+  }
+  return num_taken;
+}
+
 int run_all() {
+  constexpr int64_t kTampered = 100000;
+  const int64_t num_taken = restore_all(kTampered);
+  std::printf("decoding: %lld states tampered with, %lld taken and written on from\n",
+              static_cast<long long>(kTampered), static_cast<long long>(num_taken));
+  if (num_taken < kTampered / 100) return 1;              // what is taken is to reach the kernels
   const std::string widest = choose_isa(record_cpuid());  // also asks Linux for AMX
   int cases = 0, wrong = 0;
   for (const char* isa : {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}) {

@@ -19,6 +19,7 @@ from fastlstm.serve.access import Access, Record, count
 from fastlstm.serve.app import make_app
 from fastlstm.serve.channel import Disconnected
 from fastlstm.serve.keys import Keys, is_local
+from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 from running_server import FaultyDecoder, Running
 
@@ -227,9 +228,11 @@ def test_the_first_failure_is_the_one_that_is_logged(
         raise error
 
     scope = {"type": "http", "headers": [], "method": "GET", "path": "/"}
-    access: Any = Access(app, Metrics(), logs=True)
+    log = Log(Metrics().log_dropped)
+    access: Any = Access(app, Metrics(), log=log)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(access(scope, None, None))
+    log.close()
     line = json.loads(capfd.readouterr().err)
     assert (line["status"], line["outcome"]) == (499, outcome)
 

@@ -12,6 +12,7 @@ import pytest
 
 from fastlstm.serve import forecast_engine
 from fastlstm.serve.errors import ApiError
+from fastlstm.serve.places import Places
 from fastlstm.serve.sequences import Sequences, Step
 from forecast_server import (
     PAST,
@@ -260,7 +261,7 @@ def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
 
 def test_the_longest_idle_goes_first_and_use_counts() -> None:
     now = [0.0]
-    kept = Sequences(2, 10, 5.0, clock=lambda: now[0])
+    kept = Sequences(2, Places(10), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
     kept.add(Step("a", starts=True), one, None)
     now[0] = 3.0
@@ -275,7 +276,7 @@ def test_the_longest_idle_goes_first_and_use_counts() -> None:
 
 
 def test_a_window_that_was_handed_out_stays() -> None:
-    kept = Sequences(3, 1, 5.0)
+    kept = Sequences(3, Places(1), 5.0)
     values = np.arange(8, dtype=np.float32)[:, None]
     first, _ = kept.add(Step(1, starts=True), values[:3], None)
     second, _ = kept.add(Step(1), values[3:4], None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -41,6 +43,30 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(run_path: Path) -> Iterator[Any]:
     yield from processes_of(run_path)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_log_that_nobody_reads_stops_no_answer(start: Any, blocks: bool) -> None:
+    code = f"""
+import os, sys
+from fastlstm.cli.main import main
+from fastlstm.serve import log
+log.MAX_LINES = 100
+os.set_blocking(2, {blocks})
+sys.exit(main(sys.argv[1:]))
+"""
+    server = start(code=code)
+    fcntl.fcntl(server.process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        for _ in range(500):
+            assert client.get("/health/live").status_code == 200
+        text = client.get("/metrics").text
+    (dropped,) = re.findall(r"^fastlstm_log_dropped_total (.*)$", text, re.MULTILINE)
+    assert float(dropped) > 200
+    assert server.end() == 0
+    said = [int(line.split()[1]) for line in server.lines if "log lines were dropped" in line]
+    num_lines = sum(line.startswith("{") for line in server.lines)
+    assert num_lines + sum(said) == 501, "every request is logged or counted"
 
 
 def test_a_request_is_answered_without_torch(start: Any) -> None:
@@ -149,16 +175,33 @@ def test_settings_have_bounds(flag: str) -> None:
 def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"good\n\nk\xe9y\n")
     for flags, message in [
         (["--api-key", ""], "an API key is empty"),
         (["--api-key", "a b"], "an API key is empty or has blanks"),
         (["--api-key-file", str(empty)], "has no key"),
+        (["--api-key-file", str(latin)], r"latin: line 3 is not UTF-8; use keys"),
         (["--api-key-file", str(tmp_path / "none")], "cannot read"),
         (["--session-key-file", str(empty)], "the session key has 0 bytes"),
         (["--max-queue", "-1"], "--max-queue is -1"),
     ]:
         with pytest.raises(ConfigError, match=message):
             command.run([str(tmp_path), *flags])
+
+
+@pytest.mark.parametrize("flag", ["--api-key-file", "--session-key-file"])
+def test_keys_that_everyone_can_read_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: None)
+    file = tmp_path / "keys"
+    file.write_text("0123456789abcdef\n")
+    for mode, is_open in ((0o644, True), (0o604, True), (0o640, False), (0o600, False)):
+        file.chmod(mode)
+        assert command.run([str(tmp_path), flag, str(file)]) == 0
+        warning = f"fastlstm: WARNING: every user of this machine can read {file};"
+        assert capsys.readouterr().err == f"{warning} run: chmod 600 {file}\n" * is_open
 
 
 def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlstm import environment
@@ -78,7 +79,7 @@ def _api_keys(parsed: Parsed) -> list[str]:
     keys = list(parsed.get(COMMAND, "api_key"))
     path = parsed.get(COMMAND, "api_key_file")
     if path is not None:
-        found = [line.strip() for line in _read(path).decode("utf-8", "replace").splitlines()]
+        found = [_decoded(line, path, n) for n, line in enumerate(_read(path).splitlines(), 1)]
         if not any(found):
             raise ConfigError(f"{path} has no key, expected one per line")
         keys += [key for key in found if key]
@@ -91,10 +92,20 @@ def _api_keys(parsed: Parsed) -> list[str]:
     return keys
 
 
+def _decoded(line: bytes, path: str, number: int) -> str:
+    try:
+        return line.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path}: line {number} is not UTF-8; use keys of printable characters,"
+            " 'openssl rand -hex 32' makes one"
+        ) from None
+
+
 def _session_key(parsed: Parsed) -> bytes | None:
     path = parsed.get(COMMAND, "session_key_file")
     given = environment.session_key()
-    key = _read(path).strip() if path is not None else given.encode("utf-8") if given else None
+    key = _read(path).strip() if path is not None else os.fsencode(given) if given else None
     if key is not None and len(key) < _MIN_SESSION_KEY:
         raise ConfigError(
             f"the session key has {len(key)} bytes, expected at least {_MIN_SESSION_KEY};"
@@ -104,8 +115,12 @@ def _session_key(parsed: Parsed) -> bytes | None:
 
 
 def _read(path: str) -> bytes:
+    """Returns what a file of keys holds, and warns where every user can read it."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
+                _say(f"WARNING: every user of this machine can read {path}; run: chmod 600 {path}")
+            return file.read()
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror or error})") from None
 

@@ -9,6 +9,8 @@ namespace fastlstm {
 namespace {
 
 constexpr uint32_t kFormat = 1;
+constexpr int64_t kMostTokens = int64_t{1} << 62;  // ever read; far from an overflow
+constexpr float kMostHidden = 1.001f;              // |h| is at most 1, rounding apart
 
 // What save() writes before its arrays.
 struct Header {
@@ -31,8 +33,29 @@ void append(std::string& out, const std::vector<T>& values) {
 
 template <typename T>
 const char* take(const char* from, std::vector<T>& values) {
-  std::memcpy(values.data(), from, values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), from, values.size() * sizeof(T));
   return from + values.size() * sizeof(T);
+}
+
+// Refuses counts that no stream can have: the kernels index by them.
+void check(const Header& h) {
+  require(h.knows_first <= 1 && h.has_counts <= 1 && h.unused[0] == 0 && h.unused[1] == 0,
+          "the state has unknown flags");
+  require(h.num_written >= 0 && h.num_written <= h.num_recent && h.num_recent <= kMostTokens &&
+              h.num_drawn <= static_cast<uint64_t>(h.num_written),
+          "the state has token counts that contradict each other");
+  require(h.knows_first == 0 || (h.num_given > 0 && h.num_written > 0),
+          "the state lacks the token that was written last");
+}
+
+// Refuses what no cell puts out; `state` is (L, 2, H).
+void check(const std::vector<float>& state, int64_t hidden_size) {
+  const auto H = static_cast<size_t>(hidden_size);
+  for (size_t k = 0; k < state.size(); ++k) {
+    require(std::isfinite(state[k]), "the state is not finite");
+    const bool is_hidden = k / H % 2 == 0;
+    require(!is_hidden || std::fabs(state[k]) <= kMostHidden, "the state has an output beyond 1");
+  }
 }
 
 }  // namespace
@@ -191,7 +214,7 @@ void Stream::restore(const std::string& blob) {
               (rest - fixed) / sizeof(int32_t) == static_cast<uint64_t>(header.num_given) &&
               (rest - fixed) % sizeof(int32_t) == 0,
           "the state has another length");
-  require(header.num_recent >= 0 && header.num_written >= 0, "the state has negative counts");
+  check(header);
   std::vector<float> new_state(state.size());
   std::vector<int32_t> new_given(static_cast<size_t>(header.num_given));
   std::vector<uint16_t> new_counts(header.has_counts != 0 ? static_cast<size_t>(vocab_size) : 0);
@@ -200,7 +223,10 @@ void Stream::restore(const std::string& blob) {
   require(std::all_of(new_given.begin(), new_given.end(), is_token) &&
               std::all_of(std::begin(header.recent), std::end(header.recent), is_token),
           "the state has a token outside the vocabulary");
-  for (const float value : new_state) require(std::isfinite(value), "the state is not finite");
+  const size_t newest = static_cast<size_t>(header.num_recent + kRecent - 1) % kRecent;
+  require(header.knows_first == 0 || new_given[0] == header.recent[newest],
+          "the state lacks the token that was written last");
+  check(new_state, hidden_size);
   state = std::move(new_state);
   given = std::move(new_given);
   counts_ = std::move(new_counts);

@@ -8,7 +8,8 @@
     <cache>/series/…              the same for tables (`fastlstm.series.dataset`)
 
 An entry is written in a work directory, fsynced and renamed. Work directories whose process is gone
-(their lock is free) are removed by the next preparation; readers never look into them.
+(their lock is free) are removed by the next preparation; readers never look into them. Directories
+and files are for the user alone (0700, 0600), whatever the umask.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ class Cache:
         self._entries = self._root / "entries"
         self._memos = self._root / "memo"
         try:
-            self._entries.mkdir(parents=True, exist_ok=True)
-            self._memos.mkdir(exist_ok=True)
+            for path in (self._root, self._entries, self._memos):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_private(path)  # by an earlier version it may have been made for everyone
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
@@ -111,6 +113,8 @@ class Cache:
         """
         target = self.path(key)
         with storage_errors(target, "write"):
+            for path in (work, *work.iterdir()):
+                _make_private(path)
             for _ in range(8):
                 try:
                     os.rename(work, target)
@@ -137,7 +141,9 @@ class Cache:
 
     def remember(self, key: str, value: Any) -> None:
         """Stores a small JSON value."""
-        write_json(self._memos / f"{key}.json", value)
+        path = self._memos / f"{key}.json"
+        write_json(path, value)
+        _make_private(path)
 
     @contextmanager
     def work_directory(self) -> Iterator[Path]:
@@ -148,7 +154,7 @@ class Cache:
         path = self._root / f"work-{secrets.token_hex(8)}"
         with storage_errors(self._root, "make a work directory"), self._exclusive():
             self._sweep()
-            path.mkdir()
+            path.mkdir(mode=0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -161,7 +167,7 @@ class Cache:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Holds the lock under which work directories are made and swept."""
-        descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -178,6 +184,13 @@ class Cache:
                     remove_tree(path)
                 finally:
                     os.close(descriptor)
+
+
+def _make_private(path: Path) -> None:
+    """Takes away what others may do with a file or directory; one of another user stays."""
+    info = path.stat()
+    if info.st_mode & 0o077 and info.st_uid == os.geteuid():
+        path.chmod(info.st_mode & 0o700)
 
 
 class TextCache(Cache):

@@ -128,12 +128,16 @@ class StreamDecoder:
     Args:
         pieces: the bytes of every id.
         held: bytes that an earlier decoder held back.
+
+    Raises:
+        ValueError: `held` is no unfinished character.
     """
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.setstate((held, 0))
+        if self._decoder.decode(held) or self.held != held:
+            raise ValueError(f"{held[:8]!r} is not the beginning of one UTF-8 character")
 
     @property
     def held(self) -> bytes:

@@ -107,5 +107,6 @@ class Session:
         return self
 
     def _take(self, stream: bytes, held: bytes) -> None:
+        text = self._tokenizer.stream_decoder(held)  # first: what is refused changes nothing
         self._stream.restore(stream)
-        self._text = self._tokenizer.stream_decoder(held)
+        self._text = text

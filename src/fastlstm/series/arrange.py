@@ -5,6 +5,7 @@ Works on mapped files a stretch at a time, so that memory does not grow with the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from fastlstm.series.timeline import (
     find_frequency,
     show_time,
 )
+from fastlstm.storage import allocate
 
 _ROWS = 1 << 20
 """Rows of a stretch."""
@@ -127,7 +129,8 @@ class Arrangement:
     def _new(self, name: str, num_rows: int) -> tuple[Path, NDArray[Any]]:
         path = self._paths[name].with_suffix(".new")
         dtype, shape = self._layout(name, num_rows)
-        return path, np.memmap(path, dtype=dtype, mode="w+", shape=shape)
+        allocate(path, math.prod(shape) * np.dtype(dtype).itemsize)
+        return path, np.memmap(path, dtype=dtype, mode="r+", shape=shape)
 
     def _layout(self, name: str, num_rows: int) -> tuple[type, tuple[int, ...]]:
         if name == "values":

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from fastlstm.series.roles import RoleRequest, Roles, find_roles
 from fastlstm.series.storing import Stored, store_values
 from fastlstm.series.table import DTYPES, Segments, Table
 from fastlstm.series.timeline import ROWS, Frequency, Timeline
-from fastlstm.storage import fsync_file, read_json, write_json
+from fastlstm.storage import fsync_file, read_json, write_file, write_json
 
 FORMAT_VERSION = 3
 _EXACT = 1 << 24
@@ -200,16 +201,16 @@ def _prepare(
     facts = [intaken.facts[name] for name in roles.values]
     stored = store_values(work, arranged, options.dtype, facts, roles.values)
     notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]
-    np.save(work / "segments.npy", _segment_rows(arranged.segments), allow_pickle=False)
+    write_file(work / "segments.npy", _segment_bytes(arranged.segments))
     named = {
         "series": intaken.series,
         "statics": intaken.statics,
         "categories": intaken.categories,
     }
-    _write_large_json(work / "series.json", named)
+    # Not by write_json: the strict reader would refuse the names of a million series.
+    write_file(work / "series.json", json.dumps(named).encode("ascii"))
     write_json(work / "schema.json", _schema(roles, intaken, arranged, stored, tuple(notes)))
-    for name in ("values.bin", "segments.npy", "series.json"):
-        fsync_file(work / name)
+    fsync_file(work / "values.bin")
     for path in (intaken.codes, intaken.times):
         if path is not None:
             path.unlink(missing_ok=True)
@@ -236,13 +237,11 @@ def _schema(
     }
 
 
-def _segment_rows(segments: Segments) -> NDArray[np.int64]:
-    return np.stack([segments.series, segments.first_rows, segments.num_rows, segments.start_times])
-
-
-def _write_large_json(path: Path, value: Any) -> None:
-    """Writes JSON whose size the strict reader would refuse: names of a million series."""
-    path.write_text(json.dumps(value), encoding="utf-8")
+def _segment_bytes(segments: Segments) -> bytes:
+    rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
+    file = BytesIO()
+    np.save(file, np.stack(rows), allow_pickle=False)
+    return file.getvalue()
 
 
 def _open(directory: Path, key: str, started: float, from_cache: bool) -> SeriesDataset | None:

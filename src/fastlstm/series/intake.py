@@ -25,6 +25,7 @@ from fastlstm.series.names import Names, without_nan
 from fastlstm.series.records import Records, first_text, is_text, text_in_numbers
 from fastlstm.series.roles import Roles
 from fastlstm.series.timeline import Timeline
+from fastlstm.storage import append
 
 _ROWS = 1 << 20
 
@@ -127,8 +128,12 @@ class Intake:
         )
         self._like = like
         self._files = {
-            name: (work / name).open("wb") for name in ("values.f32", "times.i64", "codes.i32")
+            name: (work / name).open("wb", buffering=0)
+            for name in ("values.f32", "times.i64", "codes.i32")
         }
+
+    def _append(self, name: str, values: NDArray[Any]) -> None:
+        append(self._files[name], np.ascontiguousarray(values).data.cast("B"))
 
     def _names(self, column: str | None) -> Names:
         return Names(self._schema.field(column).type if column and self._is_parsed else None)
@@ -173,11 +178,11 @@ class Intake:
             if bad is not None:
                 raise self._infinite(name, bad)
         self._add_statics(batch, codes)
-        rows.tofile(self._files["values.f32"])
+        self._append("values.f32", rows)
         if self._times is not None and self._roles.time is not None:
             column = batch.column(self._roles.time)
             self._refuse_nulls(column, self._roles.time, "time")
-            self._times.read(column, self._rows).tofile(self._files["times.i64"])
+            self._append("times.i64", self._times.read(column, self._rows))
         self._rows += num
 
     def _infinite(self, name: str, row: int) -> DataError:
@@ -252,7 +257,7 @@ class Intake:
             self._write_codes()
             self._is_grouped = False
         if not self._is_grouped:
-            codes.tofile(self._files["codes.i32"])
+            self._append("codes.i32", codes)
         self._counts += [0] * (len(self._series) - len(self._counts))
         counts = np.bincount(codes)
         for code in np.flatnonzero(counts).tolist():
@@ -265,7 +270,7 @@ class Intake:
         for code, count in enumerate(self._counts):
             for first in range(0, count, _ROWS):
                 part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
-                part.tofile(self._files["codes.i32"])
+                self._append("codes.i32", part)
 
     def _numbers(self, name: str, column: pa.Array) -> NDArray[np.floating]:
         """Returns float64, or float32 where the column has that type."""

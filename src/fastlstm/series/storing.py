@@ -14,6 +14,7 @@ from fastlstm.errors import DataError
 from fastlstm.series.arrange import Arranged
 from fastlstm.series.facts import ColumnFacts
 from fastlstm.series.table import MISSING_INT16
+from fastlstm.storage import append
 
 _ROWS = 1 << 18
 _STEPS = 65_534
@@ -114,7 +115,7 @@ def _convert(
     error, total, squares = (np.zeros(len(scale)) for _ in range(3))
     count = np.zeros(len(scale))
     center = np.nan_to_num(np.asarray(source[0], dtype=np.float64))
-    with target.open("wb") as file:
+    with target.open("wb", buffering=0) as file:
         for first in range(0, arranged.num_rows, _ROWS):
             values = np.asarray(source[first : first + _ROWS])
             missing = np.isnan(values)
@@ -126,7 +127,7 @@ def _convert(
                 stored = np.clip(whole, -32_767, 32_767).astype(np.int16)
                 back = stored.astype(np.float32) * scale + offset
                 stored[missing] = MISSING_INT16
-            stored.tofile(file)
+            append(file, stored.data.cast("B"))
             error = np.maximum(error, np.abs(np.where(missing, 0, back - values)).max(axis=0))
             centered = np.where(missing, 0, values - center)
             total += centered.sum(axis=0)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from fastlstm.serve.log import Log
     from fastlstm.serve.metrics import Metrics
 
 MAX_HEADERS = 100
@@ -77,11 +78,11 @@ class Access:
     Args:
         app: the application behind it.
         metrics: counts.
-        logs: whether a line is written per request.
+        log: is given a line per request; None writes none.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, logs: bool) -> None:
-        self._app, self._metrics, self._logs = app, metrics, logs
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, log: Log | None) -> None:
+        self._app, self._metrics, self._log = app, metrics, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, whatever happens behind."""
@@ -105,9 +106,10 @@ class Access:
         finally:
             record.key = scope["state"].get("tenant", b"").hex()[:_KEY_DIGITS]
             count(self._metrics, record)
-            if self._logs:
+            if self._log is not None:
                 client = scope.get("client") or ("", 0)
-                write_line(record, client[0], scope["method"][:16], scope["path"][:200])
+                method, path = scope["method"][:16], scope["path"][:200]
+                write_line(self._log, record, client[0], method, path)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         path = scope["path"]
@@ -142,10 +144,10 @@ def count(metrics: Metrics, record: Record) -> None:
         metrics.stalls.inc()
 
 
-def write_line(record: Record, client: str, method: str, path: str) -> None:
+def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
     """Writes the log line of a request that has ended: JSON, but for a terminal."""
     line = terminal_line if is_terminal(sys.stderr) else json_line
-    sys.stderr.write(line(record, client, method, path) + "\n")
+    log.write(line(record, client, method, path))
 
 
 async def _answer_error(send: Send, error: ApiError, path: str) -> None:

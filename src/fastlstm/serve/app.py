@@ -44,7 +44,7 @@ def make_app(service: Service) -> ASGIApp:
     ]
     own_name = service.settings.host if service.is_local else ""
     gate = KeyGate(_Routes(routes), service.keys, own_name)
-    return Access(gate, service.metrics, logs=service.settings.log)
+    return Access(gate, service.metrics, log=service.log if service.settings.log else None)
 
 
 class _Routes:

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.serve.errors import ENDING, ApiError, QueueFull, Unavailable
+from fastlstm.serve.keys import NOBODY
+from fastlstm.serve.places import Places
 
 if TYPE_CHECKING:
     from fastlstm.infer.forecast_windows import Forecasts, WindowForecaster
@@ -70,6 +72,7 @@ class Batches:
         max_queue: windows that may wait beside them.
         threads: of each pass.
         deliver: is called from the thread after each pass; must not block.
+        is_shared: by several keys: none of them gets all places.
     """
 
     def __init__(
@@ -80,12 +83,14 @@ class Batches:
         max_queue: int,
         threads: int,
         deliver: Callable[[Batch], object],
+        is_shared: bool = False,
     ) -> None:
         self._model, self._threads, self._deliver = model, threads, deliver
         self.max_batch, self.max_queue = max_batch, max_queue
         self._changed = threading.Condition()
         self._waiting: deque[Windows] = deque()
-        self._num_held = self._num_active = 0
+        self._places = Places(max_batch + max_queue, is_shared=is_shared)
+        self._num_active = 0
         self._is_closed = self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
         self._thread.start()
@@ -93,7 +98,7 @@ class Batches:
     @property
     def num_held(self) -> int:
         """Places taken: windows that wait, are computed or whose answer is being sent."""
-        return self._num_held
+        return self._places.num_taken
 
     @property
     def num_active(self) -> int:
@@ -105,40 +110,38 @@ class Batches:
         """Whether windows wait or are computed."""
         return bool(self._waiting) or self._num_active > 0
 
-    def reserve(self, count: int, held: int = 0) -> None:
+    def reserve(self, count: int, tenant: bytes = NOBODY, held: int = 0) -> None:
         """Takes places for so many windows; to be given back by `release`, whatever comes.
 
         Args:
             count: windows.
+            tenant: whose request it is.
             held: places among them that the request has already.
 
         Raises:
-            ApiError: more windows than a pass takes (400), all places are taken or the server is
-                closing (503).
+            ApiError: more windows than a pass takes (400), all places, or all that a key may have,
+                are taken or the server is closing (503).
         """
-        if count > self.max_batch:
+        most = min(self.max_batch, self._places.most)
+        if count > most:
             raise ApiError(
                 400,
-                f"the request has {count} windows, this server forecasts at most {self.max_batch}"
+                f"the request has {count} windows, this server forecasts at most {most}"
                 " at a time; send fewer",
             )
         with self._changed:
-            self._require_room(count - held)
-            self._num_held += count - held
+            if self._is_closed:
+                raise Unavailable(ENDING)
+            if not self._places.has_room(tenant, count - held, held):
+                raise QueueFull(is_full=self._places.num_taken + count - held > self._places.total)
+            self._places.take(tenant, count - held)
 
-    def _require_room(self, count: int) -> None:
-        if self._is_closed:
-            raise Unavailable(ENDING)
-        if self._num_held + count > self.max_batch + self.max_queue:
-            raise QueueFull()
-
-    def release(self, count: int) -> None:
+    def release(self, count: int, tenant: bytes = NOBODY) -> None:
         """Gives back places."""
         with self._changed:
-            self._num_held -= count
+            self._places.give_back(tenant, count)
             # What was given up waits for nothing: its numbers go with its place.
             self._waiting = deque(one for one in self._waiting if not one.is_cancelled)
-        assert self._num_held >= 0
 
     def submit(self, windows: Windows) -> None:
         """Has windows forecast, in the order of the calls."""

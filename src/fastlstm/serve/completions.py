@@ -43,7 +43,7 @@ class Completions:
         engine, settings = service.engine, service.settings
         channel = Channel()
         # A place is taken before the body comes: what is read for a request is bounded, too.
-        ticket = engine.scheduler.reserve(1, channel)
+        ticket = engine.scheduler.reserve(1, channel, scope["state"]["tenant"])
         sender = Sender(scope, send, channel.leave, record, service.metrics)
         watch: asyncio.Task[None] | None = None
         num_scored = 0

@@ -18,7 +18,7 @@ from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
 from fastlstm.serve.requests import Completion, parse_body, parse_completion
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler, Tick
-from fastlstm.serve.state import open_state
+from fastlstm.serve.state import State, open_state
 from fastlstm.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Engine:
         metrics: counts.
         session_key: signs states.
         threads: of each call; None for what is fastest of late.
+        is_shared: by several keys.
 
     Attributes:
         name: what clients call the model.
@@ -63,6 +64,8 @@ class Engine:
         metrics: Metrics,
         session_key: bytes,
         threads: int | None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.writer, self.name, self.created = writer, writer.name, int(time.time())
         self.seal = Seal(session_key, writer.decoder.model_hash)
@@ -80,6 +83,7 @@ class Engine:
             threads=threads,
             deliver=self._deliver,
             prefixes=Prefixes(settings.prefix_cache),
+            is_shared=is_shared,
         )
 
     @property
@@ -144,7 +148,7 @@ class Engine:
             defaults=self.writer.generation,
         )
         self.scheduler.enlarge(ticket, asked.num_choices)
-        return asked, self._jobs(asked)
+        return asked, self._jobs(asked, ticket.tenant)
 
     async def write(
         self, client: Presence, count: int, function: Callable[..., Result], *args: Any
@@ -189,11 +193,11 @@ class Engine:
         """Gives back room."""
         self._num_scored -= count
 
-    def _jobs(self, asked: Completion) -> list[Job]:
+    def _jobs(self, asked: Completion, tenant: bytes) -> list[Job]:
         tokenizer = self.writer.tokenizer
         state = None if asked.session is None else open_state(self.seal, asked.session)
         if state is not None:
-            self._check_state(state.stream)
+            self._check_state(state)
         seed = secrets.randbits(64) if asked.sampling.seed is None else asked.sampling.seed
         samplings = tuple(
             replace(asked.sampling, seed=(seed + k) % (MAX_SEED + 1)) for k in range(asked.n)
@@ -214,13 +218,13 @@ class Engine:
                 num_top=None if asked.logprobs is None else min(asked.logprobs, self.vocab_size),
                 scores_prompt=scores_prompt,
                 returns_state=asked.returns_session,
-                prefix=self._prefix(prompt, is_used=state is None and not scores_prompt),
+                prefix=NOTHING if state or scores_prompt else self._prefix(prompt, tenant),
             )
             for number, prompt in enumerate(prompts)
         ]
 
-    def _prefix(self, prompt: list[int], *, is_used: bool) -> Prefix:
-        found = self.scheduler.prefixes.find(prompt) if is_used else NOTHING
+    def _prefix(self, prompt: list[int], tenant: bytes) -> Prefix:
+        found = self.scheduler.prefixes.find(prompt, tenant)
         self._metrics.tokens_known.inc(found.num_known)
         return found
 
@@ -240,12 +244,13 @@ class Engine:
             raise _too_long(len(tokens), most)
         return tokens
 
-    def _check_state(self, blob: bytes) -> None:
+    def _check_state(self, state: State) -> None:
         try:
-            self.writer.decoder.stream().restore(blob)
-        except ValueError:
+            self.writer.tokenizer.stream_decoder(state.held)
+            self.writer.decoder.stream().restore(state.stream)
+        except ValueError as error:
             raise ApiError(
-                400, "session cannot be used: it was made by another version", "session"
+                400, f"session cannot be used: {error}", "session", "invalid_session"
             ) from None
 
     def _deliver(self, tick: Tick) -> None:

@@ -59,19 +59,23 @@ class ApiError(Exception):
         return error_json(self.message, kind, self.param, self.code)
 
 
-class Overloaded(ApiError):
-    """Every place is taken."""
+_FULL = "the server is at its capacity; send the request again later"
+_KEY_FULL = "this API key has all the places it may have now; send the request again later"
 
-    def __init__(self) -> None:
-        message = "the server is at its capacity; send the request again later"
+
+class Overloaded(ApiError):
+    """Every place is taken, or every one that a key may have."""
+
+    def __init__(self, *, is_full: bool = True) -> None:
+        message = _FULL if is_full else _KEY_FULL
         super().__init__(429, message, None, "overloaded", {"retry-after": "1"})
 
 
 class QueueFull(ApiError):
-    """Every place for windows is taken."""
+    """Every place for windows is taken, or every one that a key may have."""
 
-    def __init__(self) -> None:
-        message = "the server is at its capacity; send the request again later"
+    def __init__(self, *, is_full: bool = True) -> None:
+        message = _FULL if is_full else _KEY_FULL
         super().__init__(503, message, None, "overloaded", {"retry-after": "1"})
 
 

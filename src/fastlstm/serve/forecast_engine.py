@@ -13,6 +13,8 @@ from fastlstm.serve.batches import Batch, Batches, Windows
 from fastlstm.serve.channel import Presence
 from fastlstm.serve.errors import ApiError
 from fastlstm.serve.forecast_request import Asked, input_specs, output_specs, parse_request
+from fastlstm.serve.keys import NOBODY
+from fastlstm.serve.places import Places
 from fastlstm.serve.sequences import Sequences
 from fastlstm.serve.tensors import Answer, encode_answer
 from fastlstm.serve.worker import Worker
@@ -33,14 +35,15 @@ class Ticket(Presence):
     """What one request holds, from its headers until its answer was sent.
 
     Attributes:
+        tenant: whose request it is.
         num_places: held.
         windows: to be forecast, once the request was read.
         answer: comes when they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__()
-        self.num_places = 1
+        self.tenant, self.num_places = tenant, 1
         self.windows: Windows | None = None
         self.answer: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
 
@@ -60,6 +63,7 @@ class ForecastEngine:
         settings: the server's.
         metrics: counts.
         threads: of each pass of the network.
+        is_shared: by several keys.
 
     Attributes:
         name: what clients call the model.
@@ -70,7 +74,13 @@ class ForecastEngine:
     """
 
     def __init__(
-        self, model: WindowForecaster, settings: Settings, metrics: Metrics, threads: int
+        self,
+        model: WindowForecaster,
+        settings: Settings,
+        metrics: Metrics,
+        threads: int,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.model, self.name = model, model.name
         self.inputs, self.outputs = input_specs(model), output_specs(model)
@@ -79,7 +89,9 @@ class ForecastEngine:
         self._progress_s = time.monotonic()
         self._tickets: dict[Windows, Ticket] = {}
         self._sequences = Sequences(
-            model.input_size, settings.max_sequences, settings.sequence_idle
+            model.input_size,
+            Places(settings.max_sequences, is_shared=is_shared),
+            settings.sequence_idle,
         )
         self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         self._num_reading = 0
@@ -90,6 +102,7 @@ class ForecastEngine:
             max_queue=settings.max_queue,
             threads=threads,
             deliver=self._deliver,
+            is_shared=is_shared,
         )
 
     def described(self) -> dict[str, Any]:
@@ -119,14 +132,15 @@ class ForecastEngine:
         self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
         self._metrics.sequences.set(len(self._sequences))
 
-    def admit(self) -> Ticket:
+    def admit(self, tenant: bytes = NOBODY) -> Ticket:
         """Takes a place for a request that is to be read; `release` must follow.
 
         Raises:
-            ApiError: all places are taken, or the server is closing (503).
+            ApiError: all places, or all that a key may have, are taken, or the server is closing
+                (503).
         """
-        self.scheduler.reserve(1)
-        return Ticket()
+        self.scheduler.reserve(1, tenant)
+        return Ticket(tenant)
 
     async def read(self, ticket: Ticket, body: bytes, header_length: int | None) -> Asked:
         """Returns a request, checked; requests are read one after the other, in their order.
@@ -156,12 +170,12 @@ class ForecastEngine:
         """
         count = len(asked.past)
         self._check_numbers(count, asked)
-        self.scheduler.reserve(count, ticket.num_places)
+        self.scheduler.reserve(count, ticket.tenant, ticket.num_places)
         ticket.num_places = count
         past, statics = asked.past, asked.statics
         if asked.step is not None:
             static = None if statics is None else statics[0]
-            rows, static = self._sequences.add(asked.step, past[0], static)
+            rows, static = self._sequences.add(asked.step, past[0], static, ticket.tenant)
             past, statics = rows[None], None if static is None else static[None]
         ticket.windows = Windows(past, asked.future, statics)
         if not self.scheduler.has_work:  # the time without work is no time without progress
@@ -187,7 +201,7 @@ class ForecastEngine:
         ticket.leave()
         if ticket.windows is not None:
             self._tickets.pop(ticket.windows, None)
-        self.scheduler.release(ticket.num_places)
+        self.scheduler.release(ticket.num_places, ticket.tenant)
 
     async def encode(self, ticket: Ticket, asked: Asked, found: Forecasts) -> Answer:
         """Returns the answer, whose `parts` is still to be written.

@@ -100,9 +100,10 @@ class Infer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         service, record = self._service, scope["state"]["record"]
+        tenant = scope["state"]["tenant"]
         engine = _engine(service, scope["path_params"])
         # The place is taken before the body comes: what is read for a request is bounded, too.
-        ticket = engine.admit()
+        ticket = engine.admit(tenant)
         sender = Sender(scope, send, ticket.leave, record, service.metrics)
         watch: asyncio.Task[None] | None = None
         service.stalls.senders.add(sender)

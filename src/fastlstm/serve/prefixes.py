@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fastlstm.serve.keys import NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,7 +44,7 @@ NOTHING = Prefix()
 
 
 class Prefixes:
-    """The states that were used last, of at most `size` prompts; safe between threads.
+    """The states that were used last, of at most `size` prompts a key; safe between threads.
 
     Args:
         size: 0 remembers none.
@@ -50,15 +52,17 @@ class Prefixes:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._states: OrderedDict[tuple[int, bytes], bytes] = OrderedDict()
+        # Of each key its own: neither what is found nor what is dropped tells of another's prompts.
+        self._states: dict[bytes, OrderedDict[tuple[int, bytes], bytes]] = {}
         self._lock = threading.Lock()
 
-    def find(self, tokens: Sequence[int]) -> Prefix:
-        """Returns the longest beginning of a prompt whose state is known."""
+    def find(self, tokens: Sequence[int], tenant: bytes = NOBODY) -> Prefix:
+        """Returns the longest beginning of a prompt whose state a key made known."""
         if self._size == 0 or len(tokens) < MIN_TOKENS:
             return NOTHING
         with self._lock:
-            lengths = {length for length, _ in self._states if length <= len(tokens)}
+            known = self._states.setdefault(tenant, OrderedDict())
+            lengths = {length for length, _ in known if length <= len(tokens)}
         data = np.asarray(tokens, np.int64).tobytes()
         digest, done, keys = hashlib.sha256(), 0, []
         for length in sorted({*lengths, len(tokens)}):
@@ -67,16 +71,17 @@ class Prefixes:
             keys.append((length, digest.digest()))
         with self._lock:
             for key in reversed(keys):
-                state = self._states.get(key)
+                state = known.get(key)
                 if state is not None:
-                    self._states.move_to_end(key)
+                    known.move_to_end(key)
                     return Prefix(None if key == keys[-1] else keys[-1], key[0], state)
         return Prefix(keys[-1])
 
-    def remember(self, key: tuple[int, bytes], state: bytes) -> None:
+    def remember(self, key: tuple[int, bytes], state: bytes, tenant: bytes = NOBODY) -> None:
         """Keeps a state under the `key` that `find` gave; the one unused longest makes room."""
         with self._lock:
-            self._states[key] = state
-            self._states.move_to_end(key)
-            while len(self._states) > self._size:
-                self._states.popitem(last=False)
+            known = self._states[tenant]
+            known[key] = state
+            known.move_to_end(key)
+            while len(known) > self._size:
+                known.popitem(last=False)

@@ -51,7 +51,7 @@ class Refusals:
         record = Record(new_id(headers), status=429)
         count(service.metrics, record)
         if service.settings.log:
-            write_line(record, client, "POST", PATH)
+            write_line(service.log, record, client, "POST", PATH)
         return _RESPONSE % record.id.encode("ascii")
 
 

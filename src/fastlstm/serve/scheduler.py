@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.errors import NonFiniteError
 from fastlstm.serve.errors import ENDING, ApiError, Overloaded, Unavailable
+from fastlstm.serve.keys import NOBODY
 from fastlstm.serve.pace import Pace
+from fastlstm.serve.places import Places
 from fastlstm.serve.prefixes import Prefixes
 from fastlstm.serve.row import Job, Piece, Row, forked, openings
 
@@ -40,12 +42,13 @@ class Ticket:
     Attributes:
         num_places: still held; the scheduler's lock guards it.
         channel: where its pieces go.
+        tenant: whose request it is.
         is_cancelled: nobody wants them any more.
         is_congested: the client is behind; its texts wait meanwhile.
     """
 
-    def __init__(self, num_places: int, channel: Channel) -> None:
-        self.num_places, self.channel = num_places, channel
+    def __init__(self, num_places: int, channel: Channel, tenant: bytes = NOBODY) -> None:
+        self.num_places, self.channel, self.tenant = num_places, channel, tenant
         self.is_cancelled = self.is_congested = False
 
 
@@ -75,6 +78,7 @@ class Scheduler:
         max_queue: texts that may wait beside them.
         threads: of each call of the engine; None for what is fastest of late.
         prefixes: keeps the states of prompts; default none.
+        is_shared: by several keys: none of them gets all slots or places.
         deliver: is called from the engine's thread after each call; must not block.
     """
 
@@ -88,16 +92,17 @@ class Scheduler:
         threads: int | None,
         deliver: Callable[[Tick], object],
         prefixes: Prefixes | None = None,
+        is_shared: bool = False,
     ) -> None:
         self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
         self.max_streams, self.max_queue = max_streams, max_queue
         self._deliver = deliver
         self.prefixes = prefixes or Prefixes(0)
         self._changed = threading.Condition()
-        self._num_held = 0
+        self._places = Places(max_streams + max_queue, is_shared=is_shared)
+        self._slots = Places(max_streams, is_shared=is_shared)
         self._waiting: deque[tuple[Ticket, Job]] = deque()
         self._rows: list[tuple[Ticket, Row]] = []
-        self._num_slots = 0
         self._is_closed = self._is_stopping = False
         self._pace = Pace()
         self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
@@ -106,17 +111,17 @@ class Scheduler:
     @property
     def num_held(self) -> int:
         """Places taken: texts that are written, wait, or whose prompt is being read."""
-        return self._num_held
+        return self._places.num_taken
 
     @property
     def num_active(self) -> int:
         """Slots taken."""
-        return self._num_slots
+        return self._slots.num_taken
 
     @property
     def is_full(self) -> bool:
         """Whether every place is taken."""
-        return self._num_held >= self.max_streams + self.max_queue
+        return self._places.is_full
 
     @property
     def has_work(self) -> bool:
@@ -131,13 +136,13 @@ class Scheduler:
         """Whether nothing more is admitted."""
         return self._is_closed
 
-    def reserve(self, count: int, channel: Channel) -> Ticket:
+    def reserve(self, count: int, channel: Channel, tenant: bytes = NOBODY) -> Ticket:
         """Takes places for so many texts; to be given back by `release`, whatever comes.
 
         Raises:
             As `enlarge`.
         """
-        ticket = Ticket(0, channel)
+        ticket = Ticket(0, channel, tenant)
         self.enlarge(ticket, count)
         return ticket
 
@@ -145,29 +150,27 @@ class Scheduler:
         """Takes the places that a ticket lacks for so many texts.
 
         Raises:
-            ApiError: more texts than there are slots (400), all places are taken (429), the
-                server is closing or the ticket was released (503).
+            ApiError: more texts than there are slots (400), all places, or all that a key may
+                have, are taken (429), the server is closing or the ticket was released (503).
         """
-        if count > self.max_streams:
+        most = self._slots.most
+        if count > most:
             raise ApiError(
                 400,
                 f"the request asks for {count} texts (prompts times n), this server writes"
-                f" at most {self.max_streams} at a time; ask for fewer",
+                f" at most {most} at a time; ask for fewer",
                 "n",
             )
         with self._changed:
             if ticket.is_cancelled:
                 raise Unavailable("the client has left")
-            more = count - ticket.num_places
-            self._require_room(more)
-            ticket.num_places += more
-            self._num_held += more
-
-    def _require_room(self, count: int) -> None:
-        if self._is_closed:
-            raise Unavailable(ENDING)
-        if self._num_held + count > self.max_streams + self.max_queue:
-            raise Overloaded()
+            if self._is_closed:
+                raise Unavailable(ENDING)
+            tenant, held = ticket.tenant, ticket.num_places
+            if not self._places.has_room(tenant, count - held, held):
+                raise Overloaded(is_full=self._places.num_taken + count - held > self._places.total)
+            self._places.take(tenant, count - held)
+            ticket.num_places = count
 
     def submit(self, ticket: Ticket, jobs: Sequence[Job]) -> None:
         """Has the texts of a ticket written."""
@@ -234,22 +237,33 @@ class Scheduler:
             self._waiting = deque((t, job) for t, job in self._waiting if not t.is_cancelled)
 
     def _start_waiting(self) -> None:
+        later: list[tuple[Ticket, Job]] = []
+        full: set[bytes] = set()  # keys that have all the slots they may have now
         while self._waiting:
             ticket, job = self._waiting[0]
             count = len(job.samplings)
-            if self._num_slots + count > self.max_streams:
-                return  # in their order: a request for many must not wait for ever
+            if self._slots.num_taken + count > self.max_streams:
+                break  # in their order: a request for many must not wait for ever
             self._waiting.popleft()
-            self._num_slots += count
-            try:
-                rows = openings(job, self._decoder, self._tokenizer)
-            except Exception:
-                _LOG.exception("a text could not be begun")
-                self._num_slots -= count
-                self._give_back(ticket, count)
-                self._deliver(Tick(0.0, 0, 0, _failures(ticket, job.indices, _FAILED)))
-                continue
-            self._rows += [(ticket, row) for row in rows]
+            if ticket.tenant in full or not self._slots.has_room(ticket.tenant, count):
+                full.add(ticket.tenant)
+                later.append((ticket, job))
+            else:
+                self._start(ticket, job)
+        self._waiting.extendleft(reversed(later))
+
+    def _start(self, ticket: Ticket, job: Job) -> None:
+        count = len(job.samplings)
+        self._slots.take(ticket.tenant, count)
+        try:
+            rows = openings(job, self._decoder, self._tokenizer)
+        except Exception:
+            _LOG.exception("a text could not be begun")
+            self._slots.give_back(ticket.tenant, count)
+            self._give_back(ticket, count)
+            self._deliver(Tick(0.0, 0, 0, _failures(ticket, job.indices, _FAILED)))
+            return
+        self._rows += [(ticket, row) for row in rows]
 
     def _advance(self, ready: list[tuple[Ticket, Row]]) -> None:
         steps = self._pace.steps(len(ready))
@@ -331,7 +345,7 @@ class Scheduler:
                     blob = row.stream.save()
                     rows = forked(row, blob, self._decoder, self._tokenizer)
                     if row.job.prefix.key is not None:  # and the state could be gone on from
-                        self.prefixes.remember(row.job.prefix.key, blob)
+                        self.prefixes.remember(row.job.prefix.key, blob, ticket.tenant)
                 except Exception:
                     _LOG.exception("a text could not be begun")
                     failures += _failures(ticket, row.indices, _FAILED)
@@ -355,14 +369,13 @@ class Scheduler:
 
     def _free(self, ticket: Ticket, row: Row) -> None:
         count = len(row.indices)
-        self._num_slots -= count
+        self._slots.give_back(ticket.tenant, count)
         self._give_back(ticket, count)
 
     def _give_back(self, ticket: Ticket, count: int) -> None:
         ticket.num_places -= count
-        self._num_held -= count
+        self._places.give_back(ticket.tenant, count)
         assert ticket.num_places >= 0
-        assert self._num_held >= 0
 
 
 def _failures(ticket: Ticket, indices: range, why: str) -> list[tuple[Channel, Piece]]:

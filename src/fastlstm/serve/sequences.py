@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.serve.errors import ApiError, shown
+from fastlstm.serve.keys import NOBODY
+from fastlstm.serve.places import Places
 
 Floats = NDArray[np.floating]
 
@@ -40,9 +42,12 @@ class _Kept:
 class Sequences:
     """The newest rows of every sequence. Not for several threads.
 
+    A sequence belongs to the key that began it: others neither see nor change it, and may have one
+    of the same name.
+
     Args:
         num_rows: kept of each, and needed for a forecast.
-        capacity: sequences at a time.
+        places: for sequences.
         idle_s: a sequence that is not asked for so long is forgotten.
         clock: seconds.
     """
@@ -50,52 +55,51 @@ class Sequences:
     def __init__(
         self,
         num_rows: int,
-        capacity: int,
+        places: Places,
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._num_rows, self._capacity, self._idle_s = num_rows, capacity, idle_s
+        self._num_rows, self._places, self._idle_s = num_rows, places, idle_s
         self._clock = clock
-        self._kept: OrderedDict[str | int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, str | int], _Kept] = OrderedDict()
 
     def __len__(self) -> int:
         """Sequences that are kept."""
         self._forget_idle()
         return len(self._kept)
 
-    def add(self, step: Step, rows: Floats, statics: Floats | None) -> tuple[Floats, Floats | None]:
+    def add(
+        self, step: Step, rows: Floats, statics: Floats | None, tenant: bytes = NOBODY
+    ) -> tuple[Floats, Floats | None]:
         """Adds rows, and returns the window that ends with them and what is static.
 
         Args:
             step: of which sequence.
             rows: new ones, shape ``(n, columns)``.
             statics: shape ``(S,)``; None for those of before.
+            tenant: whose it is.
 
         Raises:
             ApiError: no such sequence (404) or no room for another (503), nothing is kept; too few
                 rows so far (409), these are kept.
         """
         self._forget_idle()
+        key = (tenant, step.id)
         if step.starts:
-            if step.id not in self._kept and len(self._kept) >= self._capacity:
-                raise ApiError(
-                    503,
-                    f"the server keeps {self._capacity} sequences, which is all it may; end one"
-                    " (sequence_end), or send this one again later",
-                    headers={"retry-after": "5"},
-                )
+            if key not in self._kept:
+                self._take_place(tenant)
             kept = _Kept(rows[:0], statics, 0.0)
         else:
-            kept = self._found(step)
+            kept = self._found(key)
         if statics is not None:
             kept.statics = statics
         # A new array: windows that were handed out stay as they are.
         kept.rows = np.concatenate([kept.rows, rows])[-self._num_rows :].copy()
         kept.used_s = self._clock()
-        self._kept[step.id] = kept
-        self._kept.move_to_end(step.id)
+        self._kept[key] = kept
+        self._kept.move_to_end(key)
         if step.ends:
-            del self._kept[step.id]
+            self._forget(key)
         if len(kept.rows) < self._num_rows:
             missing = self._num_rows - len(kept.rows)
             raise ApiError(
@@ -106,12 +110,29 @@ class Sequences:
             )
         return kept.rows, kept.statics
 
-    def _found(self, step: Step) -> _Kept:
-        kept = self._kept.get(step.id)
+    def _take_place(self, tenant: bytes) -> None:
+        if not self._places.has_room(tenant, 1):
+            who, count = "the server keeps", self._places.num_taken
+            if not self._places.is_full:
+                who, count = "this API key has", self._places.held(tenant)
+            raise ApiError(
+                503,
+                f"{who} {count} sequences, which is all it may now; end one (sequence_end), or send"
+                " this one again later",
+                headers={"retry-after": "5"},
+            )
+        self._places.take(tenant, 1)
+
+    def _forget(self, key: tuple[bytes, str | int]) -> None:
+        del self._kept[key]
+        self._places.give_back(key[0], 1)
+
+    def _found(self, key: tuple[bytes, str | int]) -> _Kept:
+        kept = self._kept.get(key)
         if kept is None:
             raise ApiError(
                 404,
-                f"there is no sequence {_shown(step.id)}: it never began, has ended, or was idle"
+                f"there is no sequence {_shown(key[1])}: it never began, has ended, or was idle"
                 f" for {self._idle_s:g} s; begin it with sequence_start and its last"
                 f" {self._num_rows} rows",
             )
@@ -123,7 +144,7 @@ class Sequences:
             first = next(iter(self._kept))
             if self._kept[first].used_s >= before_s:
                 return
-            del self._kept[first]
+            self._forget(first)
 
 
 def _shown(name: str | int) -> str:

@@ -25,6 +25,7 @@ from fastlstm.serve.engine import Engine
 from fastlstm.serve.forecast_engine import ForecastEngine
 from fastlstm.serve.keys import Keys, is_local
 from fastlstm.serve.listener import Listener, Notice, max_connections
+from fastlstm.serve.log import LogHandler
 from fastlstm.serve.protocol import protocol_class
 from fastlstm.serve.service import Service
 
@@ -104,6 +105,7 @@ class Runner:
             server.should_exit = True
             await serving
             watching.cancel()
+            self.service.log.close()
 
     def _limit(self, bound: Listener) -> None:
         settings = self._settings
@@ -137,13 +139,26 @@ class Runner:
         if self._session_key is None:
             self._say("session states are signed with a key of this process: they end with it")
         threads = self._settings.threads or _default_threads()
-        self.service.served = Engine(writer, self._settings, self.service.metrics, key, threads)
+        self.service.served = Engine(
+            writer,
+            self._settings,
+            self.service.metrics,
+            key,
+            threads,
+            is_shared=self.service.keys.are_several,
+        )
         return writer.decoder.describe(self._settings.max_streams, threads)
 
     def _forecast(self, model: WindowForecaster) -> str:
         # With two cores one is the clients'.
         threads = self._settings.threads or max(1, hardware.default_threads() // 2)
-        self.service.served = ForecastEngine(model, self._settings, self.service.metrics, threads)
+        self.service.served = ForecastEngine(
+            model,
+            self._settings,
+            self.service.metrics,
+            threads,
+            is_shared=self.service.keys.are_several,
+        )
         return (
             f"Open Inference Protocol; reads {model.input_size} rows of {len(model.past.names)}"
             f" columns, forecasts {model.horizon} of {len(model.targets)}; fp32, threads: {threads}"
@@ -202,6 +217,8 @@ def serve(
 
     async def run() -> None:
         runner = Runner(lambda: _load(path, settings), settings, keys, session_key, say)
+        if not logging.getLogger().handlers:  # who has set logging up has said where to
+            logging.getLogger().addHandler(LogHandler(runner.service.log))
         await runner.run()
 
     asyncio.run(run())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fastlstm.serve.engine import Engine
 from fastlstm.serve.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.forecast_engine import ForecastEngine
+from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.sender import Stalls
 
@@ -26,6 +27,7 @@ class Service:
         settings: as given.
         keys: as given.
         metrics: counts.
+        log: writes lines on standard error.
         stalls: the answers under way.
         is_draining: nothing new is admitted.
         is_local: it can be reached from this machine only.
@@ -34,6 +36,7 @@ class Service:
     def __init__(self, settings: Settings, keys: Keys) -> None:
         self.settings, self.keys = settings, keys
         self.metrics = Metrics()
+        self.log = Log(self.metrics.log_dropped)
         self.stalls = Stalls(settings.stall)
         self.is_draining = self.is_local = False
         self._engine: Engine | ForecastEngine | None = None

@@ -43,8 +43,8 @@ class Settings:
             in one pass.
         max_queue: texts, or windows, admitted beyond these, which wait; what comes then is answered
             429, with windows 503.
-        prefix_cache: prompts whose states are kept: one that begins with one of them is read from
-            there on; 0 keeps none.
+        prefix_cache: prompts whose states are kept, of each API key: one that begins with one of
+            them is read from there on; 0 keeps none.
         max_sequences: sequences whose newest rows are kept.
         sequence_idle: seconds after which a sequence that nobody asks for is forgotten.
         max_tokens: most tokens that one text may ask for.
