@@ -5,7 +5,7 @@ Each attack runs against `fastlstm serve` as a process, with every setting at it
 how long its slowest answer took, the answers to the attack, and by how much the server's memory
 grew at most.
 
-usage: python tests/campaigns/attacks.py [keys] [bodies] [answer] [echo] [chunks] [files]
+usage: python tests/campaigns/attacks.py [nothing] [keys] [bodies] [answer] [echo] [chunks] [files]
 Without names, all of them.
 """
 
@@ -152,6 +152,13 @@ def attacked(name: str, path: Path, *flags: str) -> Iterator[tuple[Server, Calla
         print(f"  SIGTERM ended it after {time.monotonic() - start_s:.1f} s, exit {code}")
 
 
+def nothing(run: Path, forecaster: Path) -> None:
+    """No attack: what the machine itself does to the figures."""
+    with attacked("nothing", run) as (_, say):
+        time.sleep(10)
+        say("none")
+
+
 def keys(run: Path, forecaster: Path) -> None:
     """A body of 1 MB with 130,000 keys, the last two of them the same."""
     names = [f'"{number:x}":0' for number in range(100_000)]
@@ -174,7 +181,7 @@ def window(count: int, **parameters: object) -> bytes:
 
 def bodies(run: Path, forecaster: Path) -> None:
     """150 bodies of 1 MB at once."""
-    data = b'{"inputs":[' + b"[]," * 340_000 + b"[]]}"
+    data = b'{"inputs":[' + b"[]," * 90_000 + b"0.1," * 190_000 + b"[]]}"
     assert len(data) < 1 << 20
     with attacked(f"bodies (150 of {len(data)} bytes)", forecaster) as (server, say):
         say(crowd(150, lambda _: post(server, INFER, data)))
@@ -261,6 +268,7 @@ def files(run: Path, forecaster: Path) -> None:
 
 
 ATTACKS = {
+    "nothing": nothing,
     "keys": keys,
     "bodies": bodies,
     "answer": answer,

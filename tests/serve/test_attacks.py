@@ -72,6 +72,13 @@ def test_keys_are_bounded_over_all_objects(forecasts: Running) -> None:
     assert "more than 1000 keys together" in answer.json()["error"]
 
 
+def test_lists_are_bounded(forecasts: Running) -> None:
+    content = b'{"inputs":[' + b"[]," * 100_000 + b"[]]}"
+    answer = forecasts.client.post(PAST, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert "more than 100000 lists; send data flat" in answer.json()["error"]
+
+
 def test_bodies_that_wait_to_be_read_hold_places(
     serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import socket
 from collections.abc import Iterator
@@ -120,6 +121,29 @@ def test_a_connection_is_counted_until_it_is_closed() -> None:
         accept()
         assert bound.num_open == 2
         assert refused == [2]
+
+
+def test_without_a_file_left_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [errno.EMFILE]
+
+    def failing(self: socket.socket) -> Any:
+        if failures:
+            raise OSError(failures.pop(), "planted")
+        return accept(self)
+
+    with Listener() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        refused: list[int] = []
+        bound.limit(10, lambda: refused.append(bound.num_open))
+        monkeypatch.setattr(socket.socket, "accept", failing)
+        with socket.create_connection(bound.getsockname(), 10) as client:
+            bound.setblocking(False)
+            wait_until(lambda: tries(bound) and refused == [0])
+            assert read_all(client).startswith(b"HTTP/1.1 503 ")
+        failures.append(errno.EINVAL)
+        with pytest.raises(OSError, match="planted"):
+            bound.accept()
 
 
 def tries(bound: Listener) -> bool:

@@ -88,7 +88,9 @@ def test_bodies_that_wait(start: Any) -> None:
     with send(server, request(1, 1)) as client:
         client.recv(100)
     before = peak(server)
-    content = (b'{"inputs":[' + b"[]," * 330_000 + b"[]]}").ljust(settings.max_body)
+    content = (b'{"inputs":[' + b"[]," * 90_000 + b"0.1," * 180_000 + b"[]]}").ljust(
+        settings.max_body
+    )
     clients = [send(server, content) for _ in range(60)]
     answers = [client.recv(12)[9:] for client in clients]
     assert set(answers) <= {b"400", b"503"}

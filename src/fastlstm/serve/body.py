@@ -89,16 +89,17 @@ async def _read(
 
 
 async def _received(receive: Receive, max_bytes: int) -> bytes:
-    body = bytearray()
+    parts, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
             raise _too_long(max_bytes)
         if not message.get("more_body", False):
-            return bytes(body)
+            return b"".join(parts)
 
 
 def _too_long(max_bytes: int) -> ApiError:

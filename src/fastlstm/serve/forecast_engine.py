@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,14 +215,9 @@ class ForecastEngine:
             return self._encode(asked, found)
         return await ticket.wait(self._writer.call(self._encode, asked, found))
 
-    async def parts(self, ticket: Ticket, answer: Answer) -> AsyncIterator[bytes]:
-        """Yields the body of an answer, each part as soon as the one before was taken.
-
-        Raises:
-            Disconnected: the client has left.
-        """
-        while part := await ticket.wait(self._writer.call(next, answer.parts, b"")):
-            yield part
+    def next_part(self, answer: Answer) -> asyncio.Future[bytes]:
+        """Has the next part of an answer written; empty when there is none."""
+        return self._writer.call(next, answer.parts, b"")
 
     def _encode(self, asked: Asked, found: Forecasts) -> Answer:
         make: dict[str, Callable[[], Any]] = {

@@ -126,7 +126,7 @@ class Infer:
             if answer.length is not None:
                 await sender.body(b"".join(answer.parts), is_last=True)
                 return
-            async for part in engine.parts(ticket, answer):
+            while part := await ticket.wait(engine.next_part(answer)):
                 await sender.body(part)
             await sender.body(b"", is_last=True)
         finally:

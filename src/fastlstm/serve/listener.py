@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,27 +53,29 @@ class Listener(socket.socket):
         on_refused: is called for each that is not taken.
     """
 
-    most = 0
+    most = sys.maxsize
     num_open = 0
     on_refused: Callable[[], object] = staticmethod(lambda: None)
     _spare: int | None = None
 
     def limit(self, most: int, on_refused: Callable[[], object]) -> None:
-        """Begins to count; before there is no limit to speak of."""
+        """Sets how many connections may be open; before there is no limit."""
         self.most, self.on_refused = most, on_refused
         self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Returns the next connection; those that are too many are refused on the way."""
-        while self.num_open >= self.most:
-            self._refuse(super().accept()[0])
-        try:
-            given, address = super().accept()
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            self._refuse_without_files()
-            return self.accept()
+        while True:
+            try:
+                given, address = super().accept()
+            except OSError as error:
+                if error.errno != errno.EMFILE or self._spare is None:
+                    raise
+                self._refuse_without_files()
+                continue
+            if self.num_open < self.most:
+                break
+            self._refuse(given)
         connection = _Connection(given.family, given.type, given.proto, given.detach())
         connection.listener = self
         self.num_open += 1
@@ -96,12 +99,15 @@ class Listener(socket.socket):
         self.on_refused()
 
     def _refuse_without_files(self) -> None:
-        """Makes room by a file that is kept open for this, and refuses one."""
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-        self._refuse(super().accept()[0])
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        """Refuses one, by a file that is kept open to make room for it."""
+        assert self._spare is not None
+        os.close(self._spare)
+        self._spare = None
+        try:
+            self._refuse(super().accept()[0])
+        finally:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY)
 
 
 class _Connection(socket.socket):

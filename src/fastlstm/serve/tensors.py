@@ -21,7 +21,7 @@ FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<
 """Datatypes of numbers."""
 _SLICE = 1 << 12
 """Numbers that are written at a time: nobody else has the interpreter meanwhile, for some 5 ms."""
-_MAX_KEYS = 1000
+_MAX_KEYS, _MAX_LISTS = 1000, 100_000
 _TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _NUMBERS = {int, float, type(None)}
 _NAMES = {str, type(None)}
@@ -67,6 +67,8 @@ def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], 
             f"Inference-Header-Content-Length is {length}, the body has only {len(body)} bytes"
         )
     try:
+        if body.count(b"[", 0, length) > _MAX_LISTS:
+            raise ValueError(f"it has more than {_MAX_LISTS} lists; send data flat")
         text = body[:length].decode("utf-8")
         value = json.loads(text, object_pairs_hook=_Keys().read)
     except RecursionError:
