@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastlstm import publication, storage
 from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError
@@ -39,6 +39,8 @@ from fastlstm.manifest import (
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
 """The kind that config.json of a forecaster states; a language model's states none."""
+TEXT_RUN = "fastlstm-run"
+"""The format that config.json of a language model states."""
 METRICS_KEY = "metrics"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
@@ -313,16 +315,23 @@ class RunDirectory:
         return [mark for mark in marks if mark is not None]
 
 
-def holds_forecaster(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] | None:
+    """Returns what a run, or a checkpoint, says in its config.json that it is of; None: no run."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
             config = json.loads((directory / "config.json").read_bytes())
         except (OSError, ValueError, RecursionError):
             continue
-        return isinstance(config, dict) and config.get("kind") == FORECASTER
-    return False
+        if isinstance(config, dict) and config.get("kind") == FORECASTER:
+            return "forecaster"
+        return "text" if isinstance(config, dict) and config.get("format") == TEXT_RUN else None
+    return None
+
+
+def holds_forecaster(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+    return kind_of_run(path) == "forecaster"
 
 
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:

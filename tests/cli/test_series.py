@@ -86,23 +86,6 @@ def test_resume_asks_for_nothing_twice(
     assert "holds a run already (step 6)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("argv", "module"),
-    [
-        (["train", "book.txt", "--out", "r"], "train"),
-        (["train", "a.csv", "--out", "r"], "train"),
-        (["train", "a.csv", "--horizon=4", "--out", "r"], "train_series"),
-        (["train", "a.csv", "--target", "y", "--out", "r"], "train_series"),
-        (["train", "a.parquet", "--out", "r"], "train_series"),
-        (["evaluate", "nothing", "a.csv"], "evaluate"),
-        (["generate", "a.parquet"], "generate"),
-        (["train", "book.txt", "--out", "x.npy"], "train"),
-    ],
-)
-def test_which_kind_is_meant(argv: list[str], module: str) -> None:
-    assert module_of(argv[0], argv[1:]) == module
-
-
 def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path: Path) -> None:
     path, out = run
     new = tmp_path / "new"

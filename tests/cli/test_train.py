@@ -42,16 +42,6 @@ def test_flags_become_a_configuration(
     assert "evaluation: step 123,456,789, validation, 1.7123" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize(("name", "is_told"), [("a.csv", True), ("a.tsv.gz", True), ("a", False)])
-def test_a_text_that_may_be_a_table_is_told_so(
-    name: str, is_told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", name, "--out", "r"]) == 0
-    told = f"{name} is trained on as text; --horizon N makes it a table to forecast"
-    assert (told in " ".join(capsys.readouterr().out.split())) == is_told
-
-
 def test_many_sources_and_resume(trained: list[dict[str, Any]]) -> None:
     assert main(["train", "a.txt", "b.txt", "--out", "r", "--resume"]) == 0
     assert trained[0]["source"] == ["a.txt", "b.txt"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastlstm.cli.command import Command, Positional, options_from_dataclass
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
 from fastlstm.config import TrainConfig
@@ -63,8 +63,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 CONFIG_OPTIONS = options_from_dataclass(TrainConfig, GROUPS)
 
-_MAYBE_TABLES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
-
 COMMAND = Command(
     verb="train",
     summary="Train a language model on a text, until --budget, --steps or --epochs.",
@@ -78,6 +76,14 @@ COMMAND = Command(
     ),
     options=(
         *RUN_OPTIONS,
+        Option(
+            "as_text",
+            bool,
+            False,
+            "train on the characters of SOURCE, though it holds a table",
+            "run",
+            is_switch=True,
+        ),
         *CONFIG_OPTIONS,
     ),
     required=("out",),
@@ -102,10 +108,6 @@ def run(argv: list[str]) -> int:
     with StopFlag() as stop, default_output(use_json=use_json) as output:
         from fastlstm.run import train
 
-        for source in sources:
-            if source.endswith(_MAYBE_TABLES):
-                text = f"{source} is trained on as text; --horizon N makes it a table to forecast"
-                output({"event": "message", "level": "warning", "text": text})
         train(
             sources[0] if len(sources) == 1 else sources,
             out=parsed.values["out"],

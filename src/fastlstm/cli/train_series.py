@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastlstm.cli.command import Command, Positional
+from fastlstm.cli.kind import few, files_of
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
 from fastlstm.cli.series_options import CONFIG_OPTIONS
@@ -44,6 +45,11 @@ def run(argv: list[str]) -> int:
     with StopFlag() as stop, default_output(use_json=bool(parsed.values.get("json"))) as output:
         from fastlstm.forecast_run import train_forecaster
 
+        for source in sources:
+            tables, texts = files_of(source)
+            if tables and texts:
+                text = f"{source} holds tables and texts: {few(texts)} left out"
+                output({"event": "message", "level": "warning", "text": text})
         train_forecaster(
             sources[0] if len(sources) == 1 else sources,
             config,

@@ -26,7 +26,7 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.manifest import MANIFEST
-from fastlstm.run_directory import RunDirectory, holds_forecaster
+from fastlstm.run_directory import TEXT_RUN, RunDirectory, holds_forecaster
 from fastlstm.storage import parse_json
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
-FORMAT = "fastlstm-run"
+FORMAT = TEXT_RUN
 FORMAT_VERSION = 1
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)

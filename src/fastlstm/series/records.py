@@ -386,7 +386,8 @@ def _files(path: Path) -> list[Path]:
             raise DataError(
                 f"{path} holds no table; expected files ending in {', '.join(SUFFIXES)}"
             )
-        return found
+        tables = [p for p in found if not p.name.lower().endswith(".txt")]
+        return tables or found  # a .txt beside tables is a note about them
     if not path.exists():
         raise DataError(f"there is no file {path}")
     return [path]
