@@ -64,7 +64,9 @@ def test_a_stopped_run_goes_on_bit_equal(
 ) -> None:
     config = ForecastConfig(**{**QUICK, **given})
     whole = train_forecaster(path, config, out=tmp_path / "whole")
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same command with --resume"):
+    with pytest.raises(
+        Stopped, match=r"checkpoint-\d+ is saved, the same command with resume=True"
+    ):
         train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
     own, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
@@ -87,7 +89,7 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
     found = train_forecaster(path, longer, out=out, resume=True, given=["steps"])
     assert found.fitted.steps == 40
     other = ForecastConfig(**{**QUICK, "horizon": 7})
-    with pytest.raises(ConfigError, match="--horizon 7: this run was begun with 6"):
+    with pytest.raises(ConfigError, match="horizon=7: this run was begun with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
     with pytest.raises(FormatError, match="the table differs"):
@@ -120,7 +122,7 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "needed", "advice"),
-    [({}, 30, "; --input-size 18 takes all"), ({"tbptt": 12}, 18, "")],
+    [({}, 30, "; input_size=18 takes all"), ({"tbptt": 12}, 18, "")],
 )
 def test_series_too_short_to_be_trained_on_are_named(
     given: dict[str, Any], needed: int, advice: str
@@ -272,7 +274,9 @@ def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_for_resuming_only(path: str, tmp_path: Path) -> None:
     train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
-    with pytest.raises(FormatError, match="is a checkpoint of a forecaster, which only --resume"):
+    with pytest.raises(
+        FormatError, match="is a checkpoint of a forecaster, which only resume=True"
+    ):
         Forecaster.load(tmp_path / "run" / "checkpoint-30")
 
 

@@ -17,13 +17,16 @@
     ├── NonFiniteError           NaN or Inf that training could not recover from
     └── Stopped                  exit code 75: a signal came, the state is saved, --resume goes on
 
-Each message says what came, what was expected and what to do.
+Each message says what came, what was expected and what to do. It is given in parts; a part that is
+a `Setting` reads ``name=value`` in Python and ``--name value`` on the command line.
 """
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,10 +38,86 @@ EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: not a failure; start the same command again with --resume."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a message speaks of.
+
+    Attributes:
+        name: of the field or parameter.
+        value: to be shown with it; None shows the name alone, ``...`` a place for a value.
+    """
+
+    name: str
+    value: Any = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return self.name
+        if isinstance(self.value, list | tuple):
+            values = ", ".join(_spelt(value) for value in self.value)
+            return f"{self.name}=[{values}]"
+        return f"{self.name}={'…' if self.value is ... else _spelt(self.value)}"
+
+    @property
+    def flag(self) -> str:
+        """The same on the command line."""
+        dashed = self.name.replace("_", "-")
+        if self.value is None or self.value is True:
+            return f"--{dashed}"
+        if self.value is False:
+            return f"--no-{dashed}"
+        if self.value is ...:
+            return f"--{dashed} {'FILE' if self.name == 'future' else 'NAME'}"
+        values = self.value if isinstance(self.value, list | tuple) else [self.value]
+        text = ",".join(v if isinstance(v, str) else _spelt(v) for v in values)
+        return f"--{dashed} {shlex.quote(text)}"
+
+
+def _spelt(value: Any) -> str:
+    return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
+
+
+class Message(str):
+    """A text in parts, some of them a `Setting`; as a str it is spelt as in Python.
+
+    Args:
+        parts: joined.
+        flags: the text for the command line; default that of the parts.
+
+    Attributes:
+        flags: the text for the command line.
+    """
+
+    flags: str
+
+    def __new__(cls, *parts: object, flags: str | None = None) -> Message:
+        text = super().__new__(cls, "".join(map(str, parts)))
+        text.flags = in_flags(*parts) if flags is None else flags
+        return text
+
+
+def in_flags(*parts: object) -> str:
+    """Returns a message, in parts, as the command line shows it."""
+    texts = []
+    for part in parts:
+        if isinstance(part, Setting):
+            texts.append(part.flag)
+        else:
+            texts.append(part.flags if isinstance(part, Message) else str(part))
+    return "".join(texts)
+
+
 class FastLSTMError(Exception):
-    """Base class; `exit_code` is what the command line returns for it."""
+    """Base class; `exit_code` is what the command line returns for it.
+
+    Args:
+        parts: of the message, texts and settings.
+    """
 
     exit_code = EXIT_FAILED
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
 
 
 class UsageError(FastLSTMError):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fastlstm import hardware
-from fastlstm.errors import ConfigError, DataError, FormatError, Stopped, UsageError
+from fastlstm.errors import ConfigError, DataError, FormatError, Setting, Stopped, UsageError
 from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
@@ -221,12 +221,14 @@ class _Session(RunSession):
             if name in dataset.constant:
                 raise DataError(
                     f"the target '{name}' is the same in every row; there is nothing to learn, name"
-                    " another with target=…"
+                    " another with ",
+                    Setting("target", ...),
                 )
         if found is not None and json.loads(found.files[CONFIG_FILE])["data"]["key"] != dataset.key:
             raise FormatError(
                 f"the table differs from the one '{self.run.path}' was started with; resume"
-                " with the same table, or start a new run with another --out"
+                " with the same table, or start a new run with another ",
+                Setting("out"),
             )
         return dataset
 
@@ -267,8 +269,10 @@ class _Session(RunSession):
         name = getattr(self._stop, "name", "request")
         self.emit({"event": "end", "reason": f"stopped by {name}", **self._totals(trainer)})
         raise Stopped(
-            f"stopped by {name}; checkpoint-{trainer.progress.step} is saved,"
-            " the same command with --resume goes on"
+            f"stopped by {name}; checkpoint-{trainer.progress.step} is saved, the same command"
+            " with ",
+            Setting("resume", True),
+            " goes on",
         )
 
     # events -------------------------------------------------------------------------------------

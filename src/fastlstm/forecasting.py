@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError, DataError, Setting
 from fastlstm.estimator import Estimator
 from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.forecast_run import train_forecaster
@@ -271,13 +271,17 @@ class Forecaster(Estimator):
             if future is not None:
                 raise ConfigError(
                     "a table of what is known ahead came, but this Forecaster was fitted without"
-                    " future columns; leave future out, or fit with future=…"
+                    " future columns; leave ",
+                    Setting("future"),
+                    " out, or fit with ",
+                    Setting("future", ...),
                 )
             return None
         if future is None:
             raise ConfigError(
                 f"{', '.join(config.future)} must be known ahead: give predict a table with them"
-                " for every step to be forecast, as future=…"
+                " for every step to be forecast, as ",
+                Setting("future", ...),
             )
         return prepare_ahead(future, config, dataset)
 

@@ -18,11 +18,7 @@ from fastlstm.config import TrainConfig, from_dict
 from fastlstm.data.lanes import LaneBatches, WindowBatches
 from fastlstm.data.text import Splits, TextDataset, prepare_text
 from fastlstm.data.tokenizer import load_tokenizer
-from fastlstm.errors import (
-    ConfigError,
-    FormatError,
-    UsageError,
-)
+from fastlstm.errors import ConfigError, FormatError, Setting, UsageError
 from fastlstm.infer.language_model import sample_text
 from fastlstm.nn.evaluation import Evaluation
 from fastlstm.nn.initialization import initialize
@@ -227,7 +223,8 @@ class _Session(RunSession):
             if begun != text.key:
                 raise FormatError(
                     f"the text differs from the one '{self.run.path}' was started with; resume"
-                    " with the same text, or start a new run with another --out"
+                    " with the same text, or start a new run with another ",
+                    Setting("out"),
                 )
         return text
 
@@ -305,7 +302,8 @@ def _set_up_device(config: TrainConfig) -> torch.device:
     device = choose_device(config.device)
     if device.type == "cpu" and config.memory_limit_gb is not None:
         raise ConfigError(
-            "--memory-limit-gb bounds GPU memory and this run is on the CPU; leave it out"
+            Setting("memory_limit_gb"),
+            " bounds GPU memory and this run is on the CPU; leave it out",
         )
     if config.memory_limit_gb is not None:
         total = torch.cuda.get_device_properties(device).total_memory

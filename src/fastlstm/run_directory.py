@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastlstm import publication, storage
-from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError
+from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError, Setting
 from fastlstm.manifest import (
     MANIFEST,
     Manifest,
@@ -119,7 +119,7 @@ class RunDirectory:
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(
-                f"{self.path} is a file, expected a directory; choose another --out"
+                f"{self.path} is a file, expected a directory; choose another ", Setting("out")
             )
         try:
             missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
@@ -129,7 +129,8 @@ class RunDirectory:
             os.close(self._open_lock_file())
         except OSError as error:
             raise RunDirectoryError(
-                f"{self.path} cannot be written ({error.strerror}); choose another --out"
+                f"{self.path} cannot be written ({error.strerror}); choose another ",
+                Setting("out"),
             ) from error
 
     def remove_if_empty(self) -> None:
@@ -164,14 +165,16 @@ class RunDirectory:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise RunDirectoryError(
-                f"{self.path} is in use by process {holder}; wait for it or choose another --out"
+                f"{self.path} is in use by process {holder}; wait for it or choose another ",
+                Setting("out"),
             ) from None
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
             raise RunDirectoryError(
-                f"{self.path} cannot be locked ({error.strerror});"
-                " choose --out in a writable place on a local disk"
+                f"{self.path} cannot be locked ({error.strerror}); choose ",
+                Setting("out"),
+                " in a writable place on a local disk",
             ) from error
         with contextlib.suppress(OSError):  # the pid only helps a message; a full disk may lose it
             os.ftruncate(descriptor, 0)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 TABLE_MODULES = {"train": "train_series", "evaluate": "evaluate_series"}
 """Verb -> module for tables; the module named as the verb is for texts."""
-ABOUT_TABLES = (*TABLE_MODULES.values(), "prepare", "forecast")
 _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 16

@@ -10,7 +10,7 @@ from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import TABLE_OPTIONS
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.config import built
-from fastlstm.errors import EXIT_OK
+from fastlstm.errors import EXIT_OK, in_flags
 from fastlstm.forecast_config import ForecastConfig
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
             ("target", ", ".join(found.roles.target)),
             ("step", str(found.frequency)),
             ("stored as", f"{found.table.values.dtype.name}, {found.table.values.nbytes:,} bytes"),
-            *(("note", note) for note in found.notes),
+            *(("note", in_flags(note)) for note in found.notes),
             (
                 "time",
                 f"{found.seconds:.2f} s, found in the cache"
@@ -97,7 +97,7 @@ def facts(found: SeriesDataset) -> dict[str, Any]:
         "step": str(found.frequency),
         "dtype": found.table.values.dtype.name,
         "bytes": found.table.values.nbytes,
-        "notes": list(found.notes),
+        "notes": [in_flags(note) for note in found.notes],
         "from_cache": found.from_cache,
         "seconds": found.seconds,
         "key": found.key,

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.command import Option
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.config import built
+from fastlstm.errors import in_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fastlstm.cli.parser import Parsed
     from fastlstm.config import ConfigT
+
+    Observer = Callable[[dict[str, Any]], None]
 
 _ENDS = frozenset({"steps", "epochs", "budget"})
 
@@ -36,6 +39,17 @@ RUN_OPTIONS = (
     ),
     Option("json", bool, False, "print one JSON object per event instead", "run", is_switch=True),
 )
+
+
+def speaking_flags(output: Observer) -> Observer:
+    """Returns an observer that is told of settings as flags."""
+
+    def told(event: dict[str, Any]) -> None:
+        if event.get("event") == "message":
+            event = {**event, "text": in_flags(event["text"])}
+        output(event)
+
+    return told
 
 
 def resolve_config(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.parser import parse
-from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
+from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config, speaking_flags
 from fastlstm.config import TrainConfig
 from fastlstm.errors import EXIT_OK
 
@@ -114,7 +114,7 @@ def run(argv: list[str]) -> int:
             resume=bool(parsed.values.get("resume")),
             config=config,
             given=given,
-            observers=[output],
+            observers=[speaking_flags(output)],
             stop=stop,
         )
     return EXIT_OK

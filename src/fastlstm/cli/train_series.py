@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastlstm.cli.command import Command, Positional
 from fastlstm.cli.kind import few, files_of
 from fastlstm.cli.parser import parse
-from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
+from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config, speaking_flags
 from fastlstm.cli.series_options import CONFIG_OPTIONS
 from fastlstm.errors import EXIT_OK
 from fastlstm.forecast_config import ForecastConfig
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
             out=parsed.values["out"],
             resume=bool(parsed.values.get("resume")),
             given=given,
-            observers=[output],
+            observers=[speaking_flags(output)],
             stop=stop,
         )
     return EXIT_OK

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fastlstm.data.tokenizer import Ids, Tokenizer, load_tokenizer, smallest_dtype
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
 from fastlstm.storage import (
     fsync_dir,
     read_json,
@@ -97,7 +97,9 @@ class Cache:
         except OSError as error:
             raise ConfigError(
                 f"the cache directory {directory} cannot be written ({error.strerror});"
-                " name another with --cache-dir or FASTLSTM_CACHE"
+                " name another with ",
+                Setting("cache_dir"),
+                " or FASTLSTM_CACHE",
             ) from error
 
     def path(self, key: str) -> Path:

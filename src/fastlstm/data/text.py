@@ -252,7 +252,7 @@ class _Job:
                 unseen = self.tokenizer.unseen(found.seen)
                 if unseen:
                     positions = find_unseen(self.work, unseen)
-                    raise DataError(f"{self.work.source.name}: {describe_unseen(positions)}")
+                    raise DataError(f"{self.work.source.name}: ", describe_unseen(positions))
             return self.tokenizer
         if self.kind == "char":
             return CharTokenizer("".join(map(chr, np.flatnonzero(found.seen))))

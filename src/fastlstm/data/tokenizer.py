@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, DataError, FormatError
+from fastlstm.errors import CorruptFileError, DataError, FormatError, Message, Setting
 from fastlstm.storage import parse_json
 
 FORMAT_VERSION = 1
@@ -198,17 +198,17 @@ class CharTokenizer(Tokenizer):
         return {"chars": self.chars}
 
 
-def describe_unseen(found: list[tuple[str, int]]) -> str:
+def describe_unseen(found: list[tuple[str, int]]) -> Message:
     """Returns the message for (character, position) pairs that a vocabulary does not hold."""
     first: dict[str, int] = {}
     for char, position in found:
         first.setdefault(char, position)
     listed = ", ".join(f"{char!r} at {position}" for char, position in list(first.items())[:10])
     more = f" and {len(first) - 10} more" if len(first) > 10 else ""
-    return (
-        f"characters that the vocabulary does not hold: {listed}{more};"
-        " leave them out, or train with --vocab byte or bpe, which hold every character"
-    )
+    return Message(
+        f"characters that the vocabulary does not hold: {listed}{more}; leave them out, or train"
+        " with ", Setting("vocab", "byte"), " or bpe, which hold every character",
+    )  # fmt: skip
 
 
 class ByteTokenizer(Tokenizer):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.config import built
-from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError
+from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError, Setting
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit
 from fastlstm.infer.forecasts import Calibration, require_known
@@ -130,7 +130,8 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         if run.checkpoints():
             raise RunDirectoryError(
                 f"{path} has no forecaster yet: training ended before its first evaluation; go on"
-                " with --resume"
+                " with ",
+                Setting("resume", True),
             )
         raise RunDirectoryError(
             f"{path}: holds no forecaster; train one with: fastlstm train DATA --horizon N --out"
@@ -139,8 +140,9 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
     files = run.read_published()[1]
     if TRAINER_FILE in files:
         raise FormatError(
-            f"{path} is a checkpoint of a forecaster, which only --resume goes on from; give its"
-            f" run, {Path(path).absolute().parent}"
+            f"{path} is a checkpoint of a forecaster, which only ",
+            Setting("resume", True),
+            f" goes on from; give its run, {Path(path).absolute().parent}",
         )
     given = stored_configs(files.get(CONFIG_FILE, b"{}"))
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from fastlstm.errors import ConfigError, DataError, Stopped
+from fastlstm.errors import ConfigError, DataError, Setting, Stopped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,7 +144,8 @@ def _windows(num_ids: int, window: int) -> list[_Piece]:
     if num_windows == 0:
         raise DataError(
             f"the text has {num_ids} tokens, fewer than one window of {window + 1}; give a longer"
-            " text or a smaller --zero-state-window"
+            " text or a smaller ",
+            Setting("zero_state_window"),
         )
     starts = 1 + np.arange(num_windows, dtype=np.int64) * (window + 1)
     parts = [starts[k : k + WINDOW_BATCH] for k in range(0, num_windows, WINDOW_BATCH)]
@@ -260,6 +261,8 @@ def _check(
     least["max_tokens"] = (1 if limit is None else limit, 1)
     for name, (value, low) in least.items():
         if value < low:
-            raise ConfigError(f"{name} is {value}, expected at least {low}")
+            raise ConfigError(Setting(name), f" is {value}, expected at least {low}")
     if precision not in AUTOCAST:
-        raise ConfigError(f"precision is {precision!r}, expected one of {', '.join(AUTOCAST)}")
+        raise ConfigError(
+            Setting("precision"), f" is {precision!r}, expected one of {', '.join(AUTOCAST)}"
+        )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Message, Setting
 from fastlstm.series.records import is_text
 from fastlstm.series.timeline import Timeline, show_time
 
@@ -122,9 +122,11 @@ class TimeReader:
             if low * per_second <= self._low and self._high <= high * per_second:
                 shown = show_time(self._low * 10**6 // per_second)
                 return [
-                    f"the times in '{self._name}' are taken as whole numbers that count; if they"
-                    f" are times since 1970 ({self._low} would be {shown}), give"
-                    f" time_format='{unit}'"
+                    Message(
+                        f"the times in '{self._name}' are taken as whole numbers that count; if"
+                        f" they are times since 1970 ({self._low} would be {shown}), give ",
+                        Setting("time_format", unit),
+                    )
                 ]
         return []
 
@@ -135,8 +137,8 @@ class TimeReader:
         if self._format in EPOCH_UNITS:
             if not pa.types.is_integer(kind):
                 raise DataError(
-                    f"{self._origin}: column '{self._name}' is {kind}, expected whole numbers for"
-                    f" time_format='{self._format}'"
+                    f"{self._origin}: column '{self._name}' is {kind}, expected whole numbers for ",
+                    Setting("time_format", self._format),
                 )
             self._require_years(column, first_row)
             return column.cast(pa.int64()).cast(pa.timestamp(self._format))
@@ -168,7 +170,9 @@ class TimeReader:
             raise DataError(
                 f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
                 f" {first_row + row + 1} is {values[row]}; expected numbers of the years 1 to 9999,"
-                f" as time_format='{unit}' says"
+                " as ",
+                Setting("time_format", unit),
+                " says",
             )
 
     def _see(self, kind: str, first_row: int) -> None:
@@ -186,15 +190,18 @@ class TimeReader:
             return column.cast(pa.timestamp("us"))
         except pa.ArrowInvalid as error:
             row, value = self._unreadable(column)
-            wanted = (
-                f"expected them as time_format='{self._format}' says"
+            wanted: tuple[object, ...] = (
+                ("expected them as ", Setting("time_format", self._format), " says")
                 if self._format is not None
-                else "expected 2016-07-01 13:00:00, or say how they are written with"
-                " time_format='%d.%m.%Y %H:%M'"
+                else (
+                    "expected 2016-07-01 13:00:00, or say how they are written with ",
+                    Setting("time_format", "%d.%m.%Y %H:%M"),
+                )
             )
             raise DataError(
                 f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
-                f" {first_row + row + 1} is {value!r}; {wanted}"
+                f" {first_row + row + 1} is {value!r}; ",
+                *wanted,
             ) from error
 
     def _unreadable(self, column: pa.Array) -> tuple[int, Any]:
@@ -227,9 +234,11 @@ class TimeReader:
             first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
             raise DataError(
                 f"{self._origin}: the times in '{self._name}' are whole numbers that read as dates"
-                f" ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give"
-                f" time_format='{form}', or leave the column out with ignore=['{self._name}'], so"
-                " that rows are counted"
+                f" ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give ",
+                Setting("time_format", form),
+                ", or leave the column out with ",
+                Setting("ignore", [self._name]),
+                ", so that rows are counted",
             )
 
     # time zones ---------------------------------------------------------------------------------

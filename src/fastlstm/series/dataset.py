@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastlstm import environment
 from fastlstm.data.cache import Cache, make_key
-from fastlstm.errors import CorruptFileError, DataError, FastLSTMError
+from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, Message, Setting, in_flags
 from fastlstm.series.arrange import Arranged, Arrangement, Policy
 from fastlstm.series.facts import shown
 from fastlstm.series.intake import NO_CODES, Codes, Intake, Intaken, take_in
@@ -25,7 +25,7 @@ from fastlstm.series.table import DTYPES, Segments, Table
 from fastlstm.series.timeline import ROWS, Frequency, Timeline
 from fastlstm.storage import fsync_file, read_json, write_json
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _EXACT = 1 << 24
 """Whole numbers up to this are exact in float32."""
 Dtype = Literal["auto", "float32", "float16", "int16"]
@@ -232,7 +232,7 @@ def _schema(
         or any(facts.missing for facts in intaken.facts.values()),
         "is_wall": intaken.is_wall,
         "constant": [name for name, fact in intaken.facts.items() if fact.low == fact.high],
-        "notes": list(notes),
+        "notes": [[note, in_flags(note)] for note in notes],
     }
 
 
@@ -285,7 +285,7 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
             has_missing=schema["has_missing"],
             is_wall=schema["is_wall"],
             constant=tuple(schema["constant"]),
-            notes=tuple(schema["notes"]),
+            notes=tuple(Message(text, flags=flags) for text, flags in schema["notes"]),
             key=key,
             from_cache=from_cache,
             seconds=time.monotonic() - started,
@@ -306,8 +306,8 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str, known: Sequence[f
             continue
         if facts.missing == intaken.num_rows:
             raise DataError(
-                f"{origin}: column '{name}' has no value in any row; leave it out with"
-                f" ignore=['{name}']"
+                f"{origin}: column '{name}' has no value in any row; leave it out with ",
+                Setting("ignore", [name]),
             )
         if facts.low == facts.high:
             notes.append(f"column '{name}' is {facts.low:g} in every row: it tells nothing")
@@ -322,8 +322,11 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str, known: Sequence[f
                 " differences where such steps matter"
             )
         notes += [
-            f"column '{name}' is {shown(code)} in {facts.sentinels[code]:,} rows: if that stands"
-            f" for no value, give missing_value={_listed(known, [code])}"
+            Message(
+                f"column '{name}' is {shown(code)} in {facts.sentinels[code]:,} rows: if that"
+                " stands for no value, give ",
+                _codes("missing_value", *known, code),
+            )
             for code in facts.near_sentinels()
         ]
     return notes
@@ -339,16 +342,16 @@ def _refuse_sentinels(intaken: Intaken, codes: Codes, origin: str) -> None:
             what = "rows" if name in intaken.facts else "series"
             raise DataError(
                 f"{origin}: column '{name}' is {named} in {count:,} {what} and between {low:g} and"
-                f" {high:g} in all others, as if that stood for no value; give"
-                f" missing_value={_listed(codes.missing, found)} if it does, or"
-                f" keep_value={_listed(codes.kept, found)} if it is a value"
+                f" {high:g} in all others, as if that stood for no value; give ",
+                _codes("missing_value", *codes.missing, *found),
+                " if it does, or ",
+                _codes("keep_value", *codes.kept, *found),
+                " if it is a value",
             )
 
 
-def _listed(known: Sequence[float], new: Sequence[float]) -> str:
-    """Returns numbers as a parameter is given: -9999, or [-9999,-99]."""
-    texts = [shown(value) for value in (*known, *new)]
-    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+def _codes(name: str, *values: float) -> Setting:
+    return Setting(name, values[0] if len(values) == 1 else values)
 
 
 def _time_notes(arranged: Arranged, intaken: Intaken, policy: Policy) -> list[str]:

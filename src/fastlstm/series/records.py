@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -374,8 +374,10 @@ def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
     """Returns the error for a text where a number was expected; `row` counts from 0."""
     return DataError(
         f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected numbers;"
-        f" correct it; a column that is no target may also be read as names with"
-        f" categorical=['{column}'], or left out with ignore=['{column}']"
+        " correct it; a column that is no target may also be read as names with ",
+        Setting("categorical", [column]),
+        ", or left out with ",
+        Setting("ignore", [column]),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastlstm.errors import DataError, nearest_hint
+from fastlstm.errors import DataError, Setting, nearest_hint
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -115,8 +115,9 @@ def find_roles(
         target = tuple(named[:1]) if named else tuple(others if series is None else ())
         if not target:
             raise DataError(
-                f"{origin} has no column 'y' to forecast; name one with target=…"
-                f" (its columns: {', '.join(names)})"
+                f"{origin} has no column 'y' to forecast; name one with ",
+                Setting("target", ...),
+                f" (its columns: {', '.join(names)})",
             )
         if not named:
             notes.append(f"target: every number, {', '.join(target)}")
@@ -171,7 +172,8 @@ def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
             if name in RESERVED:
                 raise DataError(
                     f"{origin}: a column is called '{name}', a name that forecasts use for columns"
-                    " of their own; rename it, or leave it out with ignore=…"
+                    " of their own; rename it, or leave it out with ",
+                    Setting("ignore", ...),
                 )
             seen[name] = role
     if roles.time is None and "step" in roles.target:

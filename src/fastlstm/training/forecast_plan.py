@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.config import parse_duration
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError, DataError, Message, Setting
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.series.dataset import SeriesDataset
@@ -88,8 +88,11 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
         segment = exact[0] if exact else 1
     if config.tbptt is not None and config.tbptt % segment:
         raise ConfigError(
-            f"tbptt is {config.tbptt}, no multiple of segment {segment}; give"
-            f" tbptt={max(1, config.tbptt // segment) * segment}"
+            Setting("tbptt"),
+            f" is {config.tbptt}, no multiple of ",
+            Setting("segment"),
+            f" {segment}; give ",
+            Setting("tbptt", max(1, config.tbptt // segment) * segment),
         )
     if config.input_size is None:
         wanted = max(1, wanted // segment) * segment
@@ -139,7 +142,7 @@ def note_of_short_series(
     fitting = (least - sizes.horizon) // sizes.segment * sizes.segment
     if config.tbptt is not None or fitting < 1:
         return told
-    return f"{told}; --input-size {fitting} takes all"
+    return Message(f"{told}; ", Setting("input_size", fitting), " takes all")
 
 
 def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:
