@@ -13,7 +13,7 @@ import torch
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
-from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, Stopped
+from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError, Stopped
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.report.history import read_history
@@ -92,8 +92,10 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
     with pytest.raises(ConfigError, match="horizon=7: this run was begun with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
-    with pytest.raises(FormatError, match="the table differs"):
+    with pytest.raises(FormatError, match=rf"was started with {path}, as it was then, and"):
         train_forecaster(path, longer, out=out, resume=True)
+    with pytest.raises(DataError, match="there is no file"):
+        train_forecaster(path + "x", longer, out=out)  # not that a run is there already
 
 
 def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
         train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", stop=StopAt(0))
     with pytest.raises(RunDirectoryError, match="no forecaster yet"):
         Forecaster.load(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match="holds no forecaster; train one with"):
+    with pytest.raises(RunDirectoryError, match="no such run; train one with"):
         Forecaster.load(tmp_path / "nothing")
 
 

@@ -518,8 +518,13 @@ def test_refusals(text, tmp_path):
         train(text, tmp_path / "run", resume=True, rnn_size=25)
     other = tmp_path / "other.txt"
     other.write_text(text.read_text() + "one more line\n")
-    with pytest.raises(FormatError, match="the text differs"):
+    with pytest.raises(FormatError, match=rf"started with {text} \([\d,]+ characters\), not with"):
         train(other, tmp_path / "run", resume=True)
+    other.write_text("characters that the vocabulary does not hold: ☃ " * 99)
+    with pytest.raises(FormatError, match=rf"started with {text} .*not with {other}; resume with"):
+        train(other, tmp_path / "run", resume=True)
+    with pytest.raises(DataError, match=r"no such file or directory: .*book\.tx"):
+        train(str(text)[:-1], tmp_path / "run")  # not that a run is there already
     longer = train(text, tmp_path / "run", resume=True, steps=25)
     assert newest(longer.path).name == "checkpoint-25"
     assert run.path == longer.path

@@ -6,6 +6,7 @@
     ├── UsageError               exit code 2: what was asked for cannot be done as asked
     │   ├── ConfigError          an option, a YAML key or a combination of them
     │   ├── DataError            the text or table given as input
+    │   │   └── UnknownCharacterError   characters that a vocabulary does not hold
     │   ├── PromptError          a prompt or a sampling setting
     │   ├── RunDirectoryError    the run directory: missing, in use, unwritable
     │   ├── FormatError          a file of a newer format, or of another model
@@ -132,6 +133,10 @@ class ConfigError(UsageError, ValueError):
 
 class DataError(UsageError, ValueError):
     """The input text or table cannot be used."""
+
+
+class UnknownCharacterError(DataError):
+    """A text has characters that the vocabulary of a model does not hold."""
 
 
 class PromptError(UsageError, ValueError):

@@ -52,7 +52,7 @@ def test_a_split_is_cut_as_the_run_cut_its_own(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-run", "text.txt"], "no-run: no such run; train one with"),
+        (["no-run", "text.txt"], "no-run: no such run (did you mean 'run'?); train one with"),
         (["RUN", "no-text.txt"], "no-text.txt"),
         (["RUN", "bad.txt"], "€"),
         (["RUN", "text.txt", "--split", "dev"], "--split is 'dev', expected one of train, valid"),

@@ -14,9 +14,14 @@ from fastlstm.errors import NonFiniteError
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def trained(
+    monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], tmp_path: Path
+) -> list[dict[str, Any]]:
     """Replaces `fastlstm.run.train` by one that notes its arguments and sends made-up events."""
     calls: list[dict[str, Any]] = []
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("a text")
 
     def train(source: Any, **arguments: Any) -> None:
         calls.append({"source": source, **arguments})
@@ -91,7 +96,7 @@ def test_bad_settings_are_one_line_and_exit_code_2(
 
 
 def test_the_live_line_is_gone_before_an_error_is_printed(
-    monkeypatch: pytest.MonkeyPatch, terminal: Any, events: list[Any]
+    monkeypatch: pytest.MonkeyPatch, terminal: Any, events: list[Any], tmp_path: Path
 ) -> None:
     def train(source: Any, **arguments: Any) -> None:
         arguments["observers"][0](next(event for event in events if event["event"] == "step"))
@@ -101,5 +106,6 @@ def test_the_live_line_is_gone_before_an_error_is_printed(
     module.train = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fastlstm.run", module)
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["train", "a.txt", "--out", "r"]) == 1
+    (tmp_path / "a.txt").write_text("a text")
+    assert main(["train", str(tmp_path / "a.txt"), "--out", "r"]) == 1
     assert terminal.getvalue().endswith("\r\x1b[2K")

@@ -9,7 +9,9 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
+from fastlstm.data.sources import open_source
 from fastlstm.errors import EXIT_OK
+from fastlstm.find_run import require_run
 from fastlstm.report.terminal import short_count
 from fastlstm.storage import finite
 
@@ -55,6 +57,8 @@ def run(argv: list[str]) -> int:
     window = parsed.values.get("zero_state_window")
     lanes = parsed.get(COMMAND, "lanes")
 
+    require_run(path, "text")
+    open_source(text)  # a misspelt name is said at once
     lm = open_model(path)
     result = evaluate_text(
         lm,

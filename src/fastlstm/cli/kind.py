@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from fastlstm.cli.config_file import config_keys
 from fastlstm.cli.parser import HelpRequested, split_arguments
 from fastlstm.data.corpora import BUILT_IN
-from fastlstm.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES
-from fastlstm.errors import UsageError
+from fastlstm.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, hint_of_file
+from fastlstm.errors import DataError, UsageError
 from fastlstm.run_directory import kind_of_run
 
 if TYPE_CHECKING:
@@ -189,9 +189,26 @@ def _has_columns(path: Path) -> bool:
     except OSError:
         return False
     lines = [line for line in start.splitlines()[:_SNIFFED_LINES] if line.strip()]
+    lines = [re.sub(r'"[^"]*"', "0", line) for line in lines]
     rows = [{line.count(mark) for line in lines} for mark in _DELIMITERS]
     is_even = any(len(row) == 1 and row != {0} for row in rows)
-    return len(lines) > 2 and is_even and all(re.search(r"\d", line) for line in lines[1:])
+    has_digits = all(re.search(r"\d", line) for line in lines[1:])
+    is_one_column = all(re.fullmatch(r"[-+.\deE]+", line.strip()) for line in lines[1:])
+    return len(lines) > 2 and has_digits and (is_even or is_one_column)
+
+
+def require_tables(sources: Sequence[str]) -> None:
+    """Sees that the sources of a verb for tables are there and are no texts.
+
+    Raises:
+        DataError: one is not.
+    """
+    for source in sources:
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise DataError(f"there is no file {source}{hint_of_file(path)}")
+        if kind_of_source(source) == "text":
+            raise DataError(f"{source} holds text, expected a table: CSV, Parquet, Arrow or .npy")
 
 
 def few(paths: Sequence[Path]) -> str:

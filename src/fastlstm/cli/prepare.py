@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import TABLE_OPTIONS
 from fastlstm.cli.table import print_json, print_rows
@@ -50,6 +51,7 @@ def run(argv: list[str]) -> int:
     from fastlstm.series.configured import prepare
 
     paths = parsed.positionals
+    require_tables(paths)
     use_json = bool(parsed.values.get("json"))
     with nullcontext() if use_json else default_output(use_json=False) as output:
         found = prepare(

@@ -6,6 +6,7 @@ from fastlstm.cli.command import Command, Option, Positional, options_from_datac
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config, speaking_flags
 from fastlstm.config import TrainConfig
+from fastlstm.data.sources import open_source
 from fastlstm.errors import EXIT_OK
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -98,6 +99,7 @@ def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, TrainConfig)
+    open_source(parsed.positionals)  # a misspelt name is said at once
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastlstm.cli.command import Command, Positional
-from fastlstm.cli.kind import few, files_of
+from fastlstm.cli.kind import few, files_of, require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config, speaking_flags
 from fastlstm.cli.series_options import CONFIG_OPTIONS
@@ -36,6 +36,7 @@ def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, ForecastConfig)
+    require_tables(parsed.positionals)
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag

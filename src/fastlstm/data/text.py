@@ -27,7 +27,7 @@ from fastlstm.data.tokenizer import (
     Tokenizer,
     describe_unseen,
 )
-from fastlstm.errors import DataError, Stopped
+from fastlstm.errors import DataError, Stopped, UnknownCharacterError
 from fastlstm.storage import storage_errors
 
 MIN_TOKENS = 200
@@ -252,7 +252,9 @@ class _Job:
                 unseen = self.tokenizer.unseen(found.seen)
                 if unseen:
                     positions = find_unseen(self.work, unseen)
-                    raise DataError(f"{self.work.source.name}: ", describe_unseen(positions))
+                    raise UnknownCharacterError(
+                        f"{self.work.source.name}: ", describe_unseen(positions)
+                    )
             return self.tokenizer
         if self.kind == "char":
             return CharTokenizer("".join(map(chr, np.flatnonzero(found.seen))))

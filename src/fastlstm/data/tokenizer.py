@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, DataError, FormatError, Message, Setting
+from fastlstm.errors import (
+    CorruptFileError,
+    DataError,
+    FormatError,
+    Message,
+    Setting,
+    UnknownCharacterError,
+)
 from fastlstm.storage import parse_json
 
 FORMAT_VERSION = 1
@@ -181,7 +188,8 @@ class CharTokenizer(Tokenizer):
         points = code_points(text)
         unseen = np.flatnonzero(~self._known[points])
         if len(unseen):
-            raise DataError(describe_unseen([(chr(points[at]), int(at)) for at in unseen[:1000]]))
+            found = [(chr(points[at]), int(at)) for at in unseen[:1000]]
+            raise UnknownCharacterError(describe_unseen(found))
         return self._table[points]
 
     def encode_utf8(self, data: bytes) -> Ids:

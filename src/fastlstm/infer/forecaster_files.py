@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastlstm.config import built
 from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError, Setting
+from fastlstm.find_run import require_run
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit
 from fastlstm.infer.forecasts import Calibration, require_known
@@ -125,17 +126,13 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         FormatError: it holds something else, or is of a newer format.
         RunDirectoryError: nothing is published there.
     """
+    require_run(path, "forecaster")
     run = RunDirectory(path)
     if not run.has_published():
-        if run.checkpoints():
-            raise RunDirectoryError(
-                f"{path} has no forecaster yet: training ended before its first evaluation; go on"
-                " with ",
-                Setting("resume", True),
-            )
         raise RunDirectoryError(
-            f"{path}: holds no forecaster; train one with: fastlstm train DATA --horizon N --out"
-            f" {path}"
+            f"{path} has no forecaster yet: training ended before its first evaluation; go on with"
+            " ",
+            Setting("resume", True),
         )
     files = run.read_published()[1]
     if TRAINER_FILE in files:

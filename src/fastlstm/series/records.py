@@ -343,13 +343,24 @@ def open_records(source: Any) -> Records:
     Raises:
         DataError: nothing is there, or nothing in it is a table.
     """
-    if isinstance(source, str | Path):
-        parts = [_open_file(path) for path in _files(Path(source))]
-    elif isinstance(source, Sequence) and source and isinstance(source[0], str | Path):
-        parts = [_open_file(path) for item in source for path in _files(Path(item))]
-    else:
+    files = require_files(source)
+    if files is None:
         return FrameRecords(source)
+    parts = [_open_file(path) for path in files]
     return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
+
+def require_files(source: Any) -> list[Path] | None:
+    """Returns the files that `source` names, or None of a frame.
+
+    Raises:
+        DataError: nothing is there.
+    """
+    if isinstance(source, str | Path):
+        return _files(Path(source))
+    if isinstance(source, Sequence) and source and isinstance(source[0], str | Path):
+        return [path for item in source for path in _files(Path(item))]
+    return None
 
 
 def is_text(kind: pa.DataType) -> bool:
