@@ -20,7 +20,7 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,12 +53,14 @@ class Meta:
         num_bytes: UTF-8 bytes of the clean text.
         num_chars: characters of it.
         fingerprint: of the tokenizer.
+        unknown: characters that are left out of the ids, with the first place of each; up to ten.
     """
 
     num_tokens: int
     num_bytes: int
     num_chars: int
     fingerprint: str
+    unknown: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
