@@ -7,7 +7,16 @@ import pickle
 
 import pytest
 
-from fastlstm.errors import ConfigError, DataError, Message, MissingExtraError, Setting, in_flags
+from fastlstm.config import TrainConfig, from_dict
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    Message,
+    MissingExtraError,
+    Setting,
+    in_flags,
+    nearest_hint,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +63,33 @@ def test_errors_are_what_they_were_to_python() -> None:
     assert isinstance(error, ValueError)
     assert str(MissingExtraError("needs ", "it")) == "needs it"
     assert str(DataError()) == ""
+
+
+TEXT, TABLE = ("rnn_size", "learning_rate"), ("hidden_size", "learning_rate", "steps", "tbptt")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("--lr", ["--learning-rate", "--layers"], "--learning-rate"),
+        ("lr", TEXT, "learning_rate"),
+        ("--hidden-size", ["--rnn-size", "--vocab-size"], "--rnn-size"),
+        ("rnn_size", TABLE, "hidden_size"),
+        ("--epoch", ["--epochs", "--steps"], "--epochs"),
+        ("--max-tokens", ["--length", "--top-k"], "--length"),
+        ("--rnn_siz", ["--rnn-size", "--resume"], "--rnn-size"),
+        ("book.tx", ["book.txt", "cook.csv"], "book.txt"),
+    ],
+)
+def test_the_name_that_is_meant(name: str, known: list[str], meant: str) -> None:
+    assert nearest_hint(name, known) == f" (did you mean '{meant}'?)"
+
+
+def test_no_name_is_guessed_that_is_far() -> None:
+    assert nearest_hint("--zzz", ["--rnn-size"]) == ""
+
+
+def test_python_keywords_are_guessed_too() -> None:
+    with pytest.raises(ConfigError, match=r"'lr' \(did you mean 'learning_rate'\?\)"):
+        from_dict({"lr": 0.1}, "train()")
+    assert TrainConfig(learning_rate=0.1).learning_rate == 0.1

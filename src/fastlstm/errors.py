@@ -30,7 +30,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -176,12 +176,73 @@ class NonFiniteError(FastLSTMError):
 
 
 class Stopped(FastLSTMError):
-    """A signal asked the run to stop; its state is saved."""
+    """A signal asked the run to stop; its state is saved.
+
+    Attributes:
+        is_shown: the user has read of it already.
+    """
 
     exit_code = EXIT_STOPPED
+    is_shown = False
+
+
+_SYNONYMS = (
+    "learning_rate lr eta step_size",
+    "rnn_size hidden_size hidden hidden_dim hidden_units n_hidden units state_size width",
+    "num_layers layers n_layers nlayers n_layer depth",
+    "embed_size embedding_dim embedding_size embedding emb_size n_embd",
+    "dropout drop drop_prob dropout_rate",
+    "epochs epoch num_epochs n_epochs max_epochs",
+    "steps step max_steps num_steps n_steps iterations iters max_iters",
+    "budget max_time time_limit duration",
+    "batch_size batch bs minibatch minibatch_size batchsize",
+    "seq_length seq_len seqlen sequence_length context_length block_size bptt",
+    "input_size lookback look_back context_length seq_length seq_len history input_length",
+    "horizon prediction_length pred_len forecast_horizon steps_ahead h",
+    "grad_clip clip clip_grad clip_norm max_grad_norm gradient_clip",
+    "weight_decay wd l2",
+    "optimizer optim opt",
+    "warmup warmup_ratio warmup_steps",
+    "patience early_stopping",
+    "eval_every eval_interval val_every validate_every",
+    "checkpoint_every save_every checkpoint_interval",
+    "out output output_dir out_dir save_dir run_dir o",
+    "threads num_threads workers num_workers jobs n_jobs j",
+    "length max_tokens max_new_tokens num_tokens max_length",
+    "temperature temp",
+    "vocab tokenizer tokenization",
+    "target targets label y",
+    "time timestamp date ds time_column",
+    "series unique_id series_id group id",
+    "precision dtype amp",
+    "seed random_state random_seed",
+    "quantiles quantile levels level",
+    "season seasonality season_length period",
+    "text_field field column",
+)
+"""Names that other tools have for the same thing; the first of a line that is known is meant."""
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """Returns ``" (did you mean 'x'?)"`` for the closest known name, or an empty string."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
+    """Returns ``" (did you mean 'x'?)"`` for the known name that is meant, or an empty string.
+
+    Args:
+        name: what came: a flag, a key, a parameter, a file.
+        known: what there is.
+    """
+    plain = {_plain(word): word for word in known}
+    found = _synonym(_plain(name), plain)
+    found = found or next(iter(get_close_matches(_plain(name), plain, n=1, cutoff=0.5)), None)
+    return "" if found is None else f" (did you mean '{plain[found]}'?)"
+
+
+def _synonym(name: str, known: Container[str]) -> str | None:
+    for line in _SYNONYMS:
+        words = line.split()
+        if name in words and (found := next((w for w in words if w in known), None)):
+            return found
+    return None
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("-", "_")

@@ -23,6 +23,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, content in (("mixed/a.csv", CSV), ("mixed/notes.md", PROSE), ("tables/a.csv", CSV)):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
+    Path("c.yaml").write_text("horizon: 4\n")
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(PROSE)
     for name, config in (
@@ -88,6 +89,9 @@ def test_a_text_model_is_meant(argv: list[str]) -> None:
         (["book.txt", "--out", "begun"], ["book.txt is a text", "another --out"]),
         (["data.csv", "--as-text", "--horizon", "4"], ["--as-text", "--horizon", "one of"]),
         (["data.parquet", "book.txt"], ["data.parquet is a table", "book.txt is a text"]),
+        (["book.txt", "--hidden-size", "4"], ["leave out --hidden-size", "mean '--rnn-size'?"]),
+        (["book.txt", "--config", "c.yaml"], ["'horizon' in c.yaml is for a table"]),
+        (["data.csv", "--lr", "4"], ["unknown flag '--lr' (did you mean '--learning-rate'?)"]),
         (["data.csv", "--horizonn", "4"], ["unknown flag '--horizonn'", "'--horizon'"]),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.config import TrainConfig
-from fastlstm.errors import NonFiniteError
+from fastlstm.errors import NonFiniteError, Stopped
 
 
 @pytest.fixture
@@ -109,3 +109,29 @@ def test_the_live_line_is_gone_before_an_error_is_printed(
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r"]) == 1
     assert terminal.getvalue().endswith("\r\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_one", "told"), [([], True, 0), ([], False, 1), (["--json"], True, 1)]
+)
+def test_a_stop_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    flags: list[str],
+    is_one: bool,
+    told: int,
+) -> None:
+    def train(source: Any, **arguments: Any) -> None:
+        arguments["observers"][0]({"event": "end", "reason": "stopped by SIGINT"})
+        raise Stopped("stopped by SIGINT; checkpoint-5 is saved")
+
+    module = ModuleType("fastlstm.run")
+    module.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    monkeypatch.setattr("fastlstm.cli.run_options._is_one_stream", lambda: is_one)
+    (tmp_path / "a.txt").write_text("a text")
+    assert main(["train", str(tmp_path / "a.txt"), "--out", "r", *flags]) == 75
+    out, err = capsys.readouterr()
+    assert "stopped by SIGINT" in out
+    assert err.count("stopped by SIGINT") == told

@@ -13,7 +13,7 @@ from fastlstm.cli.config_file import config_keys
 from fastlstm.cli.parser import HelpRequested, split_arguments
 from fastlstm.data.corpora import BUILT_IN
 from fastlstm.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, hint_of_file
-from fastlstm.errors import DataError, UsageError
+from fastlstm.errors import DataError, UsageError, nearest_hint
 from fastlstm.run_directory import kind_of_run
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TABLE_MODULES = {"train": "train_series", "evaluate": "evaluate_series"}
 """Verb -> module for tables; the module named as the verb is for texts."""
 _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
-_SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 16
+_SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _DELIMITERS = ",;\t|"
 _MOST_FILES = 100_000
 """Of a directory, looked at to say what it holds."""
@@ -55,7 +55,8 @@ def module_of(verb: str, argv: Sequence[str]) -> str:
         is_table = bool(positionals) and kind_of_run(positionals[0]) == "forecaster"
     else:
         only_tables = {o.name for o in table} - {o.name for o in text}
-        is_table = _trains_on_table(positionals, given, only_tables)
+        only_texts = [o.flag for o in text if o.name not in {o.name for o in table}]
+        is_table = _trains_on_table(positionals, given, only_tables, only_texts)
     return TABLE_MODULES[verb] if is_table else verb
 
 
@@ -68,7 +69,10 @@ def _options(verb: str) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
 
 
 def _trains_on_table(
-    sources: Sequence[str], given: Sequence[tuple[Option, str]], only_tables: set[str]
+    sources: Sequence[str],
+    given: Sequence[tuple[Option, str]],
+    only_tables: set[str],
+    only_texts: Sequence[str],
 ) -> bool:
     """Returns whether `train` is to make a forecaster.
 
@@ -76,21 +80,22 @@ def _trains_on_table(
         UsageError: it is not clear, or what is given contradicts itself.
     """
     values = {option.name: value for option, value in given}
-    flags = [option.flag for option, _ in given if option.name in only_tables]
-    path = values.get("config")
-    if not flags and path is not None and only_tables & config_keys(Path(path)):
-        flags = [f"--config {path}"]
+    told = {option.name: option.flag for option, _ in given}
+    if "config" in values:
+        path = values["config"]
+        told |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
+    told = {name: shown for name, shown in told.items() if name in only_tables}
     if "as_text" in values:
-        if flags:
+        for shown in told.values():
             raise UsageError(
-                f"--as-text trains a text model and {flags[0]} is for a forecaster; give one of"
+                f"--as-text trains a text model and {shown} is for a forecaster; give one of"
                 " the two"
             )
         return False
     begun = kind_of_run(values["out"]) if "out" in values else None
     kinds = {source: kind_of_source(source) for source in sources}
-    if flags or begun == "forecaster":
-        _refuse_texts(kinds, flags)
+    if told or begun == "forecaster":
+        _refuse_texts(kinds, told, only_texts)
         return True
     if begun == "text":
         return False
@@ -98,14 +103,19 @@ def _trains_on_table(
     return "binary table" in kinds.values()
 
 
-def _refuse_texts(kinds: dict[str, SourceKind], flags: Sequence[str]) -> None:
+def _refuse_texts(
+    kinds: dict[str, SourceKind], told: dict[str, str], only_texts: Sequence[str]
+) -> None:
+    why, cure = "the run in --out is a forecaster's", "give another --out"
+    for name, shown in told.items():
+        why, cure = f"{shown} is for a table", f"leave out {shown}"
+        cure += nearest_hint(name, only_texts)
+        break
     for source, kind in kinds.items():
         if kind == "text":
-            why = f"{flags[0]} is for a table" if flags else "the run in --out is a forecaster's"
             raise UsageError(
-                f"{source} is a text and {why}: to train a text model on it, "
-                + (f"leave out {flags[0]}" if flags else "give another --out")
-                + "; to train a forecaster, name a table (CSV, Parquet, Arrow, .npy) instead"
+                f"{source} is a text and {why}: to train a text model on it, {cure}; to train a"
+                " forecaster, name a table (CSV, Parquet, Arrow, .npy) instead"
             )
 
 

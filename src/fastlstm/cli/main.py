@@ -76,8 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # Being stopped is no error: its message says what is saved and how to go on.
-        word = "" if isinstance(error, Stopped) else "error: "
-        return _fail(word + in_flags(*error.args), error.exit_code)
+        if isinstance(error, Stopped):
+            message = in_flags(*error.args)
+            return error.exit_code if error.is_shown else _fail(message, error.exit_code)
+        return _fail(f"error: {in_flags(*error.args)}", error.exit_code)
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_PIPE_CLOSED

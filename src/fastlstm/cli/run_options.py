@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Option
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.config import built
-from fastlstm.errors import in_flags
+from fastlstm.errors import Stopped, in_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import TracebackType
 
     from fastlstm.cli.parser import Parsed
     from fastlstm.config import ConfigT
@@ -41,15 +44,45 @@ RUN_OPTIONS = (
 )
 
 
-def speaking_flags(output: Observer) -> Observer:
-    """Returns an observer that is told of settings as flags."""
+class Shown:
+    """An observer that shows settings as flags, and an end once.
 
-    def told(event: dict[str, Any]) -> None:
+    Args:
+        output: what shows events.
+        use_json: it writes JSON.
+
+    A context manager: where the end of a stopped run was shown where errors are shown, too, the
+    error needs no line of its own.
+    """
+
+    def __init__(self, output: Observer, use_json: bool) -> None:
+        self._output, self._use_json, self._has_ended = output, use_json, False
+
+    def __call__(self, event: dict[str, Any]) -> None:
         if event.get("event") == "message":
             event = {**event, "text": in_flags(event["text"])}
-        output(event)
+        self._has_ended |= event.get("event") == "end"
+        self._output(event)
 
-    return told
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Stopped) and self._has_ended and not self._use_json:
+            error.is_shown = _is_one_stream()
+
+
+def _is_one_stream() -> bool:
+    """Returns whether standard output and standard error go to one place."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def resolve_config(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.parser import parse
-from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config, speaking_flags
+from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
 from fastlstm.config import TrainConfig
 from fastlstm.data.sources import open_source
 from fastlstm.errors import EXIT_OK
@@ -107,7 +107,11 @@ def run(argv: list[str]) -> int:
     sources = parsed.positionals
     use_json = bool(parsed.values.get("json"))
     # The flag is up before torch is loaded: a signal in those seconds must not be lost.
-    with StopFlag() as stop, default_output(use_json=use_json) as output:
+    with (
+        StopFlag() as stop,
+        default_output(use_json=use_json) as output,
+        Shown(output, use_json) as shown,
+    ):
         from fastlstm.run import train
 
         train(
@@ -116,7 +120,7 @@ def run(argv: list[str]) -> int:
             resume=bool(parsed.values.get("resume")),
             config=config,
             given=given,
-            observers=[speaking_flags(output)],
+            observers=[shown],
             stop=stop,
         )
     return EXIT_OK
