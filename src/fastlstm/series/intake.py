@@ -22,7 +22,14 @@ from fastlstm.errors import DataError
 from fastlstm.series.clock import EPOCH_UNITS, TimeReader
 from fastlstm.series.facts import ColumnFacts
 from fastlstm.series.names import Names, without_nan
-from fastlstm.series.records import Records, first_text, is_text, text_in_numbers
+from fastlstm.series.records import (
+    NULL_WORDS,
+    Records,
+    first_text,
+    is_text,
+    text_in_numbers,
+    without_null_words,
+)
 from fastlstm.series.roles import Roles
 from fastlstm.series.timeline import Timeline
 
@@ -175,7 +182,7 @@ class Intake:
         self._add_statics(batch, codes)
         rows.tofile(self._files["values.f32"])
         if self._times is not None and self._roles.time is not None:
-            column = batch.column(self._roles.time)
+            column = self._without_null_words(batch.column(self._roles.time))
             self._refuse_nulls(column, self._roles.time, "time")
             self._times.read(column, self._rows).tofile(self._files["times.i64"])
         self._rows += num
@@ -218,6 +225,11 @@ class Intake:
             notes += self._series.notes(self._roles.series)
         for name, names in self._categories.items():
             notes += names.notes(name)
+        named = [(self._roles.series, self._series), *self._categories.items()]
+        for column, names in named if self._is_parsed else ():
+            words = [repr(n) for n in map(str, names.plain()) if n in NULL_WORDS]
+            if words:
+                notes.append(f"column '{column}': {', '.join(words)} is a name there, not a gap")
         return notes
 
     def close(self) -> None:
@@ -279,6 +291,7 @@ class Intake:
             column = column.dictionary_decode()
         kind = column.type
         if is_text(kind):
+            column = self._without_null_words(column)
             text = first_text(column)
             if text is not None:
                 raise text_in_numbers(self._name, name, self._rows + text[0], text[1])
@@ -298,6 +311,10 @@ class Intake:
         if self._missing and (is_missing := np.isin(values, self._missing)).any():
             values = np.where(is_missing, np.nan, values)
         return values
+
+    def _without_null_words(self, column: pa.Array) -> pa.Array:
+        is_csv_text = self._is_parsed and is_text(column.type)
+        return without_null_words(column) if is_csv_text else column
 
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
         for name, known in self._statics.items():

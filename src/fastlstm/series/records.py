@@ -9,19 +9,27 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, Setting
+from fastlstm.series.names import canonical
+from fastlstm.series.time_text import are_times
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
+
+NULL_WORDS = tuple(csv.ConvertOptions().null_values)
+"""Texts of a CSV that stand for no value where numbers or times are expected."""
 
 _BATCH_ROWS = 1 << 18
 _CSV_BLOCK_BYTES = 8 << 20
@@ -192,7 +200,7 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     row += batch.num_rows
                     self.done_bytes = 0 if self._compression else self._stream.tell()
-                    yield batch
+                    yield _without_empty_texts(batch)
         except (pa.ArrowException, OSError) as error:
             raise self._refused() or self._bad_value(types, row, error) from error
 
@@ -209,7 +217,7 @@ class CsvRecords(FileRecords):
         convert = csv.ConvertOptions(
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
-            strings_can_be_null=True,
+            strings_can_be_null=False,  # NA may be a name; see `without_null_words`
         )
         return csv.open_csv(
             source,
@@ -260,7 +268,7 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     if done + batch.num_rows > row:
                         for name in numbers:
-                            found = first_text(batch.column(name))
+                            found = first_text(without_null_words(batch.column(name)))
                             if found is not None:
                                 return text_in_numbers(self.name, name, done + found[0], found[1])
                     done += batch.num_rows
@@ -273,8 +281,6 @@ class NumpyRecords(FileRecords):
     """A .npy file of shape (rows,) or (rows, columns); nothing in it is executed."""
 
     def _read_schema(self) -> pa.Schema:
-        import numpy as np
-
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
@@ -369,6 +375,20 @@ def is_text(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in kinds)
 
 
+def without_null_words(column: pa.Array) -> pa.Array:
+    """Returns texts of a CSV in which those that stand for no value (NA, null …) are null."""
+    return pc.if_else(pc.is_in(column, pa.array(NULL_WORDS)), pa.scalar(None, column.type), column)
+
+
+def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for place, name in enumerate(batch.schema.names):
+        column = batch.column(place)
+        if is_text(column.type):
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+            batch = batch.set_column(place, name, column)
+    return batch
+
+
 def first_text(column: Any) -> tuple[int, str] | None:
     """Returns row and value of the first text in a column that is no number; None without one."""
     for row, value in enumerate(column.to_pylist()):
@@ -423,8 +443,6 @@ def _open_file(path: Path) -> Records:
 
 
 def _arrow_table(frame: Any) -> pa.Table:
-    import numpy as np
-
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, np.ndarray):
@@ -451,12 +469,12 @@ def _arrow_table(frame: Any) -> pa.Table:
 def _from_pandas(frame: Any) -> pa.Table:
     """Takes an index along that has names, or holds times (called "ds"); drops one that counts.
 
-    Periods become the times that they begin at.
+    Periods become the times that they begin at; numbers and texts in one column become texts.
     """
     if frame.ndim == 1:
         frame = frame.to_frame("y" if frame.name is None else frame.name)
     names = list(frame.index.names)
-    if names == [None] and str(frame.index.dtype).startswith(("datetime", "period")):
+    if names == [None] and _holds_times(frame.index):
         frame = frame.rename_axis("ds").reset_index()
     elif names != [None]:
         frame = frame.reset_index()
@@ -464,4 +482,36 @@ def _from_pandas(frame: Any) -> pa.Table:
     for position, kind in enumerate(frame.dtypes):
         if str(kind).startswith("period"):
             frame.isetitem(position, frame.iloc[:, position].dt.to_timestamp())
-    return pa.Table.from_pandas(frame, preserve_index=False)
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        for position, kind in enumerate(frame.dtypes):
+            if str(kind) == "object":
+                column = frame.iloc[:, position]
+                frame.isetitem(position, _of_one_type(column.tolist(), column.name))
+        return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def _holds_times(index: Any) -> bool:
+    kind = str(index.dtype)
+    if kind.startswith(("datetime", "period")):
+        return True
+    texts = index.tolist() if kind in ("object", "str", "string") else [None]
+    return all(isinstance(text, str) for text in texts) and are_times(pa.array(texts, pa.string()))
+
+
+def _of_one_type(values: list[Any], name: str) -> list[Any]:
+    """Returns values of a column of objects as they are where Arrow takes them, else as texts."""
+    try:
+        pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        kinds = (str, bool, int, float, Decimal, np.number, np.bool_)
+        for row, value in enumerate(values):
+            if value is not None and not isinstance(value, kinds):
+                raise DataError(
+                    f"column '{name}' has a {type(value).__name__} in row {row + 1}, expected"
+                    " numbers, texts or times"
+                ) from None
+        plain = [v.item() if isinstance(v, np.generic) else v for v in values]
+        return [None if v is None or v != v else canonical(v) for v in plain]
+    return values
