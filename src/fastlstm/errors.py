@@ -6,6 +6,7 @@
     ├── UsageError               exit code 2: what was asked for cannot be done as asked
     │   ├── ConfigError          an option, a YAML key or a combination of them
     │   ├── DataError            the text or table given as input
+    │   │   ├── DataErrors       several things that are wrong with one table
     │   │   └── UnknownCharacterError   characters that a vocabulary does not hold
     │   ├── PromptError          a prompt or a sampling setting
     │   ├── RunDirectoryError    the run directory: missing, in use, unwritable
@@ -120,6 +121,10 @@ class FastLSTMError(Exception):
     def __str__(self) -> str:
         return "".join(map(str, self.args))
 
+    def lines(self) -> list[str]:
+        """Returns what the command line shows; most errors have one line."""
+        return [in_flags(*self.args)]
+
 
 class UsageError(FastLSTMError):
     """What was asked for cannot be done as asked."""
@@ -133,6 +138,21 @@ class ConfigError(UsageError, ValueError):
 
 class DataError(UsageError, ValueError):
     """The input text or table cannot be used."""
+
+
+class DataErrors(DataError):
+    """Several things that are wrong with one table.
+
+    Args:
+        head: says of what.
+        problems: a DataError each.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.args[0]}:", *(f"  - {error}" for error in self.args[1:])])
+
+    def lines(self) -> list[str]:
+        return [f"{self.args[0]}:", *(f"- {in_flags(*error.args)}" for error in self.args[1:])]
 
 
 class UnknownCharacterError(DataError):

@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, Stopped):
             message = in_flags(*error.args)
             return error.exit_code if error.is_shown else _fail(message, error.exit_code)
-        return _fail(f"error: {in_flags(*error.args)}", error.exit_code)
+        first, *rest = error.lines()
+        return _fail(f"error: {first}", error.exit_code, rest)
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_PIPE_CLOSED
@@ -167,13 +168,14 @@ def _show_warning(message: Warning | str, *_: object) -> None:
     _say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
 
 
-def _say(message: str) -> None:
+def _say(message: str, details: Sequence[str] = ()) -> None:
+    lines = [f"fastlstm: {one_line(message)}", *(f"  {one_line(line)}" for line in details)]
     with contextlib.suppress(BrokenPipeError, ValueError):
-        print(f"fastlstm: {one_line(message)}", file=sys.stderr, flush=True)
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _fail(message: str, code: int) -> int:
-    _say(message)
+def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
+    _say(message, details)
     return code
 
 

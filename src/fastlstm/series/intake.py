@@ -22,6 +22,7 @@ from fastlstm.errors import DataError
 from fastlstm.series.clock import EPOCH_UNITS, TimeReader
 from fastlstm.series.facts import ColumnFacts
 from fastlstm.series.names import Names, without_nan
+from fastlstm.series.problems import Problems
 from fastlstm.series.records import (
     NULL_WORDS,
     Records,
@@ -98,6 +99,7 @@ class Intake:
         work: directory for the files.
         records: where the batches come from, for its schema and name.
         roles: of its columns.
+        problems: is told what is wrong with the values of a column, which is then without any.
         time_format: see `TimeReader`.
         codes: numbers that stand for "no value", and such that look so and are values.
         like: a table whose times these must agree with, or None.
@@ -109,12 +111,14 @@ class Intake:
         work: Path,
         records: Records,
         roles: Roles,
+        problems: Problems,
         time_format: str | None = None,
         codes: Codes = NO_CODES,
         like: Timeline | None = None,
         origins: Mapping[str, float] | None = None,
     ) -> None:
         self._work, self._roles, self._name = work, roles, records.name
+        self._problems = problems
         self._schema, self._time_format = records.schema, time_format
         self._is_parsed = records.is_parsed
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
@@ -164,7 +168,7 @@ class Intake:
         """Writes a batch.
 
         Raises:
-            DataError: text or an infinity among numbers, a row without series or time.
+            DataError: a row without series or time.
         """
         num = batch.num_rows
         if num == 0:
@@ -178,7 +182,7 @@ class Intake:
             rows[:, position] = stored
             bad = facts.add(column, stored)
             if bad is not None:
-                raise self._infinite(name, bad)
+                self._problems.add(self._infinite(name, bad), name)
         self._add_statics(batch, codes)
         rows.tofile(self._files["values.f32"])
         if self._times is not None and self._roles.time is not None:
@@ -294,14 +298,18 @@ class Intake:
             column = self._without_null_words(column)
             text = first_text(column)
             if text is not None:
-                raise text_in_numbers(self._name, name, self._rows + text[0], text[1])
+                error = text_in_numbers(self._name, name, self._rows + text[0], text[1])
+                self._problems.add(error, name)
+                return np.full(len(column), np.nan)
             column = pc.utf8_trim_whitespace(column).cast(pa.float64())
         elif pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             column = column.cast(pa.float64())
         elif not (
             pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)
         ):
-            raise DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+            error = DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+            self._problems.add(error, name)
+            return np.full(len(column), np.nan)
         if pa.types.is_null(kind):
             return np.full(len(column), np.nan)
         dtype = np.float32 if pa.types.is_float32(kind) else np.float64
@@ -325,16 +333,17 @@ class Intake:
                 if np.isnan(known[codes[row]]):
                     known[codes[row]] = float(values[row])
             if len(infinite := np.flatnonzero(np.isinf(values))):
-                raise self._infinite(name, int(infinite[0]))
+                self._problems.add(self._infinite(name, int(infinite[0])), name)
             expected = np.asarray(known, dtype=np.float64)[codes]
             differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
                 series = "" if self._roles.series is None else self._series[codes[row]]
-                raise DataError(
+                error = DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
                     f" row {self._rows + row + 1}; one value per series was expected"
                 )
+                self._problems.add(error, name)
 
     def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
         if column.null_count:
