@@ -273,8 +273,7 @@ class Forecaster(Estimator):
                     "a table of what is known ahead came, but this Forecaster was fitted without"
                     " future columns; leave ",
                     Setting("future"),
-                    " out, or fit with ",
-                    Setting("future", ...),
+                    " out, or fit with columns known ahead",
                 )
             return None
         if future is None:
@@ -325,7 +324,7 @@ class Forecaster(Estimator):
         """
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, expected 1 or more steps")
+                raise ConfigError(Setting(name), f" is {value}, expected 1 or more steps")
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         rows, stored = self._origins(dataset, part, stride), self._fitted()

@@ -58,8 +58,8 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     names = [name for group in GROUPS.values() for name in group]
     settings = Settings(**{name: parsed.get(COMMAND, name) for name in names})
-    require_run(parsed.positionals[0])
     keys, session_key = _api_keys(parsed), _session_key(parsed)
+    require_run(parsed.positionals[0])
     _serve_function()(parsed.positionals[0], settings, keys, session_key, _say)
     return EXIT_OK
 

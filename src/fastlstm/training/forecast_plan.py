@@ -40,7 +40,8 @@ def choose_architecture(
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest stretch of training rows has {longest}, a horizon of {config.horizon}"
-            f" needs {config.horizon + 1} at least; give longer series or a smaller horizon"
+            f" needs {config.horizon + 1} at least; give longer series or a smaller ",
+            Setting("horizon"),
         )
     usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
