@@ -7,6 +7,7 @@ pandas, polars and Arrow frames (whatever speaks Arrow's C stream interface), Nu
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -31,6 +32,9 @@ SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that stand for no value where numbers or times are expected."""
 
+_OTHER_COLUMNS = re.compile(
+    r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
+)
 _BATCH_ROWS = 1 << 18
 _CSV_BLOCK_BYTES = 8 << 20
 _DELIMITERS = ",;\t|"
@@ -180,7 +184,6 @@ class CsvRecords(FileRecords):
 
     def _read_schema(self) -> pa.Schema:
         self._delimiter = self._sniff()
-        self._bad_row: Any = None
         try:
             with self._open() as reader:
                 _ = reader.schema.names  # decoded only now
@@ -191,7 +194,7 @@ class CsvRecords(FileRecords):
                 f" {error.start}); save the file as UTF-8"
             ) from error
         except (pa.ArrowException, OSError) as error:
-            raise self._refused() or self._damaged(error) from error
+            raise self._refused(error) or self._damaged(error) from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         row = 0
@@ -202,7 +205,7 @@ class CsvRecords(FileRecords):
                     self.done_bytes = 0 if self._compression else self._stream.tell()
                     yield _without_empty_texts(batch)
         except (pa.ArrowException, OSError) as error:
-            raise self._refused() or self._bad_value(types, row, error) from error
+            raise self._refused(error) or self._bad_value(types, row, error) from error
 
     @property
     def _compression(self) -> str | None:
@@ -224,25 +227,23 @@ class CsvRecords(FileRecords):
             csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
             csv.ParseOptions(
                 delimiter=self._delimiter,
-                invalid_row_handler=self._refuse_row,
                 ignore_empty_lines=not self._has_one_column,  # there an empty line is a value
             ),
             convert,
         )
 
-    def _refuse_row(self, row: Any) -> str:
-        self._bad_row = row
-        return "error"
+    def _refused(self, error: Exception) -> DataError | None:
+        """Returns the error for a line of another number of columns, if that is what it was.
 
-    def _refused(self) -> DataError | None:
-        """Returns the error for a line of another number of columns, if there was one."""
-        row = self._bad_row
-        if row is None:
+        Arrow's own words are read: a handler in Python would be called, and let go of, by threads
+        of Arrow that may still run when the process ends.
+        """
+        found = _OTHER_COLUMNS.search(str(error))
+        if found is None:
             return None
-        number = "a line" if row.number is None else f"line {row.number}"
+        number = "a line" if found[1] is None else f"line {found[1]}"
         return DataError(
-            f"{self.name}: {number} has {row.actual_columns} columns, expected"
-            f" {row.expected_columns}: {row.text[:80]!r}"
+            f"{self.name}: {number} has {found[3]} columns, expected {found[2]}: {found[4][:80]!r}"
         )
 
     def _sniff(self) -> str:
