@@ -16,7 +16,9 @@ LAYERS = {
     # L0: stands on nothing but the standard library (and torch, where it is used)
     **dict.fromkeys(("__version__", "_native", "errors", "config", "environment"), 0),
     **dict.fromkeys(("cgroup", "hardware", "storage", "manifest"), 0),
-    **dict.fromkeys(("publication", "run_directory", "forecast_config", "estimator"), 0),
+    **dict.fromkeys(
+        ("publication", "run_directory", "find_run", "forecast_config", "estimator"), 0
+    ),
     "ops": 1,
     "data": 2,
     "nn": 2,

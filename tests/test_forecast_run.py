@@ -15,7 +15,7 @@ import torch
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
-from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, Stopped
+from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError, Stopped
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.report.history import read_history
@@ -66,7 +66,9 @@ def test_a_stopped_run_goes_on_bit_equal(
 ) -> None:
     config = ForecastConfig(**{**QUICK, **given})
     whole = train_forecaster(path, config, out=tmp_path / "whole")
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same command with --resume"):
+    with pytest.raises(
+        Stopped, match=r"checkpoint-\d+ is saved, the same command with resume=True"
+    ):
         train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
     own, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
@@ -89,11 +91,13 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
     found = train_forecaster(path, longer, out=out, resume=True, given=["steps"])
     assert found.fitted.steps == 40
     other = ForecastConfig(**{**QUICK, "horizon": 7})
-    with pytest.raises(ConfigError, match="--horizon 7: this run was begun with 6"):
+    with pytest.raises(ConfigError, match="horizon=7: this run was begun with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
-    with pytest.raises(FormatError, match="the table differs"):
+    with pytest.raises(FormatError, match=rf"was started with {path}, as it was then, and"):
         train_forecaster(path, longer, out=out, resume=True)
+    with pytest.raises(DataError, match="there is no file"):
+        train_forecaster(path + "x", longer, out=out)  # not that a run is there already
 
 
 def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_path: Path) -> None:
@@ -164,7 +168,7 @@ def test_pictures_of_forecasts_are_in_units_of_the_table_however_far_from_0(tmp_
 
 @pytest.mark.parametrize(
     ("given", "needed", "advice"),
-    [({}, 30, "; --input-size 18 takes all"), ({"tbptt": 12}, 18, "")],
+    [({}, 30, "; input_size=18 takes all"), ({"tbptt": 12}, 18, "")],
 )
 def test_series_too_short_to_be_trained_on_are_named(
     given: dict[str, Any], needed: int, advice: str
@@ -268,7 +272,7 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
         train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", stop=StopAt(0))
     with pytest.raises(RunDirectoryError, match="no forecaster yet"):
         Forecaster.load(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match="holds no forecaster; train one with"):
+    with pytest.raises(RunDirectoryError, match="no such run; train one with"):
         Forecaster.load(tmp_path / "nothing")
 
 
@@ -316,7 +320,9 @@ def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_for_resuming_only(path: str, tmp_path: Path) -> None:
     train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
-    with pytest.raises(FormatError, match="is a checkpoint of a forecaster, which only --resume"):
+    with pytest.raises(
+        FormatError, match="is a checkpoint of a forecaster, which only resume=True"
+    ):
         Forecaster.load(tmp_path / "run" / "checkpoint-30")
 
 

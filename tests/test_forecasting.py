@@ -349,11 +349,11 @@ def with_zone(zone: str | None) -> pa.Table:
 
 
 BAD = [
-    ({"horizon": 0}, lambda: waves(), "--horizon is 0, expected a number from 1"),
+    ({"horizon": 0}, lambda: waves(), "horizon is 0, expected a number from 1"),
     ({"input_size": 25}, lambda: waves(), "no multiple of segment 6; give input_size=24"),
     ({}, lambda: waves(40), "a window takes 30 rows and the longest stretch"),
     ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
-    ({"steps": 5, "epochs": 1}, lambda: waves(), "--steps and --epochs contradict each other"),
+    ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs contradict each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
     ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),

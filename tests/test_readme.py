@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from fastlstm.cli.main import VERBS
+from fastlstm.cli.main import VERBS, main
 
 
 def blocks(repository: Path, language: str) -> list[str]:
@@ -23,6 +24,19 @@ def test_python_blocks_run(repository, tmp_path, monkeypatch, capsys):
         exec(compile(code.replace('budget="20s"', "steps=3"), "README.md", "exec"), {})
     assert (tmp_path / "runs" / "docs" / "report.html").exists()
     assert float(capsys.readouterr().out.split()[-1]) > 0
+
+
+def test_command_lines_run(repository, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("Well, Prince, so Genoa and Lucca are now just estates.\n" * 99)
+    Path("other.txt").write_text("Другой текст: another text, with other characters.\n" * 9)
+    lines = "\n".join(blocks(repository, "sh")).splitlines()
+    lines = [line for line in lines if line.startswith("fastlstm ")]
+    assert len(lines) == 3
+    for line in lines:
+        argv = shlex.split(line.replace("--budget 5m", "--steps 3 --preset tiny"), comments=True)
+        assert main(argv[1:]) == 0, capsys.readouterr().err
+    assert "unknown" in capsys.readouterr().out
 
 
 def test_commands_exist(repository):

@@ -230,7 +230,7 @@ def test_nan_that_stays_stops_with_the_name_and_leaves_a_good_model(text, tmp_pa
         return total * float("nan"), state
 
     plant(monkeypatch, range(9, 10**6), bad)
-    with pytest.raises(NonFiniteError, match="roll-backs; lower --learning-rate"):
+    with pytest.raises(NonFiniteError, match="roll-backs; lower learning_rate"):
         train(text, tmp_path / "run", checkpoint_every=4)
     fastlstm.LM.load(tmp_path / "run").generate("the ", max_tokens=5)
 
@@ -519,12 +519,17 @@ def test_refusals(text, tmp_path):
     run = train(text, tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="holds a run already"):
         train(text, tmp_path / "run")
-    with pytest.raises(ConfigError, match="--rnn-size 25: this run was begun with 24"):
+    with pytest.raises(ConfigError, match="rnn_size=25: this run was begun with 24"):
         train(text, tmp_path / "run", resume=True, rnn_size=25)
     other = tmp_path / "other.txt"
     other.write_text(text.read_text() + "one more line\n")
-    with pytest.raises(FormatError, match="the text differs"):
+    with pytest.raises(FormatError, match=rf"started with {text} \([\d,]+ characters\), not with"):
         train(other, tmp_path / "run", resume=True)
+    other.write_text("characters that the vocabulary does not hold: ☃ " * 99)
+    with pytest.raises(FormatError, match=rf"started with {text} .*not with {other}; resume with"):
+        train(other, tmp_path / "run", resume=True)
+    with pytest.raises(DataError, match=r"no such file or directory: .*book\.tx"):
+        train(str(text)[:-1], tmp_path / "run")  # not that a run is there already
     longer = train(text, tmp_path / "run", resume=True, steps=25)
     assert newest(longer.path).name == "checkpoint-25"
     assert run.path == longer.path
@@ -540,5 +545,5 @@ def test_a_resumed_run_takes_only_what_may_change():
     resumed = resume(budget="3m", threads=2)
     assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)
     assert resume(batch_size=64).batch_size == 4, "the same flag again, though the text was short"
-    with pytest.raises(ConfigError, match="--batch-size 32"):
+    with pytest.raises(ConfigError, match="batch_size=32"):
         resume(batch_size=TrainConfig().batch_size)

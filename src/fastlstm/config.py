@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from fastlstm.errors import ConfigError, nearest_hint
+from fastlstm.errors import ConfigError, Setting, nearest_hint
 
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
@@ -165,11 +165,16 @@ class TrainConfig:
         parse_split(self.split)
         if self.warmup + self.cooldown > 1:
             raise ConfigError(
-                f"--warmup {self.warmup} plus --cooldown {self.cooldown} is more than the whole"
-                " run; their sum must be at most 1"
+                Setting("warmup", self.warmup),
+                " plus ",
+                Setting("cooldown", self.cooldown),
+                " is more than the whole run; their sum must be at most 1",
             )
         if self.order == "windows" and self.lane_reset > 0:
-            raise ConfigError("--lane-reset works on lanes; with --order windows leave it out")
+            raise ConfigError(
+                Setting("lane_reset"), " works on lanes; with ", Setting("order", "windows"),
+                " leave it out",
+            )  # fmt: skip
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
@@ -181,8 +186,12 @@ class TrainConfig:
             size["embed_size"] = size["rnn_size"] if self.embed_size is None else self.embed_size
             if size["embed_size"] != size["rnn_size"]:
                 raise ConfigError(
-                    "--tie-weights needs --embed-size equal to --rnn-size,"
-                    f" got {size['embed_size']} and {size['rnn_size']}"
+                    Setting("tie_weights"),
+                    " needs ",
+                    Setting("embed_size"),
+                    " equal to ",
+                    Setting("rnn_size"),
+                    f", got {size['embed_size']} and {size['rnn_size']}",
                 )
         return ModelConfig(
             vocab_size=vocab_size,
@@ -266,15 +275,18 @@ def check_fields(
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:
-            raise ConfigError(f"{_flag(name)} is {value!r}, expected a number from {low} to {high}")
+            raise ConfigError(
+                Setting(name), f" is {value!r}, expected a number from {low} to {high}"
+            )
     for name, known in choices.items():
         value = getattr(config, name)
         if value not in known:
-            raise ConfigError(f"{_flag(name)} is {value!r}, expected one of {', '.join(known)}")
+            raise ConfigError(Setting(name), f" is {value!r}, expected one of {', '.join(known)}")
     ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
     if len(ends) > 1:
-        flags = " and ".join(_flag(name) for name in ends)
-        raise ConfigError(f"{flags} contradict each other; give one way to end the run")
+        first, *others = map(Setting, ends)
+        listed = [part for other in others for part in (" and ", other)]
+        raise ConfigError(first, *listed, " contradict each other; give one way to end the run")
     if config.budget is not None:
         parse_duration(config.budget)
 
@@ -288,11 +300,7 @@ def _check_kind(config: Any, name: str, annotation: str) -> None:
     elif kind in _KINDS and (
         not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) != (kind == "bool"))
     ):
-        raise ConfigError(f"{_flag(name)} is {value!r}, expected {_KINDS[kind][1]}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        raise ConfigError(Setting(name), f" is {value!r}, expected {_KINDS[kind][1]}")
 
 
 def parse_duration(text: str) -> float:
@@ -305,11 +313,13 @@ def parse_duration(text: str) -> float:
             r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", clean
         )
         if not clean or match is None:
-            raise ConfigError(f"--budget is {text!r}, expected a duration such as 90s, 5m or 1h30m")
+            raise ConfigError(
+                Setting("budget"), f" is {text!r}, expected a duration such as 90s, 5m or 1h30m"
+            )
         hours, minutes, rest = (float(part or 0) for part in match.groups())
         seconds = hours * 3600 + minutes * 60 + rest
     if not 1 <= seconds <= 10**8:
-        raise ConfigError(f"--budget is {text!r}, expected at least 1s")
+        raise ConfigError(Setting("budget"), f" is {text!r}, expected at least 1s")
     return seconds
 
 
@@ -323,8 +333,9 @@ def parse_split(text: str) -> tuple[float, float, float]:
     good = len(parts) == 3 and all(math.isfinite(p) and p >= 0 for p in parts)
     if not good or abs(sum(parts) - 100) > 1e-6 or parts[0] == 0 or parts[1] == 0:
         raise ConfigError(
-            f"--split is {text!r}, expected train/validation/test in percent that add up to 100,"
-            " such as 90/5/5 or 90/10/0"
+            Setting("split"),
+            f" is {text!r}, expected train/validation/test in percent that add up to 100,"
+            " such as 90/5/5 or 90/10/0",
         )
     return parts[0] / 100, parts[1] / 100, parts[2] / 100
 

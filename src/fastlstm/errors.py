@@ -6,6 +6,8 @@
     ├── UsageError               exit code 2: what was asked for cannot be done as asked
     │   ├── ConfigError          an option, a YAML key or a combination of them
     │   ├── DataError            the text or table given as input
+    │   │   ├── DataErrors       several things that are wrong with one table
+    │   │   └── UnknownCharacterError   characters that a vocabulary does not hold
     │   ├── PromptError          a prompt or a sampling setting
     │   ├── RunDirectoryError    the run directory: missing, in use, unwritable
     │   ├── FormatError          a file of a newer format, or of another model
@@ -17,16 +19,19 @@
     ├── NonFiniteError           NaN or Inf that training could not recover from
     └── Stopped                  exit code 75: a signal came, the state is saved, --resume goes on
 
-Each message says what came, what was expected and what to do.
+Each message says what came, what was expected and what to do. It is given in parts; a part that is
+a `Setting` reads ``name=value`` in Python and ``--name value`` on the command line.
 """
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -35,10 +40,90 @@ EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: not a failure; start the same command again with --resume."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a message speaks of.
+
+    Attributes:
+        name: of the field or parameter.
+        value: to be shown with it; None shows the name alone, ``...`` a place for a value.
+    """
+
+    name: str
+    value: Any = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return self.name
+        if isinstance(self.value, list | tuple):
+            values = ", ".join(_spelt(value) for value in self.value)
+            return f"{self.name}=[{values}]"
+        return f"{self.name}={'…' if self.value is ... else _spelt(self.value)}"
+
+    @property
+    def flag(self) -> str:
+        """The same on the command line."""
+        dashed = self.name.replace("_", "-")
+        if self.value is None or self.value is True:
+            return f"--{dashed}"
+        if self.value is False:
+            return f"--no-{dashed}"
+        if self.value is ...:
+            return f"--{dashed} {'FILE' if self.name == 'future' else 'NAME'}"
+        values = self.value if isinstance(self.value, list | tuple) else [self.value]
+        text = ",".join(v if isinstance(v, str) else _spelt(v) for v in values)
+        return f"--{dashed} {shlex.quote(text)}"
+
+
+def _spelt(value: Any) -> str:
+    return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
+
+
+class Message(str):
+    """A text in parts, some of them a `Setting`; as a str it is spelt as in Python.
+
+    Args:
+        parts: joined.
+        flags: the text for the command line; default that of the parts.
+
+    Attributes:
+        flags: the text for the command line.
+    """
+
+    flags: str
+
+    def __new__(cls, *parts: object, flags: str | None = None) -> Message:
+        text = super().__new__(cls, "".join(map(str, parts)))
+        text.flags = in_flags(*parts) if flags is None else flags
+        return text
+
+
+def in_flags(*parts: object) -> str:
+    """Returns a message, in parts, as the command line shows it."""
+    texts = []
+    for part in parts:
+        if isinstance(part, Setting):
+            texts.append(part.flag)
+        else:
+            texts.append(part.flags if isinstance(part, Message) else str(part))
+    return "".join(texts)
+
+
 class FastLSTMError(Exception):
-    """Base class; `exit_code` is what the command line returns for it."""
+    """Base class; `exit_code` is what the command line returns for it.
+
+    Args:
+        parts: of the message, texts and settings.
+    """
 
     exit_code = EXIT_FAILED
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+    def lines(self) -> list[str]:
+        """Returns what the command line shows; most errors have one line."""
+        return [in_flags(*self.args)]
 
 
 class UsageError(FastLSTMError):
@@ -53,6 +138,25 @@ class ConfigError(UsageError, ValueError):
 
 class DataError(UsageError, ValueError):
     """The input text or table cannot be used."""
+
+
+class DataErrors(DataError):
+    """Several things that are wrong with one table.
+
+    Args:
+        head: says of what.
+        problems: a DataError each.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.args[0]}:", *(f"  - {error}" for error in self.args[1:])])
+
+    def lines(self) -> list[str]:
+        return [f"{self.args[0]}:", *(f"- {in_flags(*error.args)}" for error in self.args[1:])]
+
+
+class UnknownCharacterError(DataError):
+    """A text has characters that the vocabulary of a model does not hold."""
 
 
 class PromptError(UsageError, ValueError):
@@ -92,12 +196,73 @@ class NonFiniteError(FastLSTMError):
 
 
 class Stopped(FastLSTMError):
-    """A signal asked the run to stop; its state is saved."""
+    """A signal asked the run to stop; its state is saved.
+
+    Attributes:
+        is_shown: the user has read of it already.
+    """
 
     exit_code = EXIT_STOPPED
+    is_shown = False
+
+
+_SYNONYMS = (
+    "learning_rate lr eta step_size",
+    "rnn_size hidden_size hidden hidden_dim hidden_units n_hidden units state_size width",
+    "num_layers layers n_layers nlayers n_layer depth",
+    "embed_size embedding_dim embedding_size embedding emb_size n_embd",
+    "dropout drop drop_prob dropout_rate",
+    "epochs epoch num_epochs n_epochs max_epochs",
+    "steps step max_steps num_steps n_steps iterations iters max_iters",
+    "budget max_time time_limit duration",
+    "batch_size batch bs minibatch minibatch_size batchsize",
+    "seq_length seq_len seqlen sequence_length context_length block_size bptt",
+    "input_size lookback look_back context_length seq_length seq_len history input_length",
+    "horizon prediction_length pred_len forecast_horizon steps_ahead h",
+    "grad_clip clip clip_grad clip_norm max_grad_norm gradient_clip",
+    "weight_decay wd l2",
+    "optimizer optim opt",
+    "warmup warmup_ratio warmup_steps",
+    "patience early_stopping",
+    "eval_every eval_interval val_every validate_every",
+    "checkpoint_every save_every checkpoint_interval",
+    "out output output_dir out_dir save_dir run_dir o",
+    "threads num_threads workers num_workers jobs n_jobs j",
+    "length max_tokens max_new_tokens num_tokens max_length",
+    "temperature temp",
+    "vocab tokenizer tokenization",
+    "target targets label y",
+    "time timestamp date ds time_column",
+    "series unique_id series_id group id",
+    "precision dtype amp",
+    "seed random_state random_seed",
+    "quantiles quantile levels level",
+    "season seasonality season_length period",
+    "text_field field column",
+)
+"""Names that other tools have for the same thing; the first of a line that is known is meant."""
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """Returns ``" (did you mean 'x'?)"`` for the closest known name, or an empty string."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
+    """Returns ``" (did you mean 'x'?)"`` for the known name that is meant, or an empty string.
+
+    Args:
+        name: what came: a flag, a key, a parameter, a file.
+        known: what there is.
+    """
+    plain = {_plain(word): word for word in known}
+    found = _synonym(_plain(name), plain)
+    found = found or next(iter(get_close_matches(_plain(name), plain, n=1, cutoff=0.5)), None)
+    return "" if found is None else f" (did you mean '{plain[found]}'?)"
+
+
+def _synonym(name: str, known: Container[str]) -> str | None:
+    for line in _SYNONYMS:
+        words = line.split()
+        if name in words and (found := next((w for w in words if w in known), None)):
+            return found
+    return None
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("-", "_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Self
 
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, nearest_hint
 
 
 class Estimator:
@@ -28,7 +28,9 @@ class Estimator:
         known = self._defaults()
         for name, value in parameters.items():
             if name not in known:
-                raise ConfigError(f"a {type(self).__name__} has no parameter '{name}'")
+                raise ConfigError(
+                    f"a {type(self).__name__} has no parameter '{name}'{nearest_hint(name, known)}"
+                )
             setattr(self, name, value)
         return self
 

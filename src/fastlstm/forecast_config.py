@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fastlstm.config import check_fields, parse_split
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, Setting
 
 Channels = Literal["shared", "joint"]
 Normalize = Literal["last", "standard", "none"]
@@ -138,13 +138,18 @@ class ForecastConfig:
                 object.__setattr__(self, field.name, numbers)
         if double := set(self.missing_value) & set(self.keep_value):
             raise ConfigError(
-                f"--missing-value and --keep-value both hold {min(double):g}; leave it out of one"
+                Setting("missing_value"),
+                " and ",
+                Setting("keep_value"),
+                f" both hold {min(double):g}; leave it out of one",
             )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
             raise ConfigError(
-                "balance draws windows of all series equally often, tbptt reads series whole; leave"
-                " out one of them"
+                Setting("balance"),
+                " draws windows of all series equally often, ",
+                Setting("tbptt"),
+                " reads series whole; leave out one of them",
             )
 
 
@@ -201,8 +206,9 @@ def _numbers(field: str, given: Any) -> Numbers:
     except (TypeError, ValueError):
         numbers = (math.nan,)
     if not all(math.isfinite(number) for number in numbers):
-        flag = field.replace("_", "-")
-        raise ConfigError(f"--{flag} is {given!r}, expected numbers, such as -9999 or -9999,-99.9")
+        raise ConfigError(
+            Setting(field), f" is {given!r}, expected numbers, such as -9999 or -9999,-99.9"
+        )
     return numbers
 
 
@@ -220,7 +226,8 @@ def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
         counts = ()
     if len(counts) not in (2, 3) or any(count < 1 for count in counts):
         raise ConfigError(
-            f"--split is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
-            " or two or three counts of steps, such as 8640,2880,2880"
+            Setting("split"),
+            f" is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
+            " or two or three counts of steps, such as 8640,2880,2880",
         )
     return counts

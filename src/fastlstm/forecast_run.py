@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fastlstm import hardware
-from fastlstm.errors import ConfigError, DataError, FormatError, Stopped, UsageError
+from fastlstm.errors import ConfigError, DataError, FormatError, Setting, Stopped, UsageError
 from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
@@ -30,12 +30,14 @@ from fastlstm.infer.judgement import test_events
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.ops.dispatch import explain
+from fastlstm.report.history import read_history
 from fastlstm.run_directory import RunDirectory
 from fastlstm.run_session import RunSession, resumed_config
 from fastlstm.series.configured import prepare
 from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
+from fastlstm.series.records import require_files
 from fastlstm.series.splits import Split, fit_scaler, split_table
 from fastlstm.series.window_index import WindowIndex
 from fastlstm.training.checkpoint import Checkpoint, metrics_mark, save_checkpoint
@@ -117,6 +119,7 @@ def train_forecaster(
         Stopped: `stop` said so.
         NonFiniteError: NaN or Inf that training could not get past.
     """
+    require_files(frame)
     if out is not None and start is not None:
         raise ConfigError("a run directory cannot go on from another forecaster; leave out start")
     if out is None:
@@ -221,12 +224,16 @@ class _Session(RunSession):
             if name in dataset.constant:
                 raise DataError(
                     f"the target '{name}' is the same in every row; there is nothing to learn, name"
-                    " another with target=…"
+                    " another with ",
+                    Setting("target", ...),
                 )
         if found is not None and json.loads(found.files[CONFIG_FILE])["data"]["key"] != dataset.key:
+            begun = read_history(self.run.metrics_path).start.get("source") or "another table"
             raise FormatError(
-                f"the table differs from the one '{self.run.path}' was started with; resume"
-                " with the same table, or start a new run with another --out"
+                f"'{self.run.path}' was started with {begun}, as it was then, and"
+                f" {_source_text(self._frame)} differs from it; resume with the same table, or"
+                " start a new run with another ",
+                Setting("out"),
             )
         return dataset
 
@@ -267,8 +274,10 @@ class _Session(RunSession):
         name = getattr(self._stop, "name", "request")
         self.emit({"event": "end", "reason": f"stopped by {name}", **self._totals(trainer)})
         raise Stopped(
-            f"stopped by {name}; checkpoint-{trainer.progress.step} is saved,"
-            " the same command with --resume goes on"
+            f"stopped by {name}; checkpoint-{trainer.progress.step} is saved, the same command"
+            " with ",
+            Setting("resume", True),
+            " goes on",
         )
 
     # events -------------------------------------------------------------------------------------

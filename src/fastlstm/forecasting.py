@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError, DataError, Setting
 from fastlstm.estimator import Estimator
 from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.forecast_run import train_forecaster
@@ -271,13 +271,16 @@ class Forecaster(Estimator):
             if future is not None:
                 raise ConfigError(
                     "a table of what is known ahead came, but this Forecaster was fitted without"
-                    " future columns; leave future out, or fit with future=…"
+                    " future columns; leave ",
+                    Setting("future"),
+                    " out, or fit with columns known ahead",
                 )
             return None
         if future is None:
             raise ConfigError(
                 f"{', '.join(config.future)} must be known ahead: give predict a table with them"
-                " for every step to be forecast, as future=…"
+                " for every step to be forecast, as ",
+                Setting("future", ...),
             )
         return prepare_ahead(future, config, dataset)
 
@@ -321,7 +324,7 @@ class Forecaster(Estimator):
         """
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, expected 1 or more steps")
+                raise ConfigError(Setting(name), f" is {value}, expected 1 or more steps")
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         rows, stored = self._origins(dataset, part, stride), self._fitted()

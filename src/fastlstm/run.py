@@ -16,11 +16,15 @@ import torch
 from fastlstm import hardware
 from fastlstm.config import TrainConfig, from_dict
 from fastlstm.data.lanes import LaneBatches, WindowBatches
+from fastlstm.data.sources import Source as Documents
+from fastlstm.data.sources import open_source
 from fastlstm.data.text import Splits, TextDataset, prepare_text
 from fastlstm.data.tokenizer import load_tokenizer
 from fastlstm.errors import (
     ConfigError,
     FormatError,
+    Setting,
+    UnknownCharacterError,
     UsageError,
 )
 from fastlstm.infer.language_model import sample_text
@@ -119,6 +123,7 @@ def train(
     if config is not None and fields:
         raise ConfigError("give either config=… or single fields, not both")
     config = config if config is not None else from_dict(fields, "train()")
+    opened = open_source(source)
     path = Path(out) if out is not None else Path("runs") / _source_name(source)
     run = RunDirectory(path)
     run.create()
@@ -128,7 +133,7 @@ def train(
         stack.enter_context(run.lock())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = _Session(source, config, {*given, *fields}, run, list(observers), stop)
+        session = _Session(opened, config, {*given, *fields}, run, list(observers), stop)
         try:
             return session.train(resume)
         except UsageError:
@@ -141,7 +146,7 @@ class _Session(RunSession):
 
     def __init__(
         self,
-        source: Source,
+        source: Documents,
         config: TrainConfig,
         names: Collection[str],
         run: RunDirectory,
@@ -208,28 +213,37 @@ class _Session(RunSession):
 
     def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> TextDataset:
         tokenizer = None if found is None else load_tokenizer(found.files["tokenizer.json"])
-        text = prepare_text(
-            self._source,
-            vocab=config.vocab,
-            vocab_size=config.vocab_size,
-            text_field=config.text_field,
-            keep_crlf=config.keep_crlf,
-            invalid_utf8=config.invalid_utf8,
-            cache_dir=config.cache_dir,
-            tokenizer=tokenizer,
-            on_progress=lambda done, total: self.emit(
-                {"event": "prepare", "done_bytes": done, "total_bytes": total}
-            ),
-            should_stop=self._stop,
-        )
-        if found is not None:
-            begun = json.loads(found.files["config.json"])["data"]["key"]
-            if begun != text.key:
-                raise FormatError(
-                    f"the text differs from the one '{self.run.path}' was started with; resume"
-                    " with the same text, or start a new run with another --out"
-                )
+        try:
+            text = prepare_text(
+                self._source,
+                vocab=config.vocab,
+                vocab_size=config.vocab_size,
+                text_field=config.text_field,
+                keep_crlf=config.keep_crlf,
+                invalid_utf8=config.invalid_utf8,
+                cache_dir=config.cache_dir,
+                tokenizer=tokenizer,
+                on_progress=lambda done, total: self.emit(
+                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
+                ),
+                should_stop=self._stop,
+            )
+        except UnknownCharacterError:
+            assert found is not None  # a new run takes all characters of its text
+            raise self._another_text(found) from None
+        if found is not None and text.key != _begun_with(found)["key"]:
+            raise self._another_text(found)
         return text
+
+    def _another_text(self, found: Checkpoint) -> FormatError:
+        data = _begun_with(found)
+        name, size = data["source"], f"{data['num_chars']:,} characters"
+        told = f"'{self.run.path}' was started with {name} ({size})"
+        if name == self._source.name:
+            told += ", which has changed since; resume with it as it was"
+        else:
+            told += f", not with {self._source.name}; resume with {name}"
+        return FormatError(f"{told}, or start a new run with another ", Setting("out"))
 
     def _trainer(
         self,
@@ -294,6 +308,12 @@ def explain_training(model: LanguageModel, plan: TrainPlan) -> list[LayerReport]
         return explain(model, tokens)
 
 
+def _begun_with(found: Checkpoint) -> dict[str, Any]:
+    """Returns what a checkpoint says of the text that the run was started with."""
+    data: dict[str, Any] = json.loads(found.files["config.json"])["data"]
+    return data
+
+
 def given_config(files: dict[str, bytes]) -> TrainConfig:
     """Returns the configuration as the user first gave it, before anything was decided."""
     return from_dict(json.loads(files["config.json"])["given"], "config.json")
@@ -305,7 +325,8 @@ def _set_up_device(config: TrainConfig) -> torch.device:
     device = choose_device(config.device)
     if device.type == "cpu" and config.memory_limit_gb is not None:
         raise ConfigError(
-            "--memory-limit-gb bounds GPU memory and this run is on the CPU; leave it out"
+            Setting("memory_limit_gb"),
+            " bounds GPU memory and this run is on the CPU; leave it out",
         )
     if config.memory_limit_gb is not None:
         total = torch.cuda.get_device_properties(device).total_memory

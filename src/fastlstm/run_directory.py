@@ -22,10 +22,10 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastlstm import publication, storage
-from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError
+from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError, Setting
 from fastlstm.manifest import (
     MANIFEST,
     Manifest,
@@ -39,6 +39,8 @@ from fastlstm.manifest import (
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
 """The kind that config.json of a forecaster states; a language model's states none."""
+TEXT_RUN = "fastlstm-run"
+"""The format that config.json of a language model states."""
 METRICS_KEY = "metrics"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
@@ -117,7 +119,7 @@ class RunDirectory:
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(
-                f"{self.path} is a file, expected a directory; choose another --out"
+                f"{self.path} is a file, expected a directory; choose another ", Setting("out")
             )
         try:
             missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
@@ -127,7 +129,8 @@ class RunDirectory:
             os.close(self._open_lock_file())
         except OSError as error:
             raise RunDirectoryError(
-                f"{self.path} cannot be written ({error.strerror}); choose another --out"
+                f"{self.path} cannot be written ({error.strerror}); choose another ",
+                Setting("out"),
             ) from error
 
     def remove_if_empty(self) -> None:
@@ -162,14 +165,16 @@ class RunDirectory:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise RunDirectoryError(
-                f"{self.path} is in use by process {holder}; wait for it or choose another --out"
+                f"{self.path} is in use by process {holder}; wait for it or choose another ",
+                Setting("out"),
             ) from None
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
             raise RunDirectoryError(
-                f"{self.path} cannot be locked ({error.strerror});"
-                " choose --out in a writable place on a local disk"
+                f"{self.path} cannot be locked ({error.strerror}); choose ",
+                Setting("out"),
+                " in a writable place on a local disk",
             ) from error
         with contextlib.suppress(OSError):  # the pid only helps a message; a full disk may lose it
             os.ftruncate(descriptor, 0)
@@ -313,16 +318,23 @@ class RunDirectory:
         return [mark for mark in marks if mark is not None]
 
 
-def holds_forecaster(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] | None:
+    """Returns what a run, or a checkpoint, says in its config.json that it is of; None: no run."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
             config = json.loads((directory / "config.json").read_bytes())
         except (OSError, ValueError, RecursionError):
             continue
-        return isinstance(config, dict) and config.get("kind") == FORECASTER
-    return False
+        if isinstance(config, dict) and config.get("kind") == FORECASTER:
+            return "forecaster"
+        return "text" if isinstance(config, dict) and config.get("format") == TEXT_RUN else None
+    return None
+
+
+def holds_forecaster(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+    return kind_of_run(path) == "forecaster"
 
 
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:

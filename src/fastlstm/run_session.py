@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, RunDirectoryError
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, RunDirectoryError, Setting
 from fastlstm.report.page import write_report
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, truncate_metrics
@@ -57,12 +57,16 @@ class RunSession:
         found, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
         if found is not None and not resume:
             raise RunDirectoryError(
-                f"'{run.path}' holds a run already (step {found.step}); --resume goes on"
-                " with it, another --out starts a new one"
+                f"'{run.path}' holds a run already (step {found.step}); ",
+                Setting("resume", True),
+                " goes on with it, another ",
+                Setting("out"),
+                " starts a new one",
             )
         if not run.checkpoints() and run.has_published():
             raise RunDirectoryError(
-                f"'{run.path}' holds a model without a checkpoint to go on from; give another --out"
+                f"'{run.path}' holds a model without a checkpoint to go on from; give another ",
+                Setting("out"),
             )
         for error in damage:
             if found is None:
@@ -130,10 +134,11 @@ def resumed_config(
                 changes[name] = value
             continue
         if value not in (getattr(first, name), getattr(begun, name)):
-            flag = "--" + name.replace("_", "-")
             raise ConfigError(
-                f"{flag} {value}: this run was begun with {getattr(begun, name)}; leave the flag"
-                " out to resume, or start a new run with another --out"
+                Setting(name, value),
+                f": this run was begun with {getattr(begun, name)}; leave it"
+                " out to resume, or start a new run with another ",
+                Setting("out"),
             )
     if changes.keys() & _ENDS:
         changes = {**dict.fromkeys(_ENDS), **changes}

@@ -88,11 +88,11 @@ def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--prompt", "ÄÖ"], "Ä"),
-        (["--temperature", "-1"], "-1"),
+        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; leave them out, or train with --vocab byte"),
+        (["--temperature", "-1"], "--temperature is -1"),
         (["--temperature", "nan"], "nan"),
-        (["--top-p", "2"], "2"),
-        (["--top-k", "-3"], "-3"),
+        (["--top-p", "2"], "--top-p is 2"),
+        (["--top-k", "-3"], "--top-k is -3"),
         (["--length", "-1"], "-1"),
         (["--repetition-penalty", "0"], "0"),
     ],
@@ -105,7 +105,7 @@ def test_generate_refuses(capsys, tiny_run, arguments, expected):
 def test_text_with_characters_the_model_has_not_seen(capsys, tiny_run, tmp_path):
     text = tmp_path / "other.txt"
     text.write_text(GOOD + "ß")
-    assert "ß" in refused(capsys, "evaluate", tiny_run, text)
+    assert "ß" in refused(capsys, "evaluate", tiny_run, text, "--unknown", "refuse")
 
 
 def republish(run: Path, **changes: object) -> None:

@@ -42,3 +42,17 @@ def test_help_is_grouped_with_text_and_defaults() -> None:
     assert "  --batch-size N          lanes per forward pass, B [32]\n" in text
     assert "  --[no-]layer-norm       normalise the output of every layer [off]\n" in text
     assert "_size" not in text
+
+
+def test_help_ends_where_the_next_section_begins() -> None:
+    class One:
+        """One.
+
+        Attributes:
+            one: the first.
+
+        Raises:
+            ValueError: never.
+        """
+
+    assert attribute_help(One) == {"one": "the first."}

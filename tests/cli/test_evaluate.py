@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,10 @@ def test_a_split_is_cut_as_the_run_cut_its_own(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-run", "text.txt"], "no-run: no such run; train one with"),
+        (["no-run", "text.txt"], "no-run: no such run (did you mean 'run'?); train one with"),
         (["RUN", "no-text.txt"], "no-text.txt"),
-        (["RUN", "bad.txt"], "€"),
+        (["RUN", "bad.txt", "--unknown", "refuse"], "'€' at 1802"),
+        (["RUN", "bad.txt", "--unknown", "skip"], "--unknown is 'skip', expected one of count"),
         (["RUN", "text.txt", "--split", "dev"], "--split is 'dev', expected one of train, valid"),
         (["RUN", "text.txt", "--lanes", "0"], "lanes"),
         (["RUN"], "TEXT is missing: a text in any form that train takes as SOURCE"),
@@ -77,3 +79,39 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert message in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_unknown_characters_are_counted_and_said(
+    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = text.with_name("odd.txt")
+    odd.write_text(TEXT[:100] + "☃☃" + TEXT[100:] + "ß", encoding="utf-8")
+    for _ in range(2):  # the second time from the cache
+        assert main(["evaluate", str(tiny_run), str(odd), "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert (figures["num_unknown"], figures["num_tokens"]) == (3, len(TEXT) - 1)
+        assert figures["first_unknown"] == [["☃", 100], ["ß", len(TEXT) + 2]]
+    assert main(["evaluate", str(tiny_run), str(text), "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["num_unknown"] == 0
+    assert figures["bits_per_char"] == known["bits_per_char"] == known["bits_per_char_with_unknown"]
+    share = 3 / (len(TEXT) + 3)
+    entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    expected = (1 - share) * known["bits_per_char"] + entropy + share * math.log2(1_112_064 - 29)
+    assert figures["bits_per_char_with_unknown"] == pytest.approx(expected)
+    assert main(["evaluate", str(tiny_run), str(odd)]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["unknown"].startswith("3 characters of the text (0.17%) that the vocabulary")
+    assert "'☃' at 100, 'ß' at 1,802" in rows["unknown"]
+    assert rows["with"].startswith("unknown")
+    # What was counted once is still refused where that is asked for.
+    assert main(["evaluate", str(tiny_run), str(odd), "--unknown", "refuse"]) == 2
+    assert "'☃' at 100" in capsys.readouterr().err
+
+
+def test_a_text_of_unknown_characters_alone_is_refused(
+    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text.write_text("☃" * 500, encoding="utf-8")
+    assert main(["evaluate", str(tiny_run), str(text)]) == 2
+    assert "characters that the vocabulary does not hold: '☃' at 0" in capsys.readouterr().err

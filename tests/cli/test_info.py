@@ -89,7 +89,7 @@ def test_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_note_about_the_files_goes_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fastlstm.cli.loading import open_model
+    from fastlstm.cli import loading
     from fastlstm.infer import language_model
     from fastlstm.nn import io
 
@@ -98,5 +98,6 @@ def test_a_note_about_the_files_goes_to_standard_error(
     )
     monkeypatch.setattr(io, "load_language_model", lambda path: loaded)
     monkeypatch.setattr(language_model, "LM", lambda *parts: parts)
-    assert open_model("run") == (1, 2, {}, {})
+    monkeypatch.setattr(loading, "require_run", lambda path, wanted: None)
+    assert loading.open_model("run") == (1, 2, {}, {})
     assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")

@@ -86,23 +86,6 @@ def test_resume_asks_for_nothing_twice(
     assert "holds a run already (step 6)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("argv", "module"),
-    [
-        (["train", "book.txt", "--out", "r"], "train"),
-        (["train", "a.csv", "--out", "r"], "train"),
-        (["train", "a.csv", "--horizon=4", "--out", "r"], "train_series"),
-        (["train", "a.csv", "--target", "y", "--out", "r"], "train_series"),
-        (["train", "a.parquet", "--out", "r"], "train_series"),
-        (["evaluate", "nothing", "a.csv"], "evaluate"),
-        (["generate", "a.parquet"], "generate"),
-        (["train", "book.txt", "--out", "x.npy"], "train"),
-    ],
-)
-def test_which_kind_is_meant(argv: list[str], module: str) -> None:
-    assert module_of(argv[0], argv[1:]) == module
-
-
 def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path: Path) -> None:
     path, out = run
     new = tmp_path / "new"
@@ -158,22 +141,27 @@ def test_a_forecaster_writes_no_text(
     assert "holds a forecaster: fastlstm forecast" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("message", "typed"),
-    [
-        ("correct it, or give disorder='sort'", "correct it, or give --disorder sort"),
-        ("leave it out with ignore=['a b']", "leave it out with --ignore 'a b'"),
-        ("fewer rows than input_size=720, first", "fewer rows than --input-size 720, first"),
-        ("to forecast; name one with target=…", "to forecast; name one with --target NAME"),
-        ("to be forecast, as future=…", "to be forecast, as --future FILE"),
-        ("with time_format='%d.%m.%Y %H:%M'", "with --time-format '%d.%m.%Y %H:%M'"),
-        ("y=3 and other=4", "y=3 and other=4"),
-    ],
-)
-def test_errors_about_tables_name_flags(message: str, typed: str) -> None:
-    from fastlstm.cli.series_options import in_flags
+def test_a_path_that_reads_like_a_parameter_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "series=7" / "horizon=3.csv"
+    path.parent.mkdir()
+    csv.write_csv(long_table(30).take([1, 0, *range(2, 90)]), path)
+    assert main(["prepare", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert f"{path}: series" in shown
+    assert "give --disorder sort" in shown
 
-    assert in_flags(message) == typed
+
+def test_notes_about_tables_name_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("ds,y\n" + "".join(f"{1467331200 + 3600 * k},{k}\n" for k in range(99)))
+    for _ in range(2):  # the second time from the cache
+        assert main(["prepare", str(path)]) == 0
+        assert "give --time-format s" in capsys.readouterr().out
+    new = [str(path), "--out", str(tmp_path / "new"), *SMALL]
+    assert main(["train", *new]) == 0
+    assert "give --time-format s" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_table_out_of_order_is_told_by_flags(

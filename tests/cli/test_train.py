@@ -10,13 +10,18 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.config import TrainConfig
-from fastlstm.errors import NonFiniteError
+from fastlstm.errors import NonFiniteError, Stopped
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def trained(
+    monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], tmp_path: Path
+) -> list[dict[str, Any]]:
     """Replaces `fastlstm.run.train` by one that notes its arguments and sends made-up events."""
     calls: list[dict[str, Any]] = []
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("a text")
 
     def train(source: Any, **arguments: Any) -> None:
         calls.append({"source": source, **arguments})
@@ -40,16 +45,6 @@ def test_flags_become_a_configuration(
     assert call["resume"] is False
     assert call["config"] == TrainConfig(rnn_size=64, budget="90")
     assert "evaluation: step 123,456,789, validation, 1.7123" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize(("name", "is_told"), [("a.csv", True), ("a.tsv.gz", True), ("a", False)])
-def test_a_text_that_may_be_a_table_is_told_so(
-    name: str, is_told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", name, "--out", "r"]) == 0
-    told = f"{name} is trained on as text; --horizon N makes it a table to forecast"
-    assert (told in " ".join(capsys.readouterr().out.split())) == is_told
 
 
 def test_many_sources_and_resume(trained: list[dict[str, Any]]) -> None:
@@ -101,7 +96,7 @@ def test_bad_settings_are_one_line_and_exit_code_2(
 
 
 def test_the_live_line_is_gone_before_an_error_is_printed(
-    monkeypatch: pytest.MonkeyPatch, terminal: Any, events: list[Any]
+    monkeypatch: pytest.MonkeyPatch, terminal: Any, events: list[Any], tmp_path: Path
 ) -> None:
     def train(source: Any, **arguments: Any) -> None:
         arguments["observers"][0](next(event for event in events if event["event"] == "step"))
@@ -111,5 +106,32 @@ def test_the_live_line_is_gone_before_an_error_is_printed(
     module.train = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fastlstm.run", module)
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["train", "a.txt", "--out", "r"]) == 1
+    (tmp_path / "a.txt").write_text("a text")
+    assert main(["train", str(tmp_path / "a.txt"), "--out", "r"]) == 1
     assert terminal.getvalue().endswith("\r\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_one", "told"), [([], True, 0), ([], False, 1), (["--json"], True, 1)]
+)
+def test_a_stop_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    flags: list[str],
+    is_one: bool,
+    told: int,
+) -> None:
+    def train(source: Any, **arguments: Any) -> None:
+        arguments["observers"][0]({"event": "end", "reason": "stopped by SIGINT"})
+        raise Stopped("stopped by SIGINT; checkpoint-5 is saved")
+
+    module = ModuleType("fastlstm.run")
+    module.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    monkeypatch.setattr("fastlstm.cli.run_options._is_one_stream", lambda: is_one)
+    (tmp_path / "a.txt").write_text("a text")
+    assert main(["train", str(tmp_path / "a.txt"), "--out", "r", *flags]) == 75
+    out, err = capsys.readouterr()
+    assert "stopped by SIGINT" in out
+    assert err.count("stopped by SIGINT") == told

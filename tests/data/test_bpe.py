@@ -187,5 +187,5 @@ def test_hostile_json_is_refused(
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[bpe\]'.*--vocab char"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[bpe\]'.*vocab='char'"):
         train_bpe(["text"], 300)

@@ -134,13 +134,13 @@ def test_a_short_text_is_told_what_fits(kind: type[Batches]) -> None:
     with pytest.raises(DataError) as caught:
         kind(np.zeros(8191, np.uint8), 32, 128, 0)
     assert str(caught.value) == (
-        "the training text has 8191 tokens, --batch-size 32 with --seq-length 128 needs at least"
-        " 8192; it fits --batch-size 31 or --seq-length 127, or give more text"
+        "the training text has 8191 tokens, batch_size=32 with seq_length=128 needs at least"
+        " 8192; it fits batch_size=31 or seq_length=127, or give more text"
     )
     assert largest_batch_size(8191, 128) == 31
     for batch_size, seq_length in ((31, 128), (32, 127)):
         next(kind(np.zeros(8191, np.uint8), batch_size, seq_length, 0))
-    with pytest.raises(DataError, match="it fits --batch-size 1 --seq-length 5, or"):
+    with pytest.raises(DataError, match="it fits batch_size=1 with seq_length=5, or"):
         kind(np.zeros(10, np.uint8), 32, 128, 0)
 
 

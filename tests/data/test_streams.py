@@ -155,7 +155,7 @@ def test_json_lines_join_their_texts(tmp_path: Path) -> None:
     [
         ('{"text": ', "line 2: broken JSON"),
         ("[1]", "line 2: expected a JSON object, got list"),
-        ('{"body": "x", "id": 1}', "no field 'text'; its fields are: body, id.*--text-field"),
+        ('{"body": "x", "id": 1}', "no field 'text'; its fields are: body, id.*text_field="),
         ('{"text": 3}', "field 'text' is int, expected a string"),
         (r'{"text": "\ud800"}', "half a surrogate pair"),
         (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
@@ -180,7 +180,7 @@ def test_another_text_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (b"MZ\x00", "a NUL at byte 2.*--vocab byte"),
+        (b"MZ\x00", "a NUL at byte 2.*vocab='byte'"),
         (bytes(range(1, 7)) * 9, "54 control bytes"),
         ("hi".encode("utf-16"), "iconv -f utf-16"),
     ],
@@ -221,7 +221,7 @@ def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyP
     assert len(blocks[0]) > 5000
     assert max(map(len, blocks[1:])) <= 16, "what follows it is in blocks of the usual size"
     monkeypatch.setattr(streams, "_MAX_RUN_BYTES", 1 << 12)
-    with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*--vocab char"):
+    with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*vocab='char'"):
         list(BlockReader(in_memory(run), rules, 16))
 
 

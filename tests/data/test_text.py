@@ -153,7 +153,7 @@ def test_characters_a_given_tokenizer_lacks_are_listed(book: Path, cache: Path) 
         (b"MZ\x00\x01" * 99, "looks like a binary file"),
         (
             b"na\xc3\xafve \xe9" * 99,
-            "invalid UTF-8 at byte 7; .*--invalid-utf8 replace .*--vocab byte",
+            "invalid UTF-8 at byte 7; .*invalid_utf8='replace' .*vocab='byte'",
         ),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_closed_stdin_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_unwritable_cache_is_a_usage_error(book: Path) -> None:
-    with pytest.raises(ConfigError, match="--cache-dir"):
+    with pytest.raises(ConfigError, match="cache_dir"):
         prepare(book, book / "below")
 
 

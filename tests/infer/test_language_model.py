@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastlstm.data.tokenizer import ByteTokenizer, CharTokenizer
-from fastlstm.errors import CorruptFileError, DataError, PromptError
+from fastlstm.errors import ConfigError, CorruptFileError, PromptError, UnknownCharacterError
 from fastlstm.infer.decoder import Decoder
 from fastlstm.infer.language_model import LM, sample_text
 from fastlstm.infer.seal import Seal
@@ -217,8 +217,17 @@ def test_evaluate_text_and_file(lm, tmp_path):
     path.write_text(text, encoding="utf-8")
     assert lm.evaluate(path).nats_per_token == want.nats_per_token
     assert lm.evaluate(text, zero_state_window=10).num_tokens == 160
-    with pytest.raises(DataError, match="'X' at 0"):
-        lm.evaluate("Xab")
+    with pytest.raises(UnknownCharacterError, match="'X' at 0"):
+        lm.evaluate("Xab", unknown="refuse")
+    path.write_text("X" + text, encoding="utf-8")
+    for odd in ("X" + text, path):
+        with pytest.warns(UserWarning, match="1 of 181 characters are left out, .*: 'X' at 0"):
+            found = lm.evaluate(odd)
+        assert found.nats_per_token == want.nats_per_token
+        assert (found.num_unknown, found.first_unknown) == (1, (("X", 0),))
+        assert found.bits_per_char_with_unknown > found.bits_per_char
+    with pytest.raises(ConfigError, match="unknown is 'skip', expected one of"):
+        lm.evaluate(text, unknown="skip")
 
 
 def test_not_picklable(lm):

@@ -106,7 +106,7 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
 
 def test_a_stopped_run_says_how_to_go_on(events: list[Any]) -> None:
     text = plain({**events[-1], "reason": "stopped by SIGTERM"})
-    assert text.startswith("stopped: stopped by SIGTERM\n")
+    assert text.startswith("stopped by SIGTERM\n")
     assert "next: the same command with --resume" in text
 
 
@@ -235,3 +235,17 @@ def test_the_output_that_fits(
 def test_a_dumb_terminal_gets_plain_lines(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert type(observer_for(terminal, use_json=False)) is PlainOutput
+
+
+def test_a_long_label_does_not_run_into_its_figures(terminal: Any) -> None:
+    scores = {"forecaster": {"mse": 1.5}, "seasonal_naive": {"mse": 2.5}}
+    LiveOutput(terminal)({"event": "test", "windows": 9, "of_windows": 9, "scores": scores})
+    lines = COLOUR.sub("", terminal.getvalue()).splitlines()
+    assert "  forecaster      mse 1.5" in lines
+    assert "  seasonal naive  mse 2.5" in lines
+
+
+def test_a_stop_is_said_once_on_a_terminal(events: list[Any], terminal: Any) -> None:
+    LiveOutput(terminal)({**events[-1], "reason": "stopped by SIGINT"})
+    text = COLOUR.sub("", terminal.getvalue())
+    assert text.count("stopped") == 1

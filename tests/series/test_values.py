@@ -60,7 +60,7 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
 ) -> None:
     table = with_codes(low, high, *codes)
     table = table.set_column(2, "y", table["y"].cast(dtype))
-    named = ",".join(f"{code!r}".removesuffix(".0") for code in sorted(set(codes)))
+    named = ", ".join(f"{code!r}".removesuffix(".0") for code in sorted(set(codes)))
     listed = f"[{named}]" if "," in named else named
     with pytest.raises(DataError, match="as if that stood for no value") as caught:
         prepared(table)
@@ -108,11 +108,11 @@ def test_values_missing_in_several_batches_are_all_counted(monkeypatch: pytest.M
 
 def test_advice_goes_with_the_codes_already_given() -> None:
     given = Codes((-1.0,), (9999.0,))
-    message = r"missing_value=\[-1,-9999\] if it does, or keep_value=\[9999,-9999\] if"
+    message = r"missing_value=\[-1, -9999\] if it does, or keep_value=\[9999, -9999\] if"
     with pytest.raises(DataError, match=message):
         prepared(with_codes(0, 9, -9999), codes=given)
     notes = prepared(with_codes(-9000, 9000, -9999), codes=given).notes
-    assert any("give missing_value=[-1,-9999]" in note for note in notes)
+    assert any("give missing_value=[-1, -9999]" in note for note in notes)
 
 
 def test_what_codes_stand_for_is_kept_with_the_run(
@@ -147,9 +147,9 @@ def test_what_codes_stand_for_is_kept_with_the_run(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"missing_value": "none"}, "--missing-value is 'none', expected numbers, such as -9999"),
-        ({"keep_value": float("nan")}, "--keep-value is nan, expected numbers"),
-        ({"missing_value": -9, "keep_value": [-9]}, "--missing-value and --keep-value both hold"),
+        ({"missing_value": "none"}, "missing_value is 'none', expected numbers, such as -9999"),
+        ({"keep_value": float("nan")}, "keep_value is nan, expected numbers"),
+        ({"missing_value": -9, "keep_value": [-9]}, "missing_value and keep_value both hold"),
     ],
 )
 def test_codes_are_numbers(given: dict[str, Any], message: str) -> None:

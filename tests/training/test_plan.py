@@ -93,7 +93,7 @@ def test_timing_leaves_random_numbers_and_gradients_alone():
 
 def test_gpu_precisions_are_refused_on_the_cpu():
     for name in ("fp16", "tf32"):
-        with pytest.raises(ConfigError, match=f"--precision {name} needs an NVIDIA GPU"):
+        with pytest.raises(ConfigError, match=f"precision='{name}' needs an NVIDIA GPU"):
             choose_precision(name, small_model(), torch.device("cpu"), (4, 2))
 
 

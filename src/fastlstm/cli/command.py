@@ -152,6 +152,7 @@ def expected(annotation: Any) -> str:
 def attribute_help(cls: type) -> dict[str, str]:
     """Returns the sentence for every name of a Google-style ``Attributes:`` section."""
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
+    doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
     found: dict[str, str] = {}
     name = ""
     for line in doc.splitlines():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.parser import typed_object
 from fastlstm.errors import ConfigError, nearest_hint
-from fastlstm.run_directory import FORECASTER
+from fastlstm.run_directory import FORECASTER, TEXT_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,11 @@ def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
             raise ConfigError(f"{path}: key '{key}' is given twice; keep one of the two")
         named[name] = value
     return typed_object(options, named, str(path))
+
+
+def config_keys(path: Path) -> set[str]:
+    """Returns the keys of a file, known or not, with underscores; raises as `read_config_file`."""
+    return {str(key).replace("-", "_") for key in _mapping(_yaml(_text(path), path), path)}
 
 
 def _text(path: Path) -> str:
@@ -87,7 +92,7 @@ def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:
     if loaded is None:
         return {}
     is_run = isinstance(loaded, dict) and "train" in loaded
-    if is_run and (loaded.get("format") == "fastlstm-run" or loaded.get("kind") == FORECASTER):
+    if is_run and (loaded.get("format") == TEXT_RUN or loaded.get("kind") == FORECASTER):
         loaded = loaded.get("train")
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__

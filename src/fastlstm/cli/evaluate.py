@@ -9,17 +9,22 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
+from fastlstm.config import TrainConfig
+from fastlstm.data.sources import open_source
 from fastlstm.errors import EXIT_OK
+from fastlstm.find_run import require_run
 from fastlstm.report.terminal import short_count
 from fastlstm.storage import finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fastlstm.data.text import TextDataset
     from fastlstm.infer.language_model import LM
     from fastlstm.nn.evaluation import Evaluation
 
 Split = Literal["train", "valid", "test"]
+UnknownPolicy = Literal["count", "refuse"]
 
 COMMAND = Command(
     verb="evaluate",
@@ -38,6 +43,13 @@ COMMAND = Command(
         ),
         Option("lanes", int, 16, "parts of the text scored side by side; 1 is exact and slower"),
         Option("max_tokens", int | None, None, "score at most N tokens"),
+        Option(
+            "unknown",
+            UnknownPolicy,
+            "count",
+            "characters that the vocabulary of RUN does not hold: count leaves them out of context"
+            " and score and says how many there are; refuse makes them an error",
+        ),
         Option("json", bool, False, "print one JSON object", is_switch=True),
     ),
     examples=(
@@ -55,11 +67,14 @@ def run(argv: list[str]) -> int:
     window = parsed.values.get("zero_state_window")
     lanes = parsed.get(COMMAND, "lanes")
 
+    require_run(path, "text")
+    open_source(text)  # a misspelt name is said at once
     lm = open_model(path)
     result = evaluate_text(
         lm,
         text,
         split=split,
+        unknown=parsed.get(COMMAND, "unknown"),
         lanes=lanes,
         zero_state_window=window,
         max_tokens=parsed.values.get("max_tokens"),
@@ -76,21 +91,27 @@ def run(argv: list[str]) -> int:
             ("model", path),
             ("text", text + (f", {split} split" if split else "")),
             ("mode", f"{mode}, {where}"),
-            *result_rows(result),
+            *result_rows(result, lm.tokenizer.vocab_size),
         ]
     )
     return EXIT_OK
 
 
-def evaluate_text(lm: LM, text: str, *, split: str | None, **settings: Any) -> Evaluation:
+def evaluate_text(
+    lm: LM, text: str, *, split: str | None, unknown: UnknownPolicy, **settings: Any
+) -> Evaluation:
     """Scores a text, or the part of it that the run's own split calls `split`.
 
     Raises:
-        DataError: the text cannot be read, holds unseen characters or is too short.
+        DataError: the text cannot be read or is too short, or holds unknown characters that are
+            refused.
     """
-    from fastlstm.nn.evaluation import evaluate
+    from fastlstm.nn.evaluation import evaluate, with_unknown
 
-    return evaluate(lm.model, split_of(lm, text, split), lm.tokenizer, **settings)
+    data = lm.read(text, unknown)
+    result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
+    size = lm.tokenizer.vocab_size
+    return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
 
 
 def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
@@ -99,28 +120,19 @@ def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
     Raises:
         DataError: the text cannot be read or holds unseen characters.
     """
-    from fastlstm.config import TrainConfig
-    from fastlstm.data.text import prepare_text
+    return _part(lm, lm.read(text), split)
 
-    train = {**dataclasses.asdict(TrainConfig()), **lm.config.get("train", {})}
-    kind: Any = lm.tokenizer.kind
-    data = prepare_text(
-        text,
-        vocab=kind,
-        tokenizer=lm.tokenizer,
-        text_field=train["text_field"],
-        keep_crlf=train["keep_crlf"],
-        invalid_utf8=train["invalid_utf8"],
-        cache_dir=train["cache_dir"],
-    )
+
+def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
+    shares = lm.config.get("train", {}).get("split", TrainConfig.split)
     ids: NDArray[Any] = data.ids
-    return ids if split is None else getattr(data.split(train["split"]), split)
+    return ids if split is None else getattr(data.split(shares), split)
 
 
-def result_rows(result: Evaluation) -> list[tuple[str, str]]:
+def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
     """Returns the figures as (label, text) rows."""
     rate = result.num_tokens / result.seconds if result.seconds > 0 else 0.0
-    return [
+    rows = [
         ("bits/char", f"{result.bits_per_char:.4f}"),
         ("bits/byte", f"{result.bits_per_byte:.4f}"),
         ("perplexity", f"{result.perplexity:.4f}"),
@@ -131,4 +143,26 @@ def result_rows(result: Evaluation) -> list[tuple[str, str]]:
             f" {result.num_bytes:,} bytes",
         ),
         ("time", f"{result.seconds:.2f} s, {short_count(rate)} tokens/s"),
+    ]
+    if result.num_unknown:
+        rows[-1:-1] = _unknown_rows(result, vocab_size)
+    return rows
+
+
+def _unknown_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
+    from fastlstm.data.tokenizer import shown_characters
+    from fastlstm.nn.evaluation import unknown_bits
+
+    num, bits = result.num_unknown, unknown_bits(vocab_size)
+    return [
+        (
+            "unknown",
+            f"{num:,} characters of the text ({result.unknown_share:.2%}) that the vocabulary does"
+            f" not hold, left out above: {shown_characters(result.first_unknown)}",
+        ),
+        (
+            "with unknown",
+            f"{result.bits_per_char_with_unknown:.4f} bits/char, {bits:.1f} bits for each of them"
+            " and the code that tells them apart",
+        ),
     ]

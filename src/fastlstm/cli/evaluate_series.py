@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import READ_OPTIONS, read_settings
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_OK
+from fastlstm.find_run import require_run
 from fastlstm.storage import finite
 
 COMMAND = Command(
@@ -36,6 +38,8 @@ def run(argv: list[str]) -> int:
     """Prints the figures on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     path, *data = parsed.positionals
+    require_run(path, "forecaster")
+    require_tables(data)
     others = {"json", *(option.name for option in READ_OPTIONS)}
     given = {o.name: parsed.get(COMMAND, o.name) for o in COMMAND.options if o.name not in others}
 

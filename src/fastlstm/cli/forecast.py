@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import READ_OPTIONS, read_settings
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError
+from fastlstm.find_run import require_run
 from fastlstm.storage import temporary_name
 
 if TYPE_CHECKING:
@@ -47,12 +49,14 @@ def run(argv: list[str]) -> int:
     if out is not None and not out.endswith(_SUFFIXES):
         raise ConfigError(f"--out is {out!r}, expected a file that ends in {', '.join(_SUFFIXES)}")
     levels = _levels(parsed.values.get("quantiles"))
+    future = parsed.values.get("future")
+    require_run(path, "forecaster")
+    require_tables(data if future is None else [*data, future])
 
     from fastlstm.forecasting import Forecaster
 
     model = Forecaster.load(path, **read_settings(parsed))
     frame: Any = data[0] if len(data) == 1 else data
-    future = parsed.values.get("future")
     if levels:
         table = model.predict_quantiles(frame, levels, future)
     else:

@@ -10,6 +10,7 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError
+from fastlstm.find_run import require_run
 from fastlstm.report.lines import si
 from fastlstm.report.terminal import clock, short_bytes, short_count
 from fastlstm.storage import finite
@@ -45,6 +46,8 @@ def run(argv: list[str]) -> int:
 
 def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
     """Facts of a run; every published file and checkpoint is checked against its hash."""
+    require_run(path)
+
     from fastlstm.nn.io import load_language_model
     from fastlstm.report.history import read_history
     from fastlstm.run_directory import RunDirectory, holds_forecaster

@@ -2,61 +2,225 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from fastlstm.run_directory import holds_forecaster
+from fastlstm.cli.config_file import config_keys
+from fastlstm.cli.parser import HelpRequested, split_arguments
+from fastlstm.data.corpora import BUILT_IN
+from fastlstm.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, hint_of_file
+from fastlstm.errors import DataError, UsageError, nearest_hint
+from fastlstm.run_directory import kind_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from fastlstm.cli.command import Option
 
 TABLE_MODULES = {"train": "train_series", "evaluate": "evaluate_series"}
 """Verb -> module for tables; the module named as the verb is for texts."""
-ABOUT_TABLES = (*TABLE_MODULES.values(), "prepare", "forecast")
-_TABLE_SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
-_HORIZON_KEY = re.compile(r'^\s*"?horizon"?\s*:', re.MULTILINE)
+_BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
+_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
+_SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
+_DELIMITERS = ",;\t|"
+_MOST_FILES = 100_000
+"""Of a directory, looked at to say what it holds."""
+
+SourceKind = Literal["binary table", "csv", "text", "mixed", "unknown"]
 
 
 def module_of(verb: str, argv: Sequence[str]) -> str:
     """Returns the module of `fastlstm.cli` that runs a verb with these arguments.
 
-    A table is meant where a flag says so that texts have not (`--horizon`, `--target` …), a file
-    is of a kind that holds only tables, or the run or the configuration is a forecaster's.
+    A table is meant where an option says so that texts have not (`--horizon`, `--target` …), the
+    run or the configuration is a forecaster's, or a file can be nothing else (Parquet, Arrow …).
+
+    Raises:
+        UsageError: an unknown flag; or the source and the options do not say the same.
     """
     if verb not in TABLE_MODULES:
         return verb
-    is_about_table = _trains_on_table(argv) if verb == "train" else _is_forecaster(argv)
-    return TABLE_MODULES[verb] if is_about_table else verb
-
-
-def _is_forecaster(argv: Sequence[str]) -> bool:
-    return any(holds_forecaster(token) for token in argv if not token.startswith("-"))
-
-
-def _trains_on_table(argv: Sequence[str]) -> bool:
-    from fastlstm.cli import train, train_series
-
-    text, table = ({o.name for o in m.COMMAND.options} for m in (train, train_series))
-    for place, token in enumerate(argv):
-        flag, _, value = token.partition("=")
-        value = value or "".join(argv[place + 1 : place + 2])
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if flag.startswith("--"):
-            is_table = name in table - text
-            is_table |= name == "out" and holds_forecaster(value)
-            is_table |= name == "config" and _has_horizon(value)
-        else:
-            is_value = place > 0 and argv[place - 1].startswith("--") and "=" not in argv[place - 1]
-            is_table = not is_value and token.endswith(_TABLE_SUFFIXES)
-        if is_table:
-            return True
-    return False
-
-
-def _has_horizon(path: str) -> bool:
+    text, table = _options(verb)
+    # Options of one name are of one form, a switch or with a value, in both.
+    merged = tuple({option.name: option for option in (*table, *text)}.values())
     try:
-        with Path(path).open("rb") as file:
-            return bool(_HORIZON_KEY.search(file.read(1 << 16).decode("utf-8", "replace")))
+        positionals, given = split_arguments(verb, merged, argv)
+    except HelpRequested as asked:
+        positionals, given = [], asked.given
+    if verb == "evaluate":
+        is_table = bool(positionals) and kind_of_run(positionals[0]) == "forecaster"
+    else:
+        only_tables = {o.name for o in table} - {o.name for o in text}
+        only_texts = [o.flag for o in text if o.name not in {o.name for o in table}]
+        is_table = _trains_on_table(positionals, given, only_tables, only_texts)
+    return TABLE_MODULES[verb] if is_table else verb
+
+
+def _options(verb: str) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
+    """Returns the options of a verb for texts and for tables."""
+    from fastlstm.cli import evaluate, evaluate_series, train, train_series
+
+    pair = (train, train_series) if verb == "train" else (evaluate, evaluate_series)
+    return pair[0].COMMAND.options, pair[1].COMMAND.options
+
+
+def _trains_on_table(
+    sources: Sequence[str],
+    given: Sequence[tuple[Option, str]],
+    only_tables: set[str],
+    only_texts: Sequence[str],
+) -> bool:
+    """Returns whether `train` is to make a forecaster.
+
+    Raises:
+        UsageError: it is not clear, or what is given contradicts itself.
+    """
+    values = {option.name: value for option, value in given}
+    told = {option.name: option.flag for option, _ in given}
+    if "config" in values:
+        path = values["config"]
+        told |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
+    told = {name: shown for name, shown in told.items() if name in only_tables}
+    if "as_text" in values:
+        for shown in told.values():
+            raise UsageError(
+                f"--as-text trains a text model and {shown} is for a forecaster; give one of"
+                " the two"
+            )
+        return False
+    begun = kind_of_run(values["out"]) if "out" in values else None
+    kinds = {source: kind_of_source(source) for source in sources}
+    if told or begun == "forecaster":
+        _refuse_texts(kinds, told, only_texts)
+        return True
+    if begun == "text":
+        return False
+    _refuse_unclear(kinds)
+    return "binary table" in kinds.values()
+
+
+def _refuse_texts(
+    kinds: dict[str, SourceKind], told: dict[str, str], only_texts: Sequence[str]
+) -> None:
+    why, cure = "the run in --out is a forecaster's", "give another --out"
+    for name, shown in told.items():
+        why, cure = f"{shown} is for a table", f"leave out {shown}"
+        cure += nearest_hint(name, only_texts)
+        break
+    for source, kind in kinds.items():
+        if kind == "text":
+            raise UsageError(
+                f"{source} is a text and {why}: to train a text model on it, {cure}; to train a"
+                " forecaster, name a table (CSV, Parquet, Arrow, .npy) instead"
+            )
+
+
+def _refuse_unclear(kinds: dict[str, SourceKind]) -> None:
+    """Refuses what could be meant as a table or as a text, with the way to either."""
+    for source, kind in kinds.items():
+        if kind == "csv":
+            raise UsageError(
+                f"{source} holds a table: give --horizon N to train a forecaster of its next N"
+                " rows, or --as-text to train a text model on its characters"
+            )
+        if kind == "mixed":
+            tables, texts = files_of(source)
+            raise UsageError(
+                f"{source} mixes tables ({few(tables)}) and texts ({few(texts)}): give --horizon"
+                " N to train a forecaster on its tables, or --as-text to train a text model on its"
+                " files; or name the files of one kind"
+            )
+    if len({kind == "binary table" for kind in kinds.values() if kind != "unknown"}) > 1:
+        table = next(s for s, kind in kinds.items() if kind == "binary table")
+        text = next(s for s, kind in kinds.items() if kind == "text")
+        raise UsageError(f"{table} is a table and {text} is a text; train on one kind at a time")
+
+
+def kind_of_source(source: str) -> SourceKind:
+    """Returns what a source of `train` holds, as far as its names and first lines say.
+
+    "unknown" is what is not there: the verb says so.
+    """
+    tables, texts = files_of(source)
+    if tables and texts:
+        return "mixed"
+    if tables:
+        return "binary table" if any(map(_is_binary, tables)) else "csv"
+    is_built_in = source == "-" or source in BUILT_IN
+    return "text" if texts or is_built_in else "unknown"
+
+
+def files_of(source: str) -> tuple[list[Path], list[Path]]:
+    """Returns the tables and the texts among the files that a source names."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = [p for p in islice(_walk(path), _MOST_FILES) if _is_binary(p) or _is_readable(p)]
+    elif path.exists() or _is_binary(path):
+        files = [path]
+    else:
+        has_magic = glob.has_magic(source)
+        files = [Path(p) for p in glob.glob(str(path), recursive=True)] if has_magic else []
+    tables = [p for p in files if _is_table(p)]
+    return tables, [p for p in files if p not in set(tables)]
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _is_readable(path: Path) -> bool:
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSED_SUFFIXES]
+    return bool(suffixes) and suffixes[-1] in TEXT_SUFFIXES
+
+
+def _is_binary(path: Path) -> bool:
+    return path.name.lower().endswith(_BINARY_TABLES)
+
+
+def _is_table(path: Path) -> bool:
+    name = path.name.lower()
+    is_named_so = name.endswith((*_BINARY_TABLES, *_CSV))
+    return is_named_so or (name.endswith(".txt") and _has_columns(path))
+
+
+def _has_columns(path: Path) -> bool:
+    """Returns whether the first lines have a delimiter equally often, and all but one digits."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(_SNIFFED_BYTES).decode("utf-8", "replace")
     except OSError:
-        return False  # the verb says what is wrong with it
+        return False
+    lines = [line for line in start.splitlines()[:_SNIFFED_LINES] if line.strip()]
+    lines = [re.sub(r'"[^"]*"', "0", line) for line in lines]
+    rows = [{line.count(mark) for line in lines} for mark in _DELIMITERS]
+    is_even = any(len(row) == 1 and row != {0} for row in rows)
+    has_digits = all(re.search(r"\d", line) for line in lines[1:])
+    is_one_column = all(re.fullmatch(r"[-+.\deE]+", line.strip()) for line in lines[1:])
+    return len(lines) > 2 and has_digits and (is_even or is_one_column)
+
+
+def require_tables(sources: Sequence[str]) -> None:
+    """Sees that the sources of a verb for tables are there and are no texts.
+
+    Raises:
+        DataError: one is not.
+    """
+    for source in sources:
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise DataError(f"there is no file {source}{hint_of_file(path)}")
+        if kind_of_source(source) == "text":
+            raise DataError(f"{source} holds text, expected a table: CSV, Parquet, Arrow or .npy")
+
+
+def few(paths: Sequence[Path]) -> str:
+    """Returns the name of the first of some files, and how many more there are."""
+    return paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1:,} more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from fastlstm.find_run import require_run
 from fastlstm.report.terminal import one_line
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ def open_model(path: str) -> LM:
     Raises:
         FastLSTMError: as `fastlstm.nn.io.load_language_model`.
     """
+    require_run(path, "text")
+
     from fastlstm.infer.language_model import LM
     from fastlstm.nn.io import load_language_model
 

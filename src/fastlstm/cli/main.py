@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fastlstm import environment
 from fastlstm.cli.command import Command, help_text
-from fastlstm.cli.kind import ABOUT_TABLES, module_of
+from fastlstm.cli.kind import module_of
 from fastlstm.cli.parser import HelpRequested
-from fastlstm.errors import EXIT_FAILED, EXIT_OK, FastLSTMError, Stopped, UsageError, nearest_hint
+from fastlstm.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    FastLSTMError,
+    Stopped,
+    UsageError,
+    in_flags,
+    nearest_hint,
+)
 from fastlstm.report.terminal import one_line
 
 if TYPE_CHECKING:
@@ -68,8 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # Being stopped is no error: its message says what is saved and how to go on.
-        word = "" if isinstance(error, Stopped) else "error: "
-        return _fail(f"{word}{error}", error.exit_code)
+        if isinstance(error, Stopped):
+            message = in_flags(*error.args)
+            return error.exit_code if error.is_shown else _fail(message, error.exit_code)
+        first, *rest = error.lines()
+        return _fail(f"error: {first}", error.exit_code, rest)
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_PIPE_CLOSED
@@ -106,12 +117,6 @@ def _dispatch(arguments: list[str]) -> int:
         elif name == "evaluate":
             sys.stdout.write("\nOf a forecaster: fastlstm evaluate RUN --help\n")
         return EXIT_OK
-    except FastLSTMError as error:
-        if name in ABOUT_TABLES:  # what Python calls a parameter is a flag here
-            from fastlstm.cli.series_options import in_flags
-
-            error.args = (in_flags(str(error)),)
-        raise
 
 
 def command(name: str) -> Command:
@@ -160,16 +165,17 @@ def _tolerate_encoding() -> None:
 
 def _show_warning(message: Warning | str, *_: object) -> None:
     """Shows a warning as errors are shown; Python would add a path and a line of source."""
-    _say(f"warning: {message}")
+    _say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
 
 
-def _say(message: str) -> None:
+def _say(message: str, details: Sequence[str] = ()) -> None:
+    lines = [f"fastlstm: {one_line(message)}", *(f"  {one_line(line)}" for line in details)]
     with contextlib.suppress(BrokenPipeError, ValueError):
-        print(f"fastlstm: {one_line(message)}", file=sys.stderr, flush=True)
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _fail(message: str, code: int) -> int:
-    _say(message)
+def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
+    _say(message, details)
     return code
 
 

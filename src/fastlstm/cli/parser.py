@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, expected, unwrap_optional
 from fastlstm.errors import ConfigError, UsageError, nearest_hint
@@ -39,7 +39,11 @@ class Parsed:
 
 
 class HelpRequested(Exception):
-    """``--help`` or ``-h`` stood on the command line."""
+    """``--help`` or ``-h`` stood on the command line; `given` stood before it."""
+
+    def __init__(self, given: list[tuple[Option, str]]) -> None:
+        super().__init__()
+        self.given = given
 
 
 def parse(command: Command, argv: Sequence[str]) -> Parsed:
@@ -49,7 +53,7 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
         HelpRequested: help was asked for.
         UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
     """
-    positionals, given = _split(command, argv)
+    positionals, given = split_arguments(command.verb, command.options, argv)
     _check_positionals(command, positionals)
     for name in command.required:
         if not any(option.name == name for option, _ in given):
@@ -119,8 +123,16 @@ def _type_message(error: argparse.ArgumentError, given: Sequence[tuple[Option, s
     return one_line(str(error))
 
 
-def _split(command: Command, argv: Sequence[str]) -> tuple[list[str], list[tuple[Option, str]]]:
-    by_flag = _flags(command)
+def split_arguments(
+    verb: str, options: Sequence[Option], argv: Sequence[str]
+) -> tuple[list[str], list[tuple[Option, str]]]:
+    """Returns the arguments without a flag, and the options with their values as text.
+
+    Raises:
+        HelpRequested: help was asked for.
+        UsageError: an unknown flag, or one with a value too many or too few.
+    """
+    by_flag = _flags(options)
     positionals: list[str] = []
     given: list[tuple[Option, str]] = []
     rest = list(argv)
@@ -130,14 +142,15 @@ def _split(command: Command, argv: Sequence[str]) -> tuple[list[str], list[tuple
             positionals += rest
             break
         if token in ("-h", "--help"):
-            raise HelpRequested
+            raise HelpRequested(given)
         if not token.startswith("-") or token == "-":
             positionals.append(token)
             continue
         flag, has_value, value = token.partition("=")
         flag = flag.replace("_", "-")
         if flag not in by_flag:
-            _unknown_flag(command, flag)
+            hint = nearest_hint(flag, [*by_flag, "--help"])
+            raise UsageError(f"unknown flag '{flag}'{hint}; see fastlstm {verb} --help")
         option, fixed = by_flag[flag]
         if has_value and (option.is_switch or fixed == "false"):
             raise UsageError(f"{flag} takes no value, got {value!r}")
@@ -147,10 +160,10 @@ def _split(command: Command, argv: Sequence[str]) -> tuple[list[str], list[tuple
     return positionals, given
 
 
-def _flags(command: Command) -> dict[str, tuple[Option, str | None]]:
+def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
     """Flag -> (option, value it stands for when none is written)."""
     found: dict[str, tuple[Option, str | None]] = {}
-    for option in command.options:
+    for option in options:
         found[option.flag] = (option, "true" if option.is_bool else None)
         if option.is_bool and not option.is_switch:
             found["--no-" + option.flag[2:]] = (option, "false")
@@ -162,13 +175,6 @@ def _next_value(flag: str, rest: list[str], flags: dict[str, Any]) -> str:
         option = flags[flag][0]
         raise UsageError(f"{flag} needs a value: {option.usage}")
     return rest.pop(0)
-
-
-def _unknown_flag(command: Command, flag: str) -> NoReturn:
-    known = [*_flags(command), "--help"]
-    raise UsageError(
-        f"unknown flag '{flag}'{nearest_hint(flag, known)}; see fastlstm {command.verb} --help"
-    )
 
 
 def _check_positionals(command: Command, given: list[str]) -> None:

@@ -6,11 +6,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import TABLE_OPTIONS
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.config import built
-from fastlstm.errors import EXIT_OK
+from fastlstm.errors import EXIT_OK, in_flags
 from fastlstm.forecast_config import ForecastConfig
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def run(argv: list[str]) -> int:
     from fastlstm.series.configured import prepare
 
     paths = parsed.positionals
+    require_tables(paths)
     use_json = bool(parsed.values.get("json"))
     with nullcontext() if use_json else default_output(use_json=False) as output:
         found = prepare(
@@ -70,7 +72,7 @@ def run(argv: list[str]) -> int:
             ("target", ", ".join(found.roles.target)),
             ("step", str(found.frequency)),
             ("stored as", f"{found.table.values.dtype.name}, {found.table.values.nbytes:,} bytes"),
-            *(("note", note) for note in found.notes),
+            *(("note", in_flags(note)) for note in found.notes),
             (
                 "time",
                 f"{found.seconds:.2f} s, found in the cache"
@@ -97,7 +99,7 @@ def facts(found: SeriesDataset) -> dict[str, Any]:
         "step": str(found.frequency),
         "dtype": found.table.values.dtype.name,
         "bytes": found.table.values.nbytes,
-        "notes": list(found.notes),
+        "notes": [in_flags(note) for note in found.notes],
         "from_cache": found.from_cache,
         "seconds": found.seconds,
         "key": found.key,

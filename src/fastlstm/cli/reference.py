@@ -24,8 +24,9 @@ _HEAD = """# The command line
 | 130 | interrupted |
 | 141 | the reader of the output went away |
 
-An error is one line on standard error. An unexpected one names the log file that holds its
-traceback; `FASTLSTM_DEBUG=1` shows it instead. `NO_COLOR=1` switches colours off.
+An error is one line on standard error, or a list where several things are wrong with a table. An
+unexpected one names the log file that holds its traceback; `FASTLSTM_DEBUG=1` shows it instead.
+`NO_COLOR=1` switches colours off.
 """
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Option
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.config import built
+from fastlstm.errors import Stopped, in_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
 
     from fastlstm.cli.parser import Parsed
     from fastlstm.config import ConfigT
+
+    Observer = Callable[[dict[str, Any]], None]
 
 _ENDS = frozenset({"steps", "epochs", "budget"})
 
@@ -36,6 +42,47 @@ RUN_OPTIONS = (
     ),
     Option("json", bool, False, "print one JSON object per event instead", "run", is_switch=True),
 )
+
+
+class Shown:
+    """An observer that shows settings as flags, and an end once.
+
+    Args:
+        output: what shows events.
+        use_json: it writes JSON.
+
+    A context manager: where the end of a stopped run was shown where errors are shown, too, the
+    error needs no line of its own.
+    """
+
+    def __init__(self, output: Observer, use_json: bool) -> None:
+        self._output, self._use_json, self._has_ended = output, use_json, False
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "message":
+            event = {**event, "text": in_flags(event["text"])}
+        self._has_ended |= event.get("event") == "end"
+        self._output(event)
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Stopped) and self._has_ended and not self._use_json:
+            error.is_shown = _is_one_stream()
+
+
+def _is_one_stream() -> bool:
+    """Returns whether standard output and standard error go to one place."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def resolve_config(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import shlex
 from typing import Any
 
 from fastlstm.cli.command import Option, options_from_dataclass
@@ -48,18 +46,3 @@ TABLE_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.group in ("c
 def read_settings(parsed: Parsed) -> dict[str, Any]:
     """Returns what a command line says of how a table is read."""
     return {o.name: parsed.values[o.name] for o in READ_OPTIONS if o.name in parsed.values}
-
-
-_NAMES = "|".join(field.name for field in dataclasses.fields(ForecastConfig))
-_SETTING = re.compile(rf"\b({_NAMES})=(?:'([^']*)'|\['?([^\]']*)'?\]|(…)|([\w./%-]+))")
-
-
-def in_flags(message: str) -> str:
-    """Returns a message that speaks of parameters (``disorder='sort'``) with flags instead."""
-
-    def flag(found: re.Match[str]) -> str:
-        value = next(part for part in found.groups()[1:] if part is not None)
-        name = found[1].replace("_", "-")
-        return f"--{name} {'NAME' if value == '…' else shlex.quote(value)}"
-
-    return _SETTING.sub(flag, message.replace("as future=…", "as --future FILE"))

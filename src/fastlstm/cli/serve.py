@@ -11,6 +11,7 @@ from fastlstm import environment
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError
+from fastlstm.find_run import require_run
 from fastlstm.report.terminal import one_line
 from fastlstm.serve.settings import GROUPS, Settings
 
@@ -59,6 +60,7 @@ def run(argv: list[str]) -> int:
     names = [name for group in GROUPS.values() for name in group]
     settings = Settings(**{name: parsed.get(COMMAND, name) for name in names})
     keys, session_key = _api_keys(parsed), _session_key(parsed)
+    require_run(parsed.positionals[0])
     _serve_function()(parsed.positionals[0], settings, keys, session_key, _say)
     return EXIT_OK
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastlstm.cli.command import Command, Positional, options_from_dataclass
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.parser import parse
-from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
+from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
 from fastlstm.config import TrainConfig
+from fastlstm.data.sources import open_source
 from fastlstm.errors import EXIT_OK
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -63,8 +64,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 CONFIG_OPTIONS = options_from_dataclass(TrainConfig, GROUPS)
 
-_MAYBE_TABLES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
-
 COMMAND = Command(
     verb="train",
     summary="Train a language model on a text, until --budget, --steps or --epochs.",
@@ -78,6 +77,14 @@ COMMAND = Command(
     ),
     options=(
         *RUN_OPTIONS,
+        Option(
+            "as_text",
+            bool,
+            False,
+            "train on the characters of SOURCE, though it holds a table",
+            "run",
+            is_switch=True,
+        ),
         *CONFIG_OPTIONS,
     ),
     required=("out",),
@@ -92,6 +99,7 @@ def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, TrainConfig)
+    open_source(parsed.positionals)  # a misspelt name is said at once
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
@@ -99,20 +107,20 @@ def run(argv: list[str]) -> int:
     sources = parsed.positionals
     use_json = bool(parsed.values.get("json"))
     # The flag is up before torch is loaded: a signal in those seconds must not be lost.
-    with StopFlag() as stop, default_output(use_json=use_json) as output:
+    with (
+        StopFlag() as stop,
+        default_output(use_json=use_json) as output,
+        Shown(output, use_json) as shown,
+    ):
         from fastlstm.run import train
 
-        for source in sources:
-            if source.endswith(_MAYBE_TABLES):
-                text = f"{source} is trained on as text; --horizon N makes it a table to forecast"
-                output({"event": "message", "level": "warning", "text": text})
         train(
             sources[0] if len(sources) == 1 else sources,
             out=parsed.values["out"],
             resume=bool(parsed.values.get("resume")),
             config=config,
             given=given,
-            observers=[output],
+            observers=[shown],
             stop=stop,
         )
     return EXIT_OK

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fastlstm.cli.command import Command, Positional
+from fastlstm.cli.kind import few, files_of, require_tables
 from fastlstm.cli.parser import parse
-from fastlstm.cli.run_options import RUN_OPTIONS, resolve_config
+from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
 from fastlstm.cli.series_options import CONFIG_OPTIONS
 from fastlstm.errors import EXIT_OK
 from fastlstm.forecast_config import ForecastConfig
@@ -35,22 +36,33 @@ def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, ForecastConfig)
+    require_tables(parsed.positionals)
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
 
     sources = parsed.positionals
     # The flag is up before torch is loaded: a signal in those seconds must not be lost.
-    with StopFlag() as stop, default_output(use_json=bool(parsed.values.get("json"))) as output:
+    use_json = bool(parsed.values.get("json"))
+    with (
+        StopFlag() as stop,
+        default_output(use_json=use_json) as output,
+        Shown(output, use_json) as shown,
+    ):
         from fastlstm.forecast_run import train_forecaster
 
+        for source in sources:
+            tables, texts = files_of(source)
+            if tables and texts:
+                text = f"{source} holds tables and texts: {few(texts)} left out"
+                shown({"event": "message", "level": "warning", "text": text})
         train_forecaster(
             sources[0] if len(sources) == 1 else sources,
             config,
             out=parsed.values["out"],
             resume=bool(parsed.values.get("resume")),
             given=given,
-            observers=[output],
+            observers=[shown],
             stop=stop,
         )
     return EXIT_OK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.data.tokenizer import Ids, Tokenizer
-from fastlstm.errors import CorruptFileError, MissingExtraError
+from fastlstm.errors import CorruptFileError, MissingExtraError, Setting
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -137,8 +137,9 @@ def _library() -> Any:
         import tokenizers
     except ImportError as error:
         raise MissingExtraError(
-            "a BPE vocabulary needs the tokenizers library: pip install 'fastlstm[bpe]'"
-            " (or use --vocab char or byte)"
+            "a BPE vocabulary needs the tokenizers library: pip install 'fastlstm[bpe]' (or use ",
+            Setting("vocab", "char"),
+            " or byte)",
         ) from error
     return tokenizers
 

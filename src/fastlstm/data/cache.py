@@ -21,7 +21,7 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fastlstm.data.tokenizer import Ids, Tokenizer, load_tokenizer, smallest_dtype
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
 from fastlstm.storage import (
     fsync_dir,
     read_json,
@@ -54,12 +54,14 @@ class Meta:
         num_bytes: UTF-8 bytes of the clean text.
         num_chars: characters of it.
         fingerprint: of the tokenizer.
+        unknown: characters that are left out of the ids, with the first place of each; up to ten.
     """
 
     num_tokens: int
     num_bytes: int
     num_chars: int
     fingerprint: str
+    unknown: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Cache:
         except OSError as error:
             raise ConfigError(
                 f"the cache directory {directory} cannot be written ({error.strerror});"
-                " name another with --cache-dir or FASTLSTM_CACHE"
+                " name another with ",
+                Setting("cache_dir"),
+                " or FASTLSTM_CACHE",
             ) from error
 
     def path(self, key: str) -> Path:

@@ -19,7 +19,7 @@ from fastlstm.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
 from fastlstm.data.sources import Source
 from fastlstm.data.streams import BLOCK_BYTES, BlockReader, TextRules, find_invalid_utf8
 from fastlstm.data.tokenizer import Ids, Tokenizer, code_points
-from fastlstm.errors import DataError, Stopped
+from fastlstm.errors import DataError, Setting, Stopped
 from fastlstm.storage import storage_errors
 
 Result = TypeVar("Result")
@@ -100,8 +100,11 @@ class Pass:
         found = find_invalid_utf8(self.source.documents)
         name, offset = found or (self.source.name, error.start)
         return DataError(
-            f"{name}: invalid UTF-8 at byte {offset}; convert the file to UTF-8, or pass"
-            " --invalid-utf8 replace (writes U+FFFD there) or --vocab byte (takes any bytes)"
+            f"{name}: invalid UTF-8 at byte {offset}; convert the file to UTF-8, or pass ",
+            Setting("invalid_utf8", "replace"),
+            " (writes U+FFFD there) or ",
+            Setting("vocab", "byte"),
+            " (takes any bytes)",
         )
 
 

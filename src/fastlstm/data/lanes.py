@@ -24,7 +24,7 @@ from torch import Tensor
 from fastlstm.data.cache import release_pages
 from fastlstm.data.loader import read_position
 from fastlstm.data.tokenizer import Ids
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Message, Setting
 
 _RELEASE_EVERY = 4096
 _OFFSET, _RESET, _ORDER = range(3)
@@ -115,15 +115,21 @@ class Batches(ABC):
         counter = [0, index, epoch, purpose]
         return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
-    def _too_short(self) -> str:
+    def _too_short(self) -> Message:
         num, B, T = len(self._ids), self._batch_size, self._seq_length
-        fits = [f"--batch-size {largest_batch_size(num, T)}"] if num >= 2 * T else []
-        fits += [f"--seq-length {num // (2 * B)}"] if num >= 4 * B else []
-        fits = fits or ["--batch-size 1 --seq-length " + str(max(1, num // 2))]
-        return (
-            f"the training text has {num} tokens, --batch-size {B} with --seq-length {T} needs at"
-            f" least {2 * B * T}; it fits {' or '.join(fits)}, or give more text"
-        )
+        batch, length = Setting("batch_size", B), Setting("seq_length", T)
+        fits: list[object] = []
+        if num >= 2 * T:
+            fits += [Setting("batch_size", largest_batch_size(num, T)), " or "]
+        if num >= 4 * B:
+            fits += [Setting("seq_length", num // (2 * B)), " or "]
+        if not fits:
+            fits = [Setting("batch_size", 1), " with ", Setting("seq_length", max(1, num // 2))]
+            fits += [" or "]
+        return Message(
+            f"the training text has {num} tokens, ", batch, " with ", length, " needs at least"
+            f" {2 * B * T}; it fits ", *fits[:-1], ", or give more text",
+        )  # fmt: skip
 
     @abstractmethod
     def _start_epoch(self, epoch: int) -> None:

@@ -6,7 +6,7 @@ import glob
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -150,17 +150,22 @@ def _open_one(source: str | Path) -> Source:
 
 def _missing(name: str, path: Path, error: Exception) -> DataError:
     if isinstance(error, FileNotFoundError):
-        try:
-            siblings = [entry.name for entry in os.scandir(path.parent)]
-        except OSError:
-            siblings = []
-        hint = nearest_hint(path.name, [*siblings, *BUILT_IN])
+        hint = hint_of_file(path, BUILT_IN)
         return DataError(
             f"no such file or directory: {name}{hint}; give a text file, a directory, a glob,"
             f" - for stdin, or a built-in corpus ({', '.join(BUILT_IN)})"
         )
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return DataError(f"cannot read {name}: {reason}; check the path and its permissions")
+
+
+def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
+    """Returns ``" (did you mean 'x'?)"`` for a path that is not there, or an empty string."""
+    try:
+        siblings = [entry.name for entry in os.scandir(path.parent)]
+    except OSError:
+        siblings = []
+    return nearest_hint(path.name, [*siblings, *others])
 
 
 def _file(path: Path, name: str, mode: int) -> Document:

@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import IO, Any, Literal, Protocol, cast
 
 from fastlstm.data.sources import Document
-from fastlstm.errors import DataError, MissingExtraError
+from fastlstm.errors import DataError, MissingExtraError, Setting
 
 BLOCK_BYTES = 1 << 18
 """64 KiB to 1 MiB cost the same CPU time; 4 MiB doubled the system's share (page faults)."""
@@ -102,7 +102,9 @@ class BlockReader:
             raise DataError(
                 f"{names}: {num_bytes >> 20} MiB in a row are letters alone, digits alone, signs"
                 " alone or white space, which BPE would have to take as one word; break it into"
-                " lines, or use --vocab char or byte"
+                " lines, or use ",
+                Setting("vocab", "char"),
+                " or byte",
             )
 
     def _joined(self) -> Iterator[bytes]:
@@ -241,7 +243,8 @@ def _json_records(
             if rules.invalid_utf8 != "replace":
                 raise DataError(
                     f"{where}: the text holds half a surrogate pair, which is no character;"
-                    " repair the line or pass --invalid-utf8 replace"
+                    " repair the line or pass ",
+                    Setting("invalid_utf8", "replace"),
                 ) from None
             yield True, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
@@ -252,8 +255,8 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
         record = json.loads(line.decode("utf-8", errors))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: invalid UTF-8 at byte {error.start} of the line; repair it or pass"
-            " --invalid-utf8 replace"
+            f"{where}: invalid UTF-8 at byte {error.start} of the line; repair it or pass ",
+            Setting("invalid_utf8", "replace"),
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: broken JSON ({error}); expected one object per line") from None
@@ -263,7 +266,8 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
         fields = ", ".join(sorted(map(str, record))[:8]) or "none"
         raise DataError(
             f"{where}: no field '{rules.text_field}'; its fields are: {fields}."
-            " Name the text with --text-field"
+            " Name the text with ",
+            Setting("text_field", ...),
         )
     text = record[rules.text_field]
     if not isinstance(text, str):
@@ -285,7 +289,9 @@ def refuse_binary(head: bytes, name: str) -> None:
         what = f"a NUL at byte {head.index(0)}" if b"\x00" in head else f"{controls} control bytes"
         raise DataError(
             f"{name} looks like a binary file ({what}), expected UTF-8 text;"
-            " give a text file, or pass --vocab byte to model raw bytes"
+            " give a text file, or pass ",
+            Setting("vocab", "byte"),
+            " to model raw bytes",
         )
 
 

@@ -24,12 +24,14 @@ from fastlstm.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Ids,
+    KnownCharacters,
     Tokenizer,
     describe_unseen,
 )
-from fastlstm.errors import DataError, Stopped
+from fastlstm.errors import DataError, Stopped, UnknownCharacterError
 from fastlstm.storage import storage_errors
 
+UnknownPolicy = Literal["refuse", "count"]
 MIN_TOKENS = 200
 """Below this a split leaves nothing to train on and nothing to judge by."""
 _COUNT_BLOCK = 1 << 20
@@ -61,6 +63,8 @@ class TextDataset:
         seconds: what preparing took.
         source: what the user named.
         notes: lines the user should hear, such as skipped files.
+        unknown: up to ten characters that are left out of `ids`, as their tokenizer does not hold
+            them, with the first place of each.
     """
 
     ids: Ids
@@ -73,6 +77,12 @@ class TextDataset:
     source: str
     notes: tuple[str, ...]
     cache: TextCache
+    unknown: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def num_unknown(self) -> int:
+        """Characters that are left out of `ids`."""
+        return self.num_chars - len(self.ids) if self.unknown else 0
 
     def split(self, spec: str = "90/5/5") -> Splits:
         """Cuts the text into train, validation and test parts.
@@ -139,6 +149,7 @@ def prepare_text(
     invalid_utf8: Literal["error", "replace"] = "error",
     cache_dir: str | Path | None = None,
     tokenizer: Tokenizer | None = None,
+    unknown: UnknownPolicy = "refuse",
     on_progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
     block_bytes: int = BLOCK_BYTES,
@@ -155,6 +166,8 @@ def prepare_text(
         invalid_utf8: ``error`` stops at the first bad byte, ``replace`` writes U+FFFD.
         cache_dir: default `environment.cache_dir()`.
         tokenizer: use this vocabulary, as when a run is resumed or judged on another text.
+        unknown: characters that `tokenizer` does not hold: ``refuse`` raises, ``count`` leaves them
+            out and tells them.
         on_progress: called with (bytes done, bytes in all or None).
         should_stop: polled every MB or fifth of a second.
         block_bytes: bytes per block; results do not depend on it.
@@ -178,7 +191,7 @@ def prepare_text(
     opened = source if isinstance(source, Source) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
     work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
-    job = _Job(cache, work, kind, vocab_size, tokenizer)
+    job = _Job(cache, work, kind, vocab_size, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
     if entry is None:
@@ -195,6 +208,7 @@ def prepare_text(
         source=opened.name,
         notes=opened.notes,
         cache=cache,
+        unknown=tuple((char, place) for char, place in entry.meta.unknown),
     )
 
 
@@ -207,6 +221,7 @@ class _Job:
     kind: str
     vocab_size: int
     tokenizer: Tokenizer | None
+    unknown: UnknownPolicy
 
     def find_unchanged(self) -> Entry | None:
         """Returns the entry that the same files, unchanged by `stat`, led to last time."""
@@ -231,13 +246,13 @@ class _Job:
         return entry, is_known
 
     def _encode(self, found: Scan, directory: Path) -> Entry:
-        tokenizer = self._tokenizer(found)
+        tokenizer, unknown = self._tokenizer(found)
         target = directory / "entry"
         with storage_errors(target, "write"):
             target.mkdir()
         count = write_ids(self.work, tokenizer, found, target / "ids.bin")
-        meta = Meta(count, found.num_bytes, found.num_chars, tokenizer.fingerprint)
-        key = self._entry_key(found.content, tokenizer.fingerprint)
+        meta = Meta(count, found.num_bytes, found.num_chars, tokenizer.fingerprint, unknown)
+        key = self._entry_key(found.content, tokenizer.fingerprint, bool(unknown))
         entry = self.cache.store(key, target, tokenizer, meta)
         if self.tokenizer is None:
             self.cache.remember(self._choice_key(found.content), tokenizer.fingerprint)
@@ -246,19 +261,24 @@ class _Job:
             self.work.on_progress(found.num_bytes if total is None else total, total)
         return entry
 
-    def _tokenizer(self, found: Scan) -> Tokenizer:
+    def _tokenizer(self, found: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
+        """Returns what encodes the text, and what it leaves out."""
+        if isinstance(self.tokenizer, CharTokenizer):
+            unseen = self.tokenizer.unseen(found.seen)
+            positions = find_unseen(self.work, unseen) if unseen else []
+            if positions and (self.unknown == "refuse" or not self.tokenizer.holds_any(found.seen)):
+                raise UnknownCharacterError(
+                    f"{self.work.source.name}: ", describe_unseen(positions)
+                )
+            if positions:
+                return KnownCharacters(self.tokenizer.chars), positions
         if self.tokenizer is not None:
-            if isinstance(self.tokenizer, CharTokenizer):
-                unseen = self.tokenizer.unseen(found.seen)
-                if unseen:
-                    positions = find_unseen(self.work, unseen)
-                    raise DataError(f"{self.work.source.name}: {describe_unseen(positions)}")
-            return self.tokenizer
+            return self.tokenizer, []
         if self.kind == "char":
-            return CharTokenizer("".join(map(chr, np.flatnonzero(found.seen))))
+            return CharTokenizer("".join(map(chr, np.flatnonzero(found.seen)))), []
         if self.kind == "byte":
-            return ByteTokenizer()
-        return learn_bpe(self.work, self.vocab_size, found.num_bytes)
+            return ByteTokenizer(), []
+        return learn_bpe(self.work, self.vocab_size, found.num_bytes), []
 
     def _find(self, content: str) -> Entry | None:
         if self.tokenizer is not None:
@@ -267,7 +287,10 @@ class _Job:
             fingerprint = self.cache.recall(self._choice_key(content))
         if not isinstance(fingerprint, str):
             return None
-        return self.cache.find(self._entry_key(content, fingerprint))
+        found = self.cache.find(self._entry_key(content, fingerprint))
+        if found is None and self.unknown == "count":
+            found = self.cache.find(self._entry_key(content, fingerprint, True))
+        return found
 
     def _stat_key(self, signature: list[list[str | int]]) -> str:
         return make_key("stat", signature, self.work.rules.as_dict())
@@ -276,8 +299,9 @@ class _Job:
         size = self.vocab_size if self.kind == "bpe" else None
         return make_key("vocab", content, self.work.rules.as_dict(), self.kind, size)
 
-    def _entry_key(self, content: str, fingerprint: str) -> str:
-        return make_key("ids", content, self.work.rules.as_dict(), fingerprint)
+    def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
+        kind = "known ids" if is_part else "ids"
+        return make_key(kind, content, self.work.rules.as_dict(), fingerprint)
 
 
 def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:

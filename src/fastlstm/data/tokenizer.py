@@ -6,7 +6,7 @@ import codecs
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, DataError, FormatError
+from fastlstm.errors import (
+    CorruptFileError,
+    DataError,
+    FormatError,
+    Message,
+    Setting,
+    UnknownCharacterError,
+)
 from fastlstm.storage import parse_json
 
 FORMAT_VERSION = 1
@@ -185,7 +192,8 @@ class CharTokenizer(Tokenizer):
         points = code_points(text)
         unseen = np.flatnonzero(~self._known[points])
         if len(unseen):
-            raise DataError(describe_unseen([(chr(points[at]), int(at)) for at in unseen[:1000]]))
+            found = [(chr(points[at]), int(at)) for at in unseen[:1000]]
+            raise UnknownCharacterError(describe_unseen(found))
         return self._table[points]
 
     def encode_utf8(self, data: bytes) -> Ids:
@@ -193,6 +201,10 @@ class CharTokenizer(Tokenizer):
         if self._ascii is not None and data.isascii():
             return np.frombuffer(data.translate(self._ascii), np.uint8)
         return self._table.take(code_points(data.decode("utf-8")), mode="clip")
+
+    def holds_any(self, seen: NDArray[np.bool_]) -> bool:
+        """Returns whether one of the characters marked in `seen` (by code point) has a token."""
+        return bool((seen & self._known).any())
 
     def unseen(self, seen: NDArray[np.bool_]) -> str:
         """Returns the characters marked in `seen` (by code point) that have no token."""
@@ -202,17 +214,43 @@ class CharTokenizer(Tokenizer):
         return {"chars": self.chars}
 
 
-def describe_unseen(found: list[tuple[str, int]]) -> str:
+class KnownCharacters(CharTokenizer):
+    """The vocabulary of a `CharTokenizer`; what it does not hold is left out of the ids."""
+
+    def encode(self, text: str) -> Ids:
+        """See `Tokenizer.encode`; nothing is refused."""
+        points = code_points(text)
+        return self._table[points[self._known[points]]]
+
+    def encode_utf8(self, data: bytes) -> Ids:
+        """See `Tokenizer.encode_utf8`; the text may hold anything."""
+        return self.encode(data.decode("utf-8"))
+
+    def unknown_in(self, text: str) -> list[tuple[str, int]]:
+        """Returns up to ten of the characters that have no token, with the first place of each."""
+        points = code_points(text)
+        places = np.flatnonzero(~self._known[points])
+        chars, first = np.unique(points[places], return_index=True)
+        found = sorted((int(places[at]), chr(char)) for char, at in zip(chars, first, strict=True))
+        return [(char, place) for place, char in found[:10]]
+
+
+def shown_characters(found: Sequence[tuple[str, int]]) -> str:
+    """Returns ``'☃' at 12, 'ß' at 35`` for (character, position) pairs."""
+    return ", ".join(f"{char!r} at {position:,}" for char, position in found)
+
+
+def describe_unseen(found: list[tuple[str, int]]) -> Message:
     """Returns the message for (character, position) pairs that a vocabulary does not hold."""
     first: dict[str, int] = {}
     for char, position in found:
         first.setdefault(char, position)
     listed = ", ".join(f"{char!r} at {position}" for char, position in list(first.items())[:10])
     more = f" and {len(first) - 10} more" if len(first) > 10 else ""
-    return (
-        f"characters that the vocabulary does not hold: {listed}{more};"
-        " leave them out, or train with --vocab byte or bpe, which hold every character"
-    )
+    return Message(
+        f"characters that the vocabulary does not hold: {listed}{more}; leave them out, or train"
+        " with ", Setting("vocab", "byte"), " or bpe, which hold every character",
+    )  # fmt: skip
 
 
 class ByteTokenizer(Tokenizer):

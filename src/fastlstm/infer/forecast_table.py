@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 from fastlstm.infer.forecaster_files import StoredForecaster
 from fastlstm.infer.forecasts import answer
 from fastlstm.infer.known_ahead import known_ahead
@@ -74,8 +74,10 @@ def _refuse_short(
     if len(short):
         name = dataset.series[int(dataset.table.segments.series[last[short[0]]])]
         raise DataError(
-            f"{len(short)} series end in fewer rows than input_size={input_size}, first '{name}'"
-            f" with {int(rows[short[0]])}; give their past, or fit with a smaller input_size"
+            f"{len(short)} series end in fewer rows than ",
+            Setting("input_size", input_size),
+            f", first '{name}' with {int(rows[short[0]])}; give their past, or fit with a smaller ",
+            Setting("input_size"),
         )
 
 

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.config import built
-from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError
+from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError, Setting
+from fastlstm.find_run import require_run
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.fitted_table import Fit
 from fastlstm.infer.forecasts import Calibration, require_known
@@ -125,22 +126,20 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         FormatError: it holds something else, or is of a newer format.
         RunDirectoryError: nothing is published there.
     """
+    require_run(path, "forecaster")
     run = RunDirectory(path)
     if not run.has_published():
-        if run.checkpoints():
-            raise RunDirectoryError(
-                f"{path} has no forecaster yet: training ended before its first evaluation; go on"
-                " with --resume"
-            )
         raise RunDirectoryError(
-            f"{path}: holds no forecaster; train one with: fastlstm train DATA --horizon N --out"
-            f" {path}"
+            f"{path} has no forecaster yet: training ended before its first evaluation; go on with"
+            " ",
+            Setting("resume", True),
         )
     files = run.read_published()[1]
     if TRAINER_FILE in files:
         raise FormatError(
-            f"{path} is a checkpoint of a forecaster, which only --resume goes on from; give its"
-            f" run, {Path(path).absolute().parent}"
+            f"{path} is a checkpoint of a forecaster, which only ",
+            Setting("resume", True),
+            f" goes on from; give its run, {Path(path).absolute().parent}",
         )
     given = stored_configs(files.get(CONFIG_FILE, b"{}"))
     try:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from fastlstm.data.text import prepare_text
-from fastlstm.errors import PromptError
+from fastlstm.data.text import TextDataset, UnknownPolicy, prepare_text
+from fastlstm.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
+from fastlstm.errors import ConfigError, PromptError, Setting
 from fastlstm.infer.decoder import Decoder
 from fastlstm.infer.sampling import MAX_SEED, Sampling, known_settings, sampling_of
 from fastlstm.infer.session import Session
 from fastlstm.infer.writing import Text, begin, check_max_tokens, write_all
-from fastlstm.nn.evaluation import Evaluation, evaluate
+from fastlstm.nn.evaluation import Evaluation, evaluate, with_unknown
 from fastlstm.nn.io import load_language_model
 
 if TYPE_CHECKING:
@@ -145,28 +147,65 @@ class LM:
             texts.append(begin(self.decoder, self.tokenizer, prompt, max_tokens, sampling))
         return texts if max_tokens > 0 else []
 
-    def evaluate(self, text: str | os.PathLike[str], **settings: Any) -> Evaluation:
+    def evaluate(
+        self, text: str | os.PathLike[str], unknown: UnknownPolicy = "count", **settings: Any
+    ) -> Evaluation:
         """Scores a text.
 
         Args:
             text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
+            unknown: characters that the vocabulary does not hold: ``count`` leaves them out, with
+                a warning, and the result tells them (`nn.evaluation.with_unknown`); ``refuse``
+                raises.
             **settings: of `nn.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
 
         Returns:
             Bits per character and byte, perplexity and counts.
 
         Raises:
-            DataError: the text cannot be read, holds unseen characters or is too short.
+            DataError: the text cannot be read or is too short; UnknownCharacterError where
+                unknown characters are refused.
+            ConfigError: a setting out of range.
         """
+        if unknown not in get_args(UnknownPolicy):
+            raise ConfigError(Setting("unknown"), f" is {unknown!r}, expected one of refuse, count")
         if isinstance(text, str):
-            ids = self.tokenizer.encode(text)
+            tokenizer, first = self.tokenizer, []
+            if isinstance(tokenizer, CharTokenizer) and unknown == "count":
+                known = KnownCharacters(tokenizer.chars)
+                tokenizer, first = known, known.unknown_in(text)
+            ids, num_chars = tokenizer.encode(text), len(text)
+            num_unknown = num_chars - len(ids) if first else 0
         else:
-            kind: Any = self.tokenizer.kind
-            train = self.config.get("train", {})
-            read_as = {name: train[name] for name in _READING if name in train}
-            path = os.fspath(text)
-            ids = prepare_text(path, vocab=kind, tokenizer=self.tokenizer, **read_as).ids
-        return evaluate(self.model, ids, self.tokenizer, **settings)
+            data = self.read(text, unknown)
+            ids, num_chars = data.ids, data.num_chars
+            num_unknown, first = data.num_unknown, list(data.unknown)
+        result = evaluate(self.model, ids, self.tokenizer, **settings)
+        if num_unknown:
+            warnings.warn(
+                f"{num_unknown:,} of {num_chars:,} characters are left out, as the vocabulary does"
+                f" not hold them: {shown_characters(first)}",
+                stacklevel=2,
+            )
+        return with_unknown(result, num_unknown, num_chars, first, self.tokenizer.vocab_size)
+
+    def read(
+        self, source: str | os.PathLike[str], unknown: UnknownPolicy = "refuse"
+    ) -> TextDataset:
+        """Encodes a file, a directory or whatever `train` takes, read as the run read its text.
+
+        Args:
+            source: what to read.
+            unknown: see `evaluate`.
+
+        Raises:
+            DataError: the text cannot be read, or holds unknown characters that are refused.
+        """
+        kind: Any = self.tokenizer.kind
+        train = self.config.get("train", {})
+        read_as = {name: train[name] for name in _READING if name in train}
+        path = os.fspath(source)
+        return prepare_text(path, vocab=kind, tokenizer=self.tokenizer, unknown=unknown, **read_as)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm import hardware
-from fastlstm.errors import PromptError, nearest_hint
+from fastlstm.errors import PromptError, Setting, nearest_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,23 +57,27 @@ class Sampling:
     logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
-        _require_number("temperature", self.temperature, 0.0, 1e6, "0 (greedy) or more")
-        _require_number("top_p", self.top_p, SMALLEST, 1.0, "above 0 and at most 1")
-        _require_number("repetition_penalty", self.repetition_penalty, SMALLEST, 1e6, "above 0")
-        _require_whole("top_k", self.top_k, "0 (all) or more")
-        _require_number("min_p", self.min_p, 0.0, 1.0, "from 0 (none left out) to 1")
+        _require_number(Setting("temperature"), self.temperature, 0.0, 1e6, "0 (greedy) or more")
+        _require_number(Setting("top_p"), self.top_p, SMALLEST, 1.0, "above 0 and at most 1")
+        _require_number(
+            Setting("repetition_penalty"), self.repetition_penalty, SMALLEST, 1e6, "above 0"
+        )
+        _require_whole(Setting("top_k"), self.top_k, "0 (all) or more")
+        _require_number(Setting("min_p"), self.min_p, 0.0, 1.0, "from 0 (none left out) to 1")
         for name in ("frequency_penalty", "presence_penalty"):
-            _require_number(name, getattr(self, name), -1e6, 1e6, "")
+            _require_number(Setting(name), getattr(self, name), -1e6, 1e6, "")
         if self.seed is not None:
-            _require_whole("seed", self.seed, "0 or more")
+            _require_whole(Setting("seed"), self.seed, "0 or more")
             if self.seed > MAX_SEED:
-                raise PromptError(f"seed is {self.seed}, expected at most {MAX_SEED}")
+                raise PromptError(Setting("seed"), f" is {self.seed}, expected at most {MAX_SEED}")
         for token, bias in (self.logit_bias or {}).items():
             _require_whole("a token of logit_bias", token, "0 or more")
             _require_number(f"logit_bias of token {token}", bias, -1e6, 1e6, "")
         for text in self.stops:
             if not isinstance(text, str) or not text:
-                raise PromptError(f"stop is {text!r}, expected a text of at least one character")
+                raise PromptError(
+                    Setting("stop"), f" is {text!r}, expected a text of at least one character"
+                )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -129,18 +133,18 @@ def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
     return Sampling(**{**defaults, **{k: v for k, v in given.items() if v is not None}})
 
 
-def _require_number(name: str, value: object, low: float, high: float, expected: str) -> None:
+def _require_number(name: object, value: object, low: float, high: float, expected: str) -> None:
     good = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
     if good:
         number = float(value)  # type: ignore[arg-type]
         good = math.isfinite(number) and low <= number <= high
     if not good:
-        raise PromptError(f"{name} is {value!r}, expected a number {expected}".rstrip())
+        raise PromptError(name, f" is {value!r}, expected a number {expected}".rstrip())
 
 
-def _require_whole(name: str, value: object, expected: str) -> None:
+def _require_whole(name: object, value: object, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise PromptError(f"{name} is {value!r}, expected a whole number, {expected}")
+        raise PromptError(name, f" is {value!r}, expected a whole number, {expected}")
 
 
 class StopText:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from fastlstm.errors import ConfigError, DataError, Stopped
+from fastlstm.errors import ConfigError, DataError, Setting, Stopped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW_BATCH = 128
+_UNICODE = 0x110000 - 0x800
+"""Characters that Unicode can hold: its code points without the surrogates."""
 
 
 class TokenSizes(Protocol):
@@ -48,6 +50,12 @@ class Evaluation:
         num_chars: characters in them.
         num_bytes: UTF-8 bytes in them.
         seconds: wall clock.
+        num_unknown: characters of the text that the vocabulary does not hold. They are left out of
+            the context and of the figures above.
+        unknown_share: of the characters of the text.
+        first_unknown: up to ten of them, with the first place of each.
+        bits_per_char_with_unknown: bits per character of the whole text, see `with_unknown`; the
+            same as `bits_per_char` where no character is unknown.
     """
 
     nats_per_token: float
@@ -58,6 +66,50 @@ class Evaluation:
     num_chars: int
     num_bytes: int
     seconds: float
+    num_unknown: int = 0
+    unknown_share: float = 0.0
+    first_unknown: tuple[tuple[str, int], ...] = ()
+    bits_per_char_with_unknown: float | None = None
+
+
+def with_unknown(
+    result: Evaluation,
+    num_unknown: int,
+    num_chars: int,
+    first: Sequence[tuple[str, int]],
+    vocab_size: int,
+) -> Evaluation:
+    """Returns an evaluation that tells of the characters which were left out.
+
+    A character model gives them no probability at all. `bits_per_char_with_unknown` is what the
+    text costs when every character is first told to be known or not, by a code that knows the
+    share u of unknown ones, and an unknown one is then any other character of Unicode, all
+    equally likely: ``(1 - u) bits_per_char + H(u) + u log2(1,112,064 - V)``, with
+    ``H(u) = -u log2(u) - (1 - u) log2(1 - u)``.
+
+    Args:
+        result: of the characters that are known.
+        num_unknown: characters that were left out.
+        num_chars: characters of the text, those included.
+        first: some of them, with the first place of each.
+        vocab_size: V.
+    """
+    bits, share = result.bits_per_char, num_unknown / num_chars
+    if share > 0:
+        entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+        bits = (1 - share) * bits + entropy + share * unknown_bits(vocab_size)
+    return replace(
+        result,
+        num_unknown=num_unknown,
+        unknown_share=share,
+        first_unknown=tuple(first),
+        bits_per_char_with_unknown=bits,
+    )
+
+
+def unknown_bits(vocab_size: int) -> float:
+    """Returns the bits that say which character of Unicode one beside V known ones is."""
+    return math.log2(_UNICODE - vocab_size)
 
 
 def evaluate(
@@ -144,7 +196,8 @@ def _windows(num_ids: int, window: int) -> list[_Piece]:
     if num_windows == 0:
         raise DataError(
             f"the text has {num_ids} tokens, fewer than one window of {window + 1}; give a longer"
-            " text or a smaller --zero-state-window"
+            " text or a smaller ",
+            Setting("zero_state_window"),
         )
     starts = 1 + np.arange(num_windows, dtype=np.int64) * (window + 1)
     parts = [starts[k : k + WINDOW_BATCH] for k in range(0, num_windows, WINDOW_BATCH)]
@@ -260,6 +313,8 @@ def _check(
     least["max_tokens"] = (1 if limit is None else limit, 1)
     for name, (value, low) in least.items():
         if value < low:
-            raise ConfigError(f"{name} is {value}, expected at least {low}")
+            raise ConfigError(Setting(name), f" is {value}, expected at least {low}")
     if precision not in AUTOCAST:
-        raise ConfigError(f"precision is {precision!r}, expected one of {', '.join(AUTOCAST)}")
+        raise ConfigError(
+            Setting("precision"), f" is {precision!r}, expected one of {', '.join(AUTOCAST)}"
+        )

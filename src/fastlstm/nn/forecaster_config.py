@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, Setting
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,11 @@ class ForecasterConfig:
             "embed_size",
         ):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 or more")
+                raise ConfigError(Setting(name), f" is {getattr(self, name)}, expected 1 or more")
         if self.decoder not in ("direct", "autoregressive"):
-            raise ConfigError(f"decoder is {self.decoder!r}, expected direct or autoregressive")
+            raise ConfigError(
+                Setting("decoder"), f" is {self.decoder!r}, expected direct or autoregressive"
+            )
         if self.bidirectional and self.decoder != "direct":
             raise ConfigError(
                 "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
@@ -79,8 +81,11 @@ class ForecasterConfig:
             )
         if self.input_size % self.segment:
             raise ConfigError(
-                f"input_size is {self.input_size}, no multiple of segment {self.segment}; give"
-                f" input_size={max(1, self.input_size // self.segment) * self.segment}"
+                Setting("input_size"),
+                f" is {self.input_size}, no multiple of ",
+                Setting("segment"),
+                f" {self.segment}; give ",
+                Setting("input_size", max(1, self.input_size // self.segment) * self.segment),
             )
         self._check_stateful()
 

@@ -25,8 +25,9 @@ from fastlstm.errors import (
     RunDirectoryError,
     nearest_hint,
 )
+from fastlstm.find_run import require_run
 from fastlstm.manifest import MANIFEST
-from fastlstm.run_directory import RunDirectory, holds_forecaster
+from fastlstm.run_directory import TEXT_RUN, RunDirectory
 from fastlstm.storage import parse_json
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
-FORMAT = "fastlstm-run"
+FORMAT = TEXT_RUN
 FORMAT_VERSION = 1
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
@@ -87,10 +88,7 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
         NonFiniteError: the weights are NaN or Inf.
     """
     directory = Path(path)
-    if not directory.is_dir():
-        raise RunDirectoryError(
-            f"{directory}: no such run; train one with: fastlstm train SOURCE --out {directory}"
-        )
+    require_run(directory, "text")
     try:
         chosen, files, finite = _read_files(directory)
         if finite:
@@ -106,10 +104,6 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
 def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
     """Returns the directory that holds the model, its files and whether they are finite."""
     run = RunDirectory(directory)
-    if holds_forecaster(directory):
-        raise FormatError(
-            f"{directory} holds a forecaster: fastlstm forecast {directory} DATA forecasts with it"
-        )
     if run.has_published():
         manifest, files = run.read_published(_FILES)
         if MODEL_FILE in files:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fastlstm.errors import KernelError, nearest_hint
+from fastlstm.errors import KernelError, Setting, nearest_hint
 from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
@@ -71,7 +71,8 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
         if strict and not chosen.kernel.is_fast:
             raise KernelError(
                 f"LSTM {call} would run on a slow path, {candidate.name}: {chosen.kernel.name}"
-                f" ({chosen.why}); change that or leave out --strict-kernels"
+                f" ({chosen.why}); change that or leave out ",
+                Setting("strict_kernels"),
             )
         return chosen
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals)

@@ -170,7 +170,7 @@ class PlainOutput(Output):
 
     def _on_end(self, event: Event) -> list[str]:
         reason = words.text_of(event, "reason")
-        lines = ["stopped: " + reason if words.is_unfinished(event) else "finished: " + reason]
+        lines = [reason if words.is_unfinished(event) else "finished: " + reason]
         label = ""
         for name, text in words.end_rows(event, self.mean_ceiling):
             label = name or label
@@ -206,10 +206,11 @@ class LiveOutput(Output):
 
     def _rows(self, rows: list[tuple[str, str]]) -> list[str]:
         lines = []
+        width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
         for label, text in rows:
             head = label
-            for part in wrap(text, columns() - LABEL_WIDTH - 2):
-                lines.append("  " + self.style(head.ljust(LABEL_WIDTH), "dim") + part)
+            for part in wrap(text, columns() - width - 2):
+                lines.append("  " + self.style(head.ljust(width), "dim") + part)
                 head = ""
         return lines
 
@@ -278,8 +279,8 @@ class LiveOutput(Output):
         self._draw("")
         reason = words.text_of(event, "reason")
         unfinished = words.is_unfinished(event)
-        word, colour = ("stopped", "yellow") if unfinished else ("done", "green")
-        title = clip(f"{word}: {reason}" if reason else word, columns() - 2)
+        word, colour = ("", "yellow") if unfinished else ("done: ", "green")
+        title = clip(word + reason if reason else "done", columns() - 2)
         commands = [
             "  " + self.style(("next" if index == 0 else "").ljust(LABEL_WIDTH), "dim") + command
             for index, command in enumerate(words.next_commands(event))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 from fastlstm.series.intake import Intaken
 from fastlstm.series.table import Segments
 from fastlstm.series.timeline import (
@@ -215,7 +215,9 @@ class Arrangement:
             back = np.flatnonzero((step < 0) & same)
             if len(back):
                 if self._policy.disorder == "error":
-                    raise self._fault(first + int(back[0]), "goes back in time", "disorder='sort'")
+                    raise self._fault(
+                        first + int(back[0]), "goes back in time", Setting("disorder", "sort")
+                    )
                 self._sort()
                 return
 
@@ -239,7 +241,7 @@ class Arrangement:
             if len(double) and self._policy.duplicates == "error":
                 raise self._fault(
                     first + int(double[0]), "has the time of the row before it",
-                    "duplicates='last' (or 'first')",
+                    Setting("duplicates", "last"), " (or first)",
                 )  # fmt: skip
             found += len(double)
         if not found:
@@ -265,13 +267,13 @@ class Arrangement:
         self._move(self._num_rows - found, places)
         self._num_in_series -= gone_in_series
 
-    def _fault(self, row: int, what: str, cure: str) -> DataError:
+    def _fault(self, row: int, what: str, *cure: object) -> DataError:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
         return DataError(
-            f"{self._origin}: {series}{named}{shown}, {what}; correct it, or give {cure}"
+            f"{self._origin}: {series}{named}{shown}, {what}; correct it, or give ", *cure
         )
 
     # steps --------------------------------------------------------------------------------------
@@ -301,7 +303,8 @@ class Arrangement:
                 raise self._fault(
                     begin + 1 + int(off[0]),
                     f"is no whole step of {frequency} behind the one before",
-                    "ignore=… with the time column, so that rows are counted",
+                    Setting("ignore", ...),
+                    " with the time column, so that rows are counted",
                 )
             gap = same & (np.diff(frequency.ticks(times[begin:last])) != 1)
             self._counts["gaps"] += int(gap.sum())
@@ -339,7 +342,8 @@ class Arrangement:
         if new_rows > 4 * self._num_rows:
             raise DataError(
                 f"{self._origin}: filling {self._counts['gaps']} gaps would make {new_rows} rows of"
-                f" {self._num_rows}; leave gaps='split'"
+                f" {self._num_rows}; leave ",
+                Setting("gaps", "split"),
             )
 
         def places(first: int, last: int) -> NDArray[np.int64]:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Message, Setting
 from fastlstm.series.records import is_text
+from fastlstm.series.time_text import micro_of_floats, read_times, wanted
 from fastlstm.series.timeline import Timeline, show_time
 
 EPOCH_UNITS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1}
@@ -122,9 +123,11 @@ class TimeReader:
             if low * per_second <= self._low and self._high <= high * per_second:
                 shown = show_time(self._low * 10**6 // per_second)
                 return [
-                    f"the times in '{self._name}' are taken as whole numbers that count; if they"
-                    f" are times since 1970 ({self._low} would be {shown}), give"
-                    f" time_format='{unit}'"
+                    Message(
+                        f"the times in '{self._name}' are taken as whole numbers that count; if"
+                        f" they are times since 1970 ({self._low} would be {shown}), give ",
+                        Setting("time_format", unit),
+                    )
                 ]
         return []
 
@@ -133,12 +136,15 @@ class TimeReader:
     def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
         kind = column.type
         if self._format in EPOCH_UNITS:
-            if not pa.types.is_integer(kind):
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 raise DataError(
-                    f"{self._origin}: column '{self._name}' is {kind}, expected whole numbers for"
-                    f" time_format='{self._format}'"
+                    f"{self._origin}: column '{self._name}' is {kind}, expected numbers for ",
+                    Setting("time_format", self._format),
                 )
             self._require_years(column, first_row)
+            if pa.types.is_floating(kind):
+                unit = str(self._format)
+                return micro_of_floats(column, 1e-3 if unit == "ns" else EPOCH_UNITS[unit])
             return column.cast(pa.int64()).cast(pa.timestamp(self._format))
         if is_text(kind):
             return self._parsed(column, first_row)
@@ -150,7 +156,9 @@ class TimeReader:
             return column.cast(pa.timestamp("s"))
         if not pa.types.is_timestamp(kind):
             raise DataError(
-                f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers"
+                f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers;"
+                " if they are seconds since 1970, give ",
+                Setting("time_format", "s"),
             )
         return column
 
@@ -160,15 +168,17 @@ class TimeReader:
         unit = str(self._format)
         per_second = 10**9 if unit == "ns" else 10**6 // EPOCH_UNITS[unit]
         first, last = (bound * per_second for bound in _CALENDAR)
-        is_beyond = np.array([False])
-        if int(values.min()) < first or int(values.max()) > last:
+        is_beyond = ~np.isfinite(values)
+        if not is_beyond.any() and (int(values.min()) < first or int(values.max()) > last):
             is_beyond = (values < max(first, _INT64.min)) | (values > min(last, _INT64.max))
         if is_beyond.any():
             row = int(np.flatnonzero(is_beyond)[0])
             raise DataError(
                 f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
                 f" {first_row + row + 1} is {values[row]}; expected numbers of the years 1 to 9999,"
-                f" as time_format='{unit}' says"
+                " as ",
+                Setting("time_format", unit),
+                " says",
             )
 
     def _see(self, kind: str, first_row: int) -> None:
@@ -181,20 +191,16 @@ class TimeReader:
 
     def _parsed(self, column: pa.Array, first_row: int) -> pa.Array:
         try:
-            if self._format is not None:
-                return pc.strptime(column, format=self._format, unit="us")
-            return column.cast(pa.timestamp("us"))
+            return read_times(column, self._format)
         except pa.ArrowInvalid as error:
             row, value = self._unreadable(column)
-            wanted = (
-                f"expected them as time_format='{self._format}' says"
-                if self._format is not None
-                else "expected 2016-07-01 13:00:00, or say how they are written with"
-                " time_format='%d.%m.%Y %H:%M'"
-            )
+            told: tuple[object, ...] = wanted(str(value))
+            if self._format is not None:
+                told = ("expected them as ", Setting("time_format", self._format), " says")
             raise DataError(
                 f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
-                f" {first_row + row + 1} is {value!r}; {wanted}"
+                f" {first_row + row + 1} is {value!r}; ",
+                *told,
             ) from error
 
     def _unreadable(self, column: pa.Array) -> tuple[int, Any]:
@@ -203,11 +209,7 @@ class TimeReader:
         while high - low > 1:
             middle = (low + high) // 2
             try:
-                part = column.slice(low, middle - low)
-                if self._format is not None:
-                    pc.strptime(part, format=self._format, unit="us")
-                else:
-                    part.cast(pa.timestamp("us"))
+                read_times(column.slice(low, middle - low), self._format)
                 low = middle
             except pa.ArrowInvalid:
                 high = middle
@@ -227,9 +229,11 @@ class TimeReader:
             first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
             raise DataError(
                 f"{self._origin}: the times in '{self._name}' are whole numbers that read as dates"
-                f" ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give"
-                f" time_format='{form}', or leave the column out with ignore=['{self._name}'], so"
-                " that rows are counted"
+                f" ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give ",
+                Setting("time_format", form),
+                ", or leave the column out with ",
+                Setting("ignore", [self._name]),
+                ", so that rows are counted",
             )
 
     # time zones ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 from fastlstm.series.dataset import SeriesDataset
 
 _STRETCH = 1 << 18
@@ -28,6 +28,9 @@ def require_counts(dataset: SeriesDataset) -> None:
             place = begin + int(row) - int(table.segments.first_rows[segment])
             raise DataError(
                 f"target '{names[column]}' is {rows[row, column]:g} in row {place} of series"
-                f" '{series}', expected whole numbers of 0 or more for"
-                " output='negative_binomial'; take output='student_t' or 'quantiles'"
+                f" '{series}', expected whole numbers of 0 or more for ",
+                Setting("output", "negative_binomial"),
+                "; take ",
+                Setting("output", "student_t"),
+                " or quantiles",
             )

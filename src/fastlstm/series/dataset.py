@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from fastlstm import environment
 from fastlstm.data.cache import Cache, make_key
-from fastlstm.errors import CorruptFileError, DataError, FastLSTMError
+from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, Message, Setting, in_flags
 from fastlstm.series.arrange import Arranged, Arrangement, Policy
 from fastlstm.series.facts import shown
 from fastlstm.series.intake import NO_CODES, Codes, Intake, Intaken, take_in
+from fastlstm.series.problems import Problems
 from fastlstm.series.records import Records, open_records
 from fastlstm.series.roles import RoleRequest, Roles, find_roles
 from fastlstm.series.storing import Stored, store_values
@@ -26,7 +27,7 @@ from fastlstm.series.table import DTYPES, Segments, Table
 from fastlstm.series.timeline import ROWS, Frequency, Timeline
 from fastlstm.storage import fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _EXACT = 1 << 24
 """Whole numbers up to this are exact in float32."""
 Dtype = Literal["auto", "float32", "float16", "int16"]
@@ -124,15 +125,19 @@ def prepare_table(
     started = time.monotonic()
     options = options or PrepareOptions()
     records = open_records(source)
-    roles = _roles(records, options.roles)
+    problems = Problems(records.name)
+    with problems.fatal():
+        roles = _roles(records, options.roles, problems)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = records.signature()
     key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
-    dataset = None if signature is None else _open(cache.path(key), key, started, True)
+    is_cached = signature is not None and not problems
+    dataset = _open(cache.path(key), key, started, True) if is_cached else None
     if dataset is not None:
         return dataset
     with cache.work_directory() as work:
-        _prepare(work, records, roles, options, on_progress)
+        with problems.fatal():
+            _prepare(work, records, roles, options, problems, on_progress)
         if (name := records.changed_file()) is not None:
             raise DataError(
                 f"{name} changed while it was read; start again when nothing writes to it, or give"
@@ -146,7 +151,7 @@ def prepare_table(
         return dataset
 
 
-def _roles(records: Records, asked: RoleRequest) -> Roles:
+def _roles(records: Records, asked: RoleRequest, problems: Problems) -> Roles:
     import pyarrow.types as kinds
 
     schema = records.schema
@@ -160,7 +165,7 @@ def _roles(records: Records, asked: RoleRequest) -> Roles:
         or kinds.is_null(f.type)
     ]
     times = [f.name for f in schema if kinds.is_timestamp(f.type) or kinds.is_date(f.type)]
-    return find_roles(schema.names, numbers, times, asked, records.name)
+    return find_roles(schema.names, numbers, times, asked, records.name, problems)
 
 
 def _prepare(
@@ -168,36 +173,37 @@ def _prepare(
     records: Records,
     roles: Roles,
     options: PrepareOptions,
+    problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
 ) -> None:
-    """Writes an entry's files into `work`."""
+    """Writes an entry's files into `work`.
+
+    Raises:
+        DataError: all that is wrong with the table, as far as it can be known at once.
+    """
     like = options.like
 
     def read(origins: dict[str, float]) -> Intaken:
         form, codes = options.time_format, options.codes
-        return take_in(
-            records, Intake(work, records, roles, form, codes, like, origins), on_progress
-        )
+        intake = Intake(work, records, roles, problems, form, codes, like, origins)
+        return take_in(records, intake, on_progress)
 
     intaken = read({})
     if intaken.num_rows == 0:
         raise DataError(f"{records.name} has no rows below the line of column names")
-    _refuse_sentinels(intaken, options.codes, records.name)
+    _refuse_sentinels(intaken, options.codes, records.name, problems)
     origins = {name: facts.best_origin() for name, facts in intaken.facts.items()}
-    if any(origins.values()):  # far from 0: read again, less the origin
+    if any(origins.values()) and not problems:  # far from 0: read again, less the origin
         intaken = read(origins)
     notes = [
         *roles.notes,
-        *_column_notes(intaken, roles, records.name, options.codes.missing),
+        *_column_notes(intaken, roles, records.name, options.codes.missing, problems),
         *intaken.notes,
     ]
-    arranged = Arrangement(
-        intaken,
-        len(roles.values),
-        options.policy,
-        records.name,
-        None if like is None else like.frequency,
-    ).run()
+    frequency = None if like is None else like.frequency
+    width = len(roles.values)
+    arranged = Arrangement(intaken, width, options.policy, records.name, frequency).run()
+    problems.raise_all()
     facts = [intaken.facts[name] for name in roles.values]
     stored = store_values(work, arranged, options.dtype, facts, roles.values)
     notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]
@@ -233,7 +239,7 @@ def _schema(
         or any(facts.missing for facts in intaken.facts.values()),
         "is_wall": intaken.is_wall,
         "constant": [name for name, fact in intaken.facts.items() if fact.low == fact.high],
-        "notes": list(notes),
+        "notes": [[note, in_flags(note)] for note in notes],
     }
 
 
@@ -284,7 +290,7 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
             has_missing=schema["has_missing"],
             is_wall=schema["is_wall"],
             constant=tuple(schema["constant"]),
-            notes=tuple(schema["notes"]),
+            notes=tuple(Message(text, flags=flags) for text, flags in schema["notes"]),
             key=key,
             from_cache=from_cache,
             seconds=time.monotonic() - started,
@@ -293,21 +299,21 @@ def _open(directory: Path, key: str, started: float, from_cache: bool) -> Series
         return None
 
 
-def _column_notes(intaken: Intaken, roles: Roles, origin: str, known: Sequence[float]) -> list[str]:
-    """Returns what people should hear of the columns.
-
-    Raises:
-        DataError: a column without any value.
-    """
+def _column_notes(
+    intaken: Intaken, roles: Roles, origin: str, known: Sequence[float], problems: Problems
+) -> list[str]:
+    """Returns what people should hear of the columns; one without any value is a problem."""
     notes = []
     for name, facts in intaken.facts.items():
-        if name in roles.categorical:
+        if name in roles.categorical or name in problems:
             continue
         if facts.missing == intaken.num_rows:
-            raise DataError(
-                f"{origin}: column '{name}' has no value in any row; leave it out with"
-                f" ignore=['{name}']"
+            error = DataError(
+                f"{origin}: column '{name}' has no value in any row; leave it out with ",
+                Setting("ignore", [name]),
             )
+            problems.add(error, name)
+            continue
         if facts.low == facts.high:
             notes.append(f"column '{name}' is {facts.low:g} in every row: it tells nothing")
         if facts.missing:
@@ -321,14 +327,17 @@ def _column_notes(intaken: Intaken, roles: Roles, origin: str, known: Sequence[f
                 " differences where such steps matter"
             )
         notes += [
-            f"column '{name}' is {shown(code)} in {facts.sentinels[code]:,} rows: if that stands"
-            f" for no value, give missing_value={_listed(known, [code])}"
+            Message(
+                f"column '{name}' is {shown(code)} in {facts.sentinels[code]:,} rows: if that"
+                " stands for no value, give ",
+                _codes("missing_value", *known, code),
+            )
             for code in facts.near_sentinels()
         ]
     return notes
 
 
-def _refuse_sentinels(intaken: Intaken, codes: Codes, origin: str) -> None:
+def _refuse_sentinels(intaken: Intaken, codes: Codes, origin: str, problems: Problems) -> None:
     for name, facts in (intaken.facts | intaken.static_facts).items():
         found = facts.far_sentinels()
         if found:
@@ -336,18 +345,19 @@ def _refuse_sentinels(intaken: Intaken, codes: Codes, origin: str) -> None:
             named = " and ".join(map(shown, found))
             count = sum(facts.sentinels[code] for code in found)
             what = "rows" if name in intaken.facts else "series"
-            raise DataError(
+            error = DataError(
                 f"{origin}: column '{name}' is {named} in {count:,} {what} and between {low:g} and"
-                f" {high:g} in all others, as if that stood for no value; give"
-                f" missing_value={_listed(codes.missing, found)} if it does, or"
-                f" keep_value={_listed(codes.kept, found)} if it is a value"
+                f" {high:g} in all others, as if that stood for no value; give ",
+                _codes("missing_value", *codes.missing, *found),
+                " if it does, or ",
+                _codes("keep_value", *codes.kept, *found),
+                " if it is a value",
             )
+            problems.add(error, name)
 
 
-def _listed(known: Sequence[float], new: Sequence[float]) -> str:
-    """Returns numbers as a parameter is given: -9999, or [-9999,-99]."""
-    texts = [shown(value) for value in (*known, *new)]
-    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+def _codes(name: str, *values: float) -> Setting:
+    return Setting(name, values[0] if len(values) == 1 else values)
 
 
 def _time_notes(arranged: Arranged, intaken: Intaken, policy: Policy) -> list[str]:

@@ -22,7 +22,15 @@ from fastlstm.errors import DataError
 from fastlstm.series.clock import EPOCH_UNITS, TimeReader
 from fastlstm.series.facts import ColumnFacts
 from fastlstm.series.names import Names, without_nan
-from fastlstm.series.records import Records, first_text, is_text, text_in_numbers
+from fastlstm.series.problems import Problems
+from fastlstm.series.records import (
+    NULL_WORDS,
+    Records,
+    first_text,
+    is_text,
+    text_in_numbers,
+    without_null_words,
+)
 from fastlstm.series.roles import Roles
 from fastlstm.series.timeline import Timeline
 from fastlstm.storage import append
@@ -92,6 +100,7 @@ class Intake:
         work: directory for the files.
         records: where the batches come from, for its schema and name.
         roles: of its columns.
+        problems: is told what is wrong with the values of a column, which is then without any.
         time_format: see `TimeReader`.
         codes: numbers that stand for "no value", and such that look so and are values.
         like: a table whose times these must agree with, or None.
@@ -103,12 +112,14 @@ class Intake:
         work: Path,
         records: Records,
         roles: Roles,
+        problems: Problems,
         time_format: str | None = None,
         codes: Codes = NO_CODES,
         like: Timeline | None = None,
         origins: Mapping[str, float] | None = None,
     ) -> None:
         self._work, self._roles, self._name = work, roles, records.name
+        self._problems = problems
         self._schema, self._time_format = records.schema, time_format
         self._is_parsed = records.is_parsed
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
@@ -162,7 +173,7 @@ class Intake:
         """Writes a batch.
 
         Raises:
-            DataError: text or an infinity among numbers, a row without series or time.
+            DataError: a row without series or time.
         """
         num = batch.num_rows
         if num == 0:
@@ -176,11 +187,11 @@ class Intake:
             rows[:, position] = stored
             bad = facts.add(column, stored)
             if bad is not None:
-                raise self._infinite(name, bad)
+                self._problems.add(self._infinite(name, bad), name)
         self._add_statics(batch, codes)
         self._append("values.f32", rows)
         if self._times is not None and self._roles.time is not None:
-            column = batch.column(self._roles.time)
+            column = self._without_null_words(batch.column(self._roles.time))
             self._refuse_nulls(column, self._roles.time, "time")
             self._append("times.i64", self._times.read(column, self._rows))
         self._rows += num
@@ -223,6 +234,11 @@ class Intake:
             notes += self._series.notes(self._roles.series)
         for name, names in self._categories.items():
             notes += names.notes(name)
+        named = [(self._roles.series, self._series), *self._categories.items()]
+        for column, names in named if self._is_parsed else ():
+            words = [repr(n) for n in map(str, names.plain()) if n in NULL_WORDS]
+            if words:
+                notes.append(f"column '{column}': {', '.join(words)} is a name there, not a gap")
         return notes
 
     def close(self) -> None:
@@ -284,16 +300,21 @@ class Intake:
             column = column.dictionary_decode()
         kind = column.type
         if is_text(kind):
+            column = self._without_null_words(column)
             text = first_text(column)
             if text is not None:
-                raise text_in_numbers(self._name, name, self._rows + text[0], text[1])
+                error = text_in_numbers(self._name, name, self._rows + text[0], text[1])
+                self._problems.add(error, name)
+                return np.full(len(column), np.nan)
             column = pc.utf8_trim_whitespace(column).cast(pa.float64())
         elif pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             column = column.cast(pa.float64())
         elif not (
             pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)
         ):
-            raise DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+            error = DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+            self._problems.add(error, name)
+            return np.full(len(column), np.nan)
         if pa.types.is_null(kind):
             return np.full(len(column), np.nan)
         dtype = np.float32 if pa.types.is_float32(kind) else np.float64
@@ -304,6 +325,10 @@ class Intake:
             values = np.where(is_missing, np.nan, values)
         return values
 
+    def _without_null_words(self, column: pa.Array) -> pa.Array:
+        is_csv_text = self._is_parsed and is_text(column.type)
+        return without_null_words(column) if is_csv_text else column
+
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
         for name, known in self._statics.items():
             values = self._numbers(name, batch.column(name))
@@ -313,16 +338,17 @@ class Intake:
                 if np.isnan(known[codes[row]]):
                     known[codes[row]] = float(values[row])
             if len(infinite := np.flatnonzero(np.isinf(values))):
-                raise self._infinite(name, int(infinite[0]))
+                self._problems.add(self._infinite(name, int(infinite[0])), name)
             expected = np.asarray(known, dtype=np.float64)[codes]
             differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
                 series = "" if self._roles.series is None else self._series[codes[row]]
-                raise DataError(
+                error = DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
                     f" row {self._rows + row + 1}; one value per series was expected"
                 )
+                self._problems.add(error, name)
 
     def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
         if column.null_count:

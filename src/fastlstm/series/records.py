@@ -7,22 +7,34 @@ pandas, polars and Arrow frames (whatever speaks Arrow's C stream interface), Nu
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
+from fastlstm.series.names import canonical
+from fastlstm.series.time_text import are_times
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
 
+NULL_WORDS = tuple(csv.ConvertOptions().null_values)
+"""Texts of a CSV that stand for no value where numbers or times are expected."""
+
+_OTHER_COLUMNS = re.compile(
+    r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
+)
 _BATCH_ROWS = 1 << 18
 _CSV_BLOCK_BYTES = 8 << 20
 _DELIMITERS = ",;\t|"
@@ -172,7 +184,6 @@ class CsvRecords(FileRecords):
 
     def _read_schema(self) -> pa.Schema:
         self._delimiter = self._sniff()
-        self._bad_row: Any = None
         try:
             with self._open() as reader:
                 _ = reader.schema.names  # decoded only now
@@ -183,7 +194,7 @@ class CsvRecords(FileRecords):
                 f" {error.start}); save the file as UTF-8"
             ) from error
         except (pa.ArrowException, OSError) as error:
-            raise self._refused() or self._damaged(error) from error
+            raise self._refused(error) or self._damaged(error) from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         row = 0
@@ -192,9 +203,9 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     row += batch.num_rows
                     self.done_bytes = 0 if self._compression else self._stream.tell()
-                    yield batch
+                    yield _without_empty_texts(batch)
         except (pa.ArrowException, OSError) as error:
-            raise self._refused() or self._bad_value(types, row, error) from error
+            raise self._refused(error) or self._bad_value(types, row, error) from error
 
     @property
     def _compression(self) -> str | None:
@@ -209,32 +220,30 @@ class CsvRecords(FileRecords):
         convert = csv.ConvertOptions(
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
-            strings_can_be_null=True,
+            strings_can_be_null=False,  # NA may be a name; see `without_null_words`
         )
         return csv.open_csv(
             source,
             csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
             csv.ParseOptions(
                 delimiter=self._delimiter,
-                invalid_row_handler=self._refuse_row,
                 ignore_empty_lines=not self._has_one_column,  # there an empty line is a value
             ),
             convert,
         )
 
-    def _refuse_row(self, row: Any) -> str:
-        self._bad_row = row
-        return "error"
+    def _refused(self, error: Exception) -> DataError | None:
+        """Returns the error for a line of another number of columns, if that is what it was.
 
-    def _refused(self) -> DataError | None:
-        """Returns the error for a line of another number of columns, if there was one."""
-        row = self._bad_row
-        if row is None:
+        Arrow's own words are read: a handler in Python would be called, and let go of, by threads
+        of Arrow that may still run when the process ends.
+        """
+        found = _OTHER_COLUMNS.search(str(error))
+        if found is None:
             return None
-        number = "a line" if row.number is None else f"line {row.number}"
+        number = "a line" if found[1] is None else f"line {found[1]}"
         return DataError(
-            f"{self.name}: {number} has {row.actual_columns} columns, expected"
-            f" {row.expected_columns}: {row.text[:80]!r}"
+            f"{self.name}: {number} has {found[3]} columns, expected {found[2]}: {found[4][:80]!r}"
         )
 
     def _sniff(self) -> str:
@@ -260,7 +269,7 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     if done + batch.num_rows > row:
                         for name in numbers:
-                            found = first_text(batch.column(name))
+                            found = first_text(without_null_words(batch.column(name)))
                             if found is not None:
                                 return text_in_numbers(self.name, name, done + found[0], found[1])
                     done += batch.num_rows
@@ -273,8 +282,6 @@ class NumpyRecords(FileRecords):
     """A .npy file of shape (rows,) or (rows, columns); nothing in it is executed."""
 
     def _read_schema(self) -> pa.Schema:
-        import numpy as np
-
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
@@ -343,19 +350,44 @@ def open_records(source: Any) -> Records:
     Raises:
         DataError: nothing is there, or nothing in it is a table.
     """
-    if isinstance(source, str | Path):
-        parts = [_open_file(path) for path in _files(Path(source))]
-    elif isinstance(source, Sequence) and source and isinstance(source[0], str | Path):
-        parts = [_open_file(path) for item in source for path in _files(Path(item))]
-    else:
+    files = require_files(source)
+    if files is None:
         return FrameRecords(source)
+    parts = [_open_file(path) for path in files]
     return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
+
+def require_files(source: Any) -> list[Path] | None:
+    """Returns the files that `source` names, or None of a frame.
+
+    Raises:
+        DataError: nothing is there.
+    """
+    if isinstance(source, str | Path):
+        return _files(Path(source))
+    if isinstance(source, Sequence) and source and isinstance(source[0], str | Path):
+        return [path for item in source for path in _files(Path(item))]
+    return None
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(kind) for is_kind in kinds)
+
+
+def without_null_words(column: pa.Array) -> pa.Array:
+    """Returns texts of a CSV in which those that stand for no value (NA, null …) are null."""
+    return pc.if_else(pc.is_in(column, pa.array(NULL_WORDS)), pa.scalar(None, column.type), column)
+
+
+def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for place, name in enumerate(batch.schema.names):
+        column = batch.column(place)
+        if is_text(column.type):
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+            batch = batch.set_column(place, name, column)
+    return batch
 
 
 def first_text(column: Any) -> tuple[int, str] | None:
@@ -374,8 +406,10 @@ def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
     """Returns the error for a text where a number was expected; `row` counts from 0."""
     return DataError(
         f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected numbers;"
-        f" correct it; a column that is no target may also be read as names with"
-        f" categorical=['{column}'], or left out with ignore=['{column}']"
+        " correct it; a column that is no target may also be read as names with ",
+        Setting("categorical", [column]),
+        ", or left out with ",
+        Setting("ignore", [column]),
     )
 
 
@@ -386,7 +420,8 @@ def _files(path: Path) -> list[Path]:
             raise DataError(
                 f"{path} holds no table; expected files ending in {', '.join(SUFFIXES)}"
             )
-        return found
+        tables = [p for p in found if not p.name.lower().endswith(".txt")]
+        return tables or found  # a .txt beside tables is a note about them
     if not path.exists():
         raise DataError(f"there is no file {path}")
     return [path]
@@ -409,8 +444,6 @@ def _open_file(path: Path) -> Records:
 
 
 def _arrow_table(frame: Any) -> pa.Table:
-    import numpy as np
-
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, np.ndarray):
@@ -437,12 +470,12 @@ def _arrow_table(frame: Any) -> pa.Table:
 def _from_pandas(frame: Any) -> pa.Table:
     """Takes an index along that has names, or holds times (called "ds"); drops one that counts.
 
-    Periods become the times that they begin at.
+    Periods become the times that they begin at; numbers and texts in one column become texts.
     """
     if frame.ndim == 1:
         frame = frame.to_frame("y" if frame.name is None else frame.name)
     names = list(frame.index.names)
-    if names == [None] and str(frame.index.dtype).startswith(("datetime", "period")):
+    if names == [None] and _holds_times(frame.index):
         frame = frame.rename_axis("ds").reset_index()
     elif names != [None]:
         frame = frame.reset_index()
@@ -450,4 +483,36 @@ def _from_pandas(frame: Any) -> pa.Table:
     for position, kind in enumerate(frame.dtypes):
         if str(kind).startswith("period"):
             frame.isetitem(position, frame.iloc[:, position].dt.to_timestamp())
-    return pa.Table.from_pandas(frame, preserve_index=False)
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        for position, kind in enumerate(frame.dtypes):
+            if str(kind) == "object":
+                column = frame.iloc[:, position]
+                frame.isetitem(position, _of_one_type(column.tolist(), column.name))
+        return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def _holds_times(index: Any) -> bool:
+    kind = str(index.dtype)
+    if kind.startswith(("datetime", "period")):
+        return True
+    texts = index.tolist() if kind in ("object", "str", "string") else [None]
+    return all(isinstance(text, str) for text in texts) and are_times(pa.array(texts, pa.string()))
+
+
+def _of_one_type(values: list[Any], name: str) -> list[Any]:
+    """Returns values of a column of objects as they are where Arrow takes them, else as texts."""
+    try:
+        pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        kinds = (str, bool, int, float, Decimal, np.number, np.bool_)
+        for row, value in enumerate(values):
+            if value is not None and not isinstance(value, kinds):
+                raise DataError(
+                    f"column '{name}' has a {type(value).__name__} in row {row + 1}, expected"
+                    " numbers, texts or times"
+                ) from None
+        plain = [v.item() if isinstance(v, np.generic) else v for v in values]
+        return [None if v is None or v != v else canonical(v) for v in plain]
+    return values

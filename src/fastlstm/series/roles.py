@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fastlstm.errors import DataError, nearest_hint
+from fastlstm.errors import DataError, Setting, nearest_hint
+from fastlstm.series.problems import Problems
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -84,6 +85,7 @@ def find_roles(
     times: Sequence[str],
     asked: RoleRequest,
     origin: str,
+    problems: Problems,
 ) -> Roles:
     """Gives every column its role.
 
@@ -93,11 +95,13 @@ def find_roles(
         times: those that hold times.
         asked: what the user said.
         origin: what messages call the table.
+        problems: is told of columns that are not there, which are left out.
 
     Raises:
-        DataError: a column that is not there, two roles for one, no target.
+        DataError: two roles for one column, no target, or one of the columns of target, time and
+            series is not there.
     """
-    _check_names(names, asked, origin)
+    asked = _known_names(names, asked, origin, problems)
     numbers = [name for name in numbers if name not in COUNTERS]
     spoken = {*asked.target, *asked.future, *asked.static, *asked.ignore, *asked.categorical}
     free = [name for name in names if name not in spoken | set(asked.past or ())]
@@ -115,8 +119,9 @@ def find_roles(
         target = tuple(named[:1]) if named else tuple(others if series is None else ())
         if not target:
             raise DataError(
-                f"{origin} has no column 'y' to forecast; name one with target=…"
-                f" (its columns: {', '.join(names)})"
+                f"{origin} has no column 'y' to forecast; name one with ",
+                Setting("target", ...),
+                f" (its columns: {', '.join(names)})",
             )
         if not named:
             notes.append(f"target: every number, {', '.join(target)}")
@@ -141,19 +146,35 @@ def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:
     return next((name for name in wanted if name in names), None)
 
 
-def _check_names(names: Sequence[str], asked: RoleRequest, origin: str) -> None:
+def _known_names(
+    names: Sequence[str], asked: RoleRequest, origin: str, problems: Problems
+) -> RoleRequest:
+    """Returns what is asked for without the columns that are not there, which are problems."""
     double = sorted({name for name in names if list(names).count(name) > 1})
     if double:
         raise DataError(f"{origin} has two columns called '{double[0]}'; rename one")
+    missing: dict[str, list[str]] = {}
     for role, value in asked.to_json().items():
         if isinstance(value, bool):
             continue
         for name in (value,) if isinstance(value, str) else value or ():
             if name not in names:
-                raise DataError(
-                    f"{origin} has no column '{name}' (asked for as {role})"
-                    f"{nearest_hint(name, names)}; its columns: {', '.join(names)}"
-                )
+                missing.setdefault(name, []).append(role)
+    for name, roles in missing.items():
+        problems.add(
+            DataError(
+                f"{origin} has no column '{name}' (asked for as {' and '.join(roles)})"
+                f"{nearest_hint(name, names)}; its columns: {', '.join(names)}"
+            )
+        )
+    if {role for roles in missing.values() for role in roles} & {"target", "time", "series"}:
+        problems.raise_all()  # without them nothing is known of the others
+    left: dict[str, Any] = {
+        role: tuple(name for name in value if name not in missing)
+        for role, value in asked.to_json().items()
+        if isinstance(value, tuple | list)
+    }
+    return replace(asked, **left)
 
 
 def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
@@ -171,7 +192,8 @@ def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
             if name in RESERVED:
                 raise DataError(
                     f"{origin}: a column is called '{name}', a name that forecasts use for columns"
-                    " of their own; rename it, or leave it out with ignore=…"
+                    " of their own; rename it, or leave it out with ",
+                    Setting("ignore", ...),
                 )
             seen[name] = role
     if roles.time is None and "step" in roles.target:

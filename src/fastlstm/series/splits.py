@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 from fastlstm.forecast_config import split_of
 from fastlstm.series.table import Segments, Table
 from fastlstm.series.timeline import Frequency
@@ -55,11 +55,13 @@ class Split:
             return index_windows(table, input_size + horizon, stride, begins, ends[part])
         except DataError as error:
             if before is None:
-                raise DataError(f"{part} part: {error}") from error
+                raise DataError(f"{part} part: ", *error.args) from error
             rows = int((ends[part] - before).max(initial=0))
             raise DataError(
                 f"{part} part: its longest stretch has {rows} rows, a horizon takes {horizon},"
-                f" behind {input_size} that may lie before; give another split or smaller sizes"
+                f" behind {input_size} that may lie before; give another ",
+                Setting("split"),
+                " or smaller sizes",
             ) from error
 
 
@@ -145,7 +147,7 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
             total += rows.sum(axis=0)
             squares += np.einsum("ij,ij->j", rows, rows)
     if center is None:
-        raise DataError("the training part has no rows; give more, or another split")
+        raise DataError("the training part has no rows; give more, or another ", Setting("split"))
     mean = total / np.maximum(count, 1)
     variance = np.maximum(squares / np.maximum(count, 1) - mean**2, 0)
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)

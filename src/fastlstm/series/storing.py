@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 from fastlstm.series.arrange import Arranged
 from fastlstm.series.facts import ColumnFacts
 from fastlstm.series.table import MISSING_INT16
@@ -77,12 +77,14 @@ def store_values(
         if fact.is_category and fact.high > most:
             raise DataError(
                 f"column '{name}' has {fact.high + 1:.0f} names, {kind} tells {most + 1} apart;"
-                " give dtype='float32'"
+                " give ",
+                Setting("dtype", "float32"),
             )
         if kind == "float16" and (largest := max(map(abs, _range(fact)))) > 65_504:
             raise DataError(
-                f"column '{name}' reaches {largest:g}, float16 ends at"
-                " 65504; give dtype='int16' or 'float32'"
+                f"column '{name}' reaches {largest:g}, float16 ends at 65504; give ",
+                Setting("dtype", "int16"),
+                " or float32",
             )
     error, spread = _convert(arranged, target, kind, scale, offset)
     arranged.values.unlink()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 
 _UNITS = (
     ("week", 604_800_000_000),
@@ -201,7 +201,9 @@ def find_frequency(
         )
         raise DataError(
             f"{origin}: the times follow no step (most often {shown}); bring them onto a regular"
-            " grid first, or leave the time column out (ignore=…), so that rows are counted"
+            " grid first, or leave the time column out (",
+            Setting("ignore", ...),
+            "), so that rows are counted",
         )
     if not has_clock:
         return Frequency(most, "rows")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm import hardware
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Setting
 from fastlstm.series.table import Table
 
 NO_GROUPS = np.zeros(0, dtype=np.int64)
@@ -96,8 +96,13 @@ def index_windows(
         longest = int((last - first).max(initial=0))
         raise DataError(
             f"a window takes {length} rows and the longest stretch without a gap has"
-            f" {max(longest, 0)}; give longer series, a smaller input_size or horizon, or"
-            " gaps='fill' to put missing rows in"
+            f" {max(longest, 0)}; give longer series, a smaller ",
+            Setting("input_size"),
+            " or ",
+            Setting("horizon"),
+            ", or ",
+            Setting("gaps", "fill"),
+            " to put missing rows in",
         )
     ends_of_runs = np.cumsum(counts[used], dtype=np.int64)
     first_rows = np.ascontiguousarray(first[used], dtype=np.int64)

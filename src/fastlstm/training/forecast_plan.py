@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.config import parse_duration
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError, DataError, Message, Setting
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.series.dataset import SeriesDataset
@@ -40,7 +40,8 @@ def choose_architecture(
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest stretch of training rows has {longest}, a horizon of {config.horizon}"
-            f" needs {config.horizon + 1} at least; give longer series or a smaller horizon"
+            f" needs {config.horizon + 1} at least; give longer series or a smaller ",
+            Setting("horizon"),
         )
     usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
@@ -88,8 +89,11 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
         segment = exact[0] if exact else 1
     if config.tbptt is not None and config.tbptt % segment:
         raise ConfigError(
-            f"tbptt is {config.tbptt}, no multiple of segment {segment}; give"
-            f" tbptt={max(1, config.tbptt // segment) * segment}"
+            Setting("tbptt"),
+            f" is {config.tbptt}, no multiple of ",
+            Setting("segment"),
+            f" {segment}; give ",
+            Setting("tbptt", max(1, config.tbptt // segment) * segment),
         )
     if config.input_size is None:
         wanted = max(1, wanted // segment) * segment
@@ -139,7 +143,7 @@ def note_of_short_series(
     fitting = (least - sizes.horizon) // sizes.segment * sizes.segment
     if config.tbptt is not None or fitting < 1:
         return told
-    return f"{told}; --input-size {fitting} takes all"
+    return Message(f"{told}; ", Setting("input_size", fitting), " takes all")
 
 
 def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import torch
 from fastlstm.config import TrainConfig
 from fastlstm.data.lanes import LaneBatches, WindowBatches
 from fastlstm.data.tokenizer import Ids
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError, DataError, Setting
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.precision import PrecisionChoice, choose_precision
@@ -62,7 +62,10 @@ def choose_device(asked: str) -> torch.device:
         return torch.device("cpu")
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
-        raise ConfigError("--device cuda: no usable NVIDIA GPU here; use --device cpu or auto")
+        raise ConfigError(
+            Setting("device", "cuda"), ": no usable NVIDIA GPU here; use ",
+            Setting("device", "cpu"), " or auto",
+        )  # fmt: skip
     return torch.device("cuda" if available else "cpu")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fastlstm.config import Precision
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, Setting
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.ops.backends.onednn import bf16_instructions
 
@@ -46,7 +46,7 @@ def check_precision(name: str, device: torch.device) -> None:
     """Raises ConfigError where this device cannot train in the asked precision."""
     if device.type == "cpu" and name in ("fp16", "tf32"):
         raise ConfigError(
-            f"--precision {name} needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
+            Setting("precision", name), " needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
         )
 
 

@@ -17,7 +17,7 @@ from fastlstm.config import TrainConfig
 from fastlstm.data.lanes import Batch, LaneBatches, WindowBatches
 from fastlstm.data.loader import Prefetcher
 from fastlstm.data.tokenizer import Tokenizer
-from fastlstm.errors import CorruptFileError, NonFiniteError, Stopped, StorageError
+from fastlstm.errors import CorruptFileError, NonFiniteError, Setting, Stopped, StorageError
 from fastlstm.nn.evaluation import Evaluation, evaluate
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.run_directory import RunDirectory
@@ -255,8 +255,12 @@ class Trainer:
         if guard.roll_back() or found is None:
             raise NonFiniteError(
                 f"step {self.state.progress.step}: {culprit} is NaN or Inf and came back after"
-                f" {guard.rollbacks - 1} roll-backs; lower --learning-rate or --grad-clip, or try"
-                " --precision fp32"
+                f" {guard.rollbacks - 1} roll-backs; lower ",
+                Setting("learning_rate"),
+                " or ",
+                Setting("grad_clip"),
+                ", or try ",
+                Setting("precision", "fp32"),
             )
         before = self.state.progress
         position = self.state.restore(found.tensors, found.meta, keep_guard=True)
@@ -338,8 +342,9 @@ class Trainer:
         if self._refusal is not None:
             raise StorageError(
                 f"{self._refusal} The best model (step {self.state.progress.best_step}) is not"
-                f" published; checkpoint-{self._saved_step} keeps it, the same command with"
-                " --resume publishes it."
+                f" published; checkpoint-{self._saved_step} keeps it, the same command with ",
+                Setting("resume", True),
+                " publishes it.",
             ) from self._refusal
 
     def _checkpoint_due(self) -> bool:
@@ -396,8 +401,9 @@ class Trainer:
             self._save()
         self.emit({"event": "end", "reason": f"stopped by {self.stop.name}", **self._totals()})
         raise Stopped(
-            f"stopped by {self.stop.name}; checkpoint-{step} is saved,"
-            " the same command with --resume goes on"
+            f"stopped by {self.stop.name}; checkpoint-{step} is saved, the same command with ",
+            Setting("resume", True),
+            " goes on",
         )
 
     def _open_loader(self, position: dict[str, int] | None) -> None:

@@ -1,0 +1,132 @@
+"""Times written as text: ISO 8601, dates whose parts have one digit, or as a format says."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastlstm.errors import DataError, Setting
+
+_YEAR_FIRST = (
+    r"^\s*(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})"
+    r"(?:[T ]\s*(?P<hour>\d{1,2}):(?P<minute>\d{2})"
+    r"(?::(?P<second>\d{2})(?P<rest>\.\d{1,6})?)?)?\s*$"
+)
+_YEAR_LAST = re.compile(
+    r"\s*\d{1,2}([-/.])\d{1,2}[-/.](\d{2}|\d{4})(?: (\d{1,2}:\d{2}(:\d{2})?))?\s*"
+)
+
+
+def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
+    """Returns texts as timestamps in microseconds.
+
+    Args:
+        column: texts, without nulls.
+        form: how they are written (strptime), None: year, month, day, then the time of the day.
+
+    Raises:
+        pa.ArrowInvalid: a text is no time.
+        DataError: a format that cannot be read by.
+    """
+    if form is not None:
+        return _by_format(column, form)
+    try:
+        return column.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return _year_first(column)
+
+
+def _year_first(column: pa.Array) -> pa.Array:
+    parts = pc.extract_regex(column, _YEAR_FIRST)
+    if parts.null_count:
+        raise pa.ArrowInvalid("no time")
+    year, *pairs = (parts.field(k) for k in range(6))
+    month, day, hour, minute, second = (pc.utf8_lpad(part, 2, "0") for part in pairs)
+    date = _join("-", year, month, day)
+    text = _join(" ", date, _join(":", hour, minute, second))
+    return _join("", text, parts.field(6)).cast(pa.timestamp("us"))
+
+
+def _join(mark: str, *texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(*texts, pa.scalar(mark, texts[0].type))
+
+
+def _by_format(column: pa.Array, form: str) -> pa.Array:
+    if "%f" not in form:
+        return _real_days(column, pc.strptime(column, format=form, unit="us"), form)
+    if not form.endswith((".%f", ",%f")) or form.count("%f") > 1:
+        raise DataError(
+            Setting("time_format", form), ": %f, a fraction of a second, can only stand at the"
+            " end, behind a point or a comma, as in ",
+            Setting("time_format", "%Y-%m-%d %H:%M:%S.%f"),
+        )  # fmt: skip
+    parts = pc.extract_regex(column, r"^(?P<head>.*)[.,](?P<fraction>\d{1,6})\s*$")
+    if parts.null_count:
+        raise pa.ArrowInvalid("no fraction")
+    whole = _by_format(parts.field(0), form[:-3])
+    fraction = pc.utf8_rpad(parts.field(1), 6, "0").cast(pa.int64())
+    return pc.add(whole.cast(pa.int64()), fraction).cast(pa.timestamp("us"))
+
+
+def _real_days(column: pa.Array, times: pa.Array, form: str) -> pa.Array:
+    """Returns the times; Arrow reads 31 February as 2 March, which is refused here."""
+    is_early = pc.less_equal(pc.day(times), 3)
+    texts, early = column.filter(is_early), times.filter(is_early)
+    back = pc.strftime(early.cast(pa.timestamp("s"), safe=False), format=form)
+    differs = pc.not_equal(_plain(back), _plain(texts.cast(back.type)))
+    for text in pc.unique(texts.filter(differs)).to_pylist():
+        try:
+            datetime.strptime(text.strip(), form)
+        except ValueError as error:
+            if "bad directive" not in str(error):  # one that only Arrow knows
+                raise pa.ArrowInvalid("no such day") from error
+    return times
+
+
+def _plain(texts: pa.Array) -> pa.Array:
+    """Returns texts without zeros before numbers, in small letters."""
+    return pc.replace_substring_regex(pc.utf8_lower(texts), r"(^|[^0-9])0+([0-9])", r"\1\2")
+
+
+def are_times(texts: pa.Array) -> bool:
+    """Returns whether all texts can be read as times."""
+    try:
+        return len(texts) > 0 and texts.null_count == 0 and read_times(texts) is not None
+    except pa.ArrowInvalid:
+        return False
+
+
+def wanted(value: str) -> tuple[object, ...]:
+    """Returns what to say of a text that is no time by itself, in parts of a message."""
+    if re.fullmatch(_YEAR_FIRST, value):
+        return ("there is no such day or time of the day",)
+    found = _YEAR_LAST.fullmatch(value)
+    if found is None:
+        return (
+            "expected 2016-07-01 13:00:00, or say how they are written with ",
+            Setting("time_format", "%d.%m.%Y %H:%M"),
+        )
+    mark, year = found[1], "%Y" if len(found[2]) == 4 else "%y"
+    clock = "" if found[3] is None else " %H:%M" + (":%S" if found[4] else "")
+    forms = [mark.join([*pair, year]) + clock for pair in (("%d", "%m"), ("%m", "%d"))]
+    return (
+        "it may be day or month that comes first: give ",
+        Setting("time_format", forms[0]),
+        " or ",
+        Setting("time_format", forms[1]),
+    )
+
+
+def micro_of_floats(column: pa.Array, per_unit: float) -> pa.Array:
+    """Returns numbers since 1970 with a fraction as timestamps, to the nearest microsecond.
+
+    Args:
+        column: finite numbers.
+        per_unit: microseconds of one.
+    """
+    values = np.rint(column.cast(pa.float64()).to_numpy(zero_copy_only=False) * per_unit)
+    return pa.array(values.astype(np.int64)).cast(pa.timestamp("us"))

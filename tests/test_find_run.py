@@ -1,0 +1,87 @@
+"""What was named as a run: said before torch is loaded, with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastlstm.errors import FormatError, UsageError
+from fastlstm.find_run import require_run
+from test_light_import import loaded_by
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, config in (
+        ("book", '{"format": "fastlstm-run"}'),
+        ("etth", '{"kind": "forecaster"}'),
+    ):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "config.json").write_text(config)
+        Path("runs", name, "manifest.json").write_text("{}")
+    Path("empty").mkdir()
+    Path("book.txt").write_text("a text\n" * 99)
+    Path("table.csv").write_text("ds,y\n2020-01-01,1\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "parts"),
+    [
+        ("runs/bok", "text", ["runs/bok: no such run (did you mean 'book'?)", "fastlstm train"]),
+        ("none", "forecaster", ["none: no such run", "DATA --horizon N --out none"]),
+        ("book.txt", "text", ["book.txt is a file", "fastlstm train book.txt --out RUN"]),
+        ("table.csv", "forecaster", ["is a file", "train table.csv --horizon N --out RUN"]),
+        ("runs/book/config.json", "text", ["is a file of a run, expected the run: ", "runs/book"]),
+        ("runs", "text", ["runs holds no run itself", "runs/book, runs/etth"]),
+        ("empty", None, ["empty: holds no model and no checkpoint", "fastlstm train SOURCE"]),
+        ("runs/etth", "text", ["holds a forecaster: fastlstm forecast runs/etth DATA"]),
+        ("runs/book", "forecaster", ["holds a text model", "fastlstm generate runs/book"]),
+    ],
+)
+def test_what_is_no_such_run_is_said_with_what_to_do(
+    path: str, wanted: str, parts: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_run(path, wanted)  # type: ignore[arg-type]
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_the_right_run_passes() -> None:
+    require_run("runs/book", "text")
+    require_run("runs/etth", "forecaster")
+    require_run(Path("runs/book"))
+
+
+def test_the_library_says_the_same() -> None:
+    from fastlstm.infer.forecaster_files import read_forecaster
+    from fastlstm.nn.stored_model import load_stored_model
+
+    with pytest.raises(FormatError, match="holds a forecaster: fastlstm forecast"):
+        load_stored_model("runs/etth")
+    with pytest.raises(FormatError, match="holds a text model, expected a forecaster"):
+        read_forecaster("runs/book")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "book.txt"],
+        ["generate", "runs/etth"],
+        ["generate", "missing"],
+        ["evaluate", "missing", "book.txt"],
+        ["evaluate", "runs/book", "missing.txt"],
+        ["evaluate", "runs/etth", "book.txt"],
+        ["forecast", "runs/book", "table.csv"],
+        ["forecast", "runs/etth", "missing.csv"],
+        ["info", "book.txt"],
+        ["serve", "book.txt"],
+        ["prepare", "book.txt"],
+        ["train", "missing.txt", "--out", "runs/book"],
+        ["train", "missing.csv", "--horizon", "4", "--out", "runs/etth"],
+    ],
+)
+def test_the_command_line_needs_no_torch_to_say_so(argv: list[str]) -> None:
+    code = f"from fastlstm.cli.main import main\nassert main({argv!r}) == 2"
+    assert loaded_by(code) & {"torch"} == set()
