@@ -318,8 +318,9 @@ def holds_forecaster(path: str | os.PathLike[str]) -> bool:
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
-            config = json.loads((directory / "config.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            data = storage.read_bytes(directory / "config.json", storage.MAX_JSON_BYTES)
+            config = json.loads(data)
+        except (FastLSTMError, ValueError, RecursionError):
             continue
         return isinstance(config, dict) and config.get("kind") == FORECASTER
     return False
