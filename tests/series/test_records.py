@@ -92,3 +92,10 @@ print(refused)
     )
     assert found.returncode == 0, found.stderr[-2000:]
     assert int(found.stdout) > 30
+
+
+def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
+    seconds = [2**40 + 3600 * k for k in (0, 1, 3, 2, 4)]
+    table = pa.table({"time": pa.array(seconds, pa.timestamp("s")), "y": np.arange(5) * 0.5})
+    with pytest.raises(DataError, match="row 4, 36812-02-20 02:36:16"):
+        prepare_table(table, PrepareOptions(RoleRequest(target=("y",))), tmp_path / "cache")
