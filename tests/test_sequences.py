@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -325,3 +326,9 @@ def test_an_answer_that_never_changes_is_met(answer: float) -> None:
     np.testing.assert_array_equal(model.predict(x), y)
     assert model.score(x, y) == 1.0
     assert model.score(x, y + 1) == 0.0
+
+
+def test_a_label_that_is_missing_in_pandas_is_named() -> None:
+    labels = pd.Series(["a", pd.NA, "b"], dtype="string")
+    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; leave it out"):
+        SequenceClassifier().fit([np.zeros((4, 2))] * 3, labels)
