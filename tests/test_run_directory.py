@@ -10,7 +10,7 @@ import pytest
 from fastlstm import manifest
 from fastlstm.errors import CorruptFileError, RunDirectoryError
 from fastlstm.manifest import FileRecord, Manifest, write_directory
-from fastlstm.run_directory import RunDirectory
+from fastlstm.run_directory import RunDirectory, holds_forecaster
 
 
 @pytest.fixture
@@ -195,3 +195,22 @@ def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path
     assert "metrics.jsonl" in str(run.verify()[0])
     run.unseal_metrics()
     assert run.verify() == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish({"model.safetensors": b"x"})
+    os.mkfifo(run.path / name)
+    command = [sys.executable, "-m", "fastlstm", "info", str(run.path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert found.returncode in (1, 2)
+    assert "internal error" not in found.stderr
+
+
+def test_a_linked_configuration_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text('{"kind": "forecaster"}')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").symlink_to(tmp_path / "elsewhere")
+    assert not holds_forecaster(tmp_path / "run")

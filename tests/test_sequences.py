@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -328,3 +329,9 @@ def test_an_answer_that_never_changes_is_met(answer: float) -> None:
     y[np.random.default_rng(0).permutation(60)[:12]] += 1  # held out: teaches nothing
     model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1, held_out=0.2).fit(x, y)
     np.testing.assert_array_equal(model.predict(x), np.full(60, answer))
+
+
+def test_a_label_that_is_missing_in_pandas_is_named() -> None:
+    labels = pd.Series(["a", pd.NA, "b"], dtype="string")
+    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; leave it out"):
+        SequenceClassifier().fit([np.zeros((4, 2))] * 3, labels)

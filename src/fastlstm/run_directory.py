@@ -323,8 +323,9 @@ def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] |
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
-            config = json.loads((directory / "config.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            data = storage.read_bytes(directory / "config.json", storage.MAX_JSON_BYTES)
+            config = json.loads(data)
+        except (FastLSTMError, ValueError, RecursionError):
             continue
         if isinstance(config, dict) and config.get("kind") == FORECASTER:
             return "forecaster"

@@ -148,6 +148,39 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         raise CorruptFileError(f"{path}: {error} is missing in its files") from None
 
 
+def _network(
+    config: ForecasterConfig, tensors: dict[str, torch.Tensor], path: Path
+) -> ForecastNetwork:
+    """Returns the network that stored tensors are the weights of.
+
+    No memory is taken for what the file does not hold: the shapes are compared before.
+
+    Raises:
+        CorruptFileError: config.json describes another network.
+    """
+    weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    try:
+        if config.num_layers > len(found):  # each has several, and would take time
+            raise ValueError(f"{config.num_layers} layers")
+        with torch.device("meta"):
+            described = ForecastNetwork(config).state_dict()
+    except (ValueError, TypeError, RuntimeError) as error:  # sizes that no memory has
+        reason = str(error).splitlines()[0][:200]
+        raise CorruptFileError(f"{path / CONFIG_FILE}: no such network ({reason})") from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
+    for name in sorted(shapes.keys() | found.keys()):
+        if shapes.get(name) != found.get(name):
+            raise CorruptFileError(
+                f"{path / 'model.safetensors'}: {name} has the shape {found.get(name)},"
+                f" {CONFIG_FILE} describes {shapes.get(name)}; put the right file back"
+            )
+    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
+        network = ForecastNetwork(config)
+    network.load_state_dict(weights)
+    return network
+
+
 def _assembled(
     files: dict[str, bytes], configs: tuple[ForecastConfig, ForecastConfig], path: Path
 ) -> StoredForecaster:
@@ -155,11 +188,9 @@ def _assembled(
     sizes = dict(config["network"])
     for name in ("categories", "static_categories"):
         sizes[name] = tuple(tuple(pair) for pair in sizes[name])
-    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
-        network = ForecastNetwork(ForecasterConfig(**sizes))
     tensors = decode_tensors(files["model.safetensors"], path / "model.safetensors")
     calibration = Calibration(tensors.pop(_RESIDUALS))
-    network.load_state_dict({n.removeprefix("network."): t for n, t in tensors.items()})
+    network = _network(ForecasterConfig(**sizes), tensors, path)
     scales = json.loads(files["scaler.json"])
     mean, std = (np.array(scales[name], dtype=np.float64) for name in ("mean", "std"))
     schema = json.loads(files["schema.json"])

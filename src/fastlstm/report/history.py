@@ -12,6 +12,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.errors import FastLSTMError
+from fastlstm.storage import open_regular
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -160,8 +163,12 @@ def read_history(path: Path) -> History:
 
 def _events(path: Path) -> list[Event]:
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
+        with (
+            open_regular(path) as (descriptor, _),
+            open(descriptor, "rb", closefd=False) as file,  # a run may be adding lines
+        ):
+            lines = file.read().split(b"\n")
+    except FastLSTMError:
         return []
     events = []
     for line in lines:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastlstm.errors import MissingExtraError
+from fastlstm.errors import FastLSTMError, MissingExtraError
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
 from fastlstm.report.lines import score_form
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
-from fastlstm.storage import write_file
+from fastlstm.storage import MAX_JSON_BYTES, read_bytes, write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Styles stand in the page and in its charts; nothing else is needed."""
@@ -306,8 +306,8 @@ def _kernels(history: History) -> str:
 
 def _config(run_dir: Path) -> dict[str, Any]:
     try:
-        loaded = json.loads((run_dir / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        loaded = json.loads(read_bytes(run_dir / "config.json", MAX_JSON_BYTES))
+    except (FastLSTMError, ValueError, RecursionError):
         return {}
     train = loaded.get("train") if isinstance(loaded, dict) else None
     return train if isinstance(train, dict) else {}

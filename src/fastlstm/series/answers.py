@@ -54,7 +54,7 @@ def labels_of(y: Any) -> list[Any]:
     """Returns N labels.
 
     Raises:
-        DataError: a label that is NaN or cannot be hashed, or more than one per sequence.
+        DataError: a label that is NaN or NA, or cannot be hashed, or more than one per sequence.
     """
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
@@ -68,9 +68,17 @@ def labels_of(y: Any) -> list[Any]:
                 f"the label of sequence {number} is a {type(label).__name__}, expected something"
                 " hashable, such as a name, a number or a tuple"
             ) from None
-        if label != label:
-            raise DataError(f"the label of sequence {number} is NaN; leave it out, or name it")
+        if _is_missing(label):
+            shown = "NaN" if isinstance(label, float) else label
+            raise DataError(f"the label of sequence {number} is {shown}; leave it out, or name it")
     return labels
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return bool(label != label)
+    except TypeError:  # pandas' NA, which is neither equal to itself nor not
+        return True
 
 
 def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:

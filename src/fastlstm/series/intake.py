@@ -378,7 +378,15 @@ class _Batches:
         self._records, self._batches = records, records.batches(types)
 
     def __next__(self) -> tuple[pa.RecordBatch, int]:
-        return next(self._batches), self._records.done_bytes
+        batch = next(self._batches)
+        try:
+            batch.validate(full=True)  # an offset beyond the memory would be followed to it
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise DataError(
+                f"{self._records.name} cannot be read ({reason}); is it whole?"
+            ) from error
+        return batch, self._records.done_bytes
 
     def state_dict(self) -> dict[str, int]:
         return {}

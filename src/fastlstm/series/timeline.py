@@ -7,7 +7,6 @@ tick apart.
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -165,8 +164,8 @@ def _are_alike_in_months(times: NDArray[np.int64], is_month_end: bool) -> NDArra
 
 def show_time(time: int) -> str:
     """Returns a time as people write it, without parts that are zero."""
-    shown = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(time))
-    return shown.strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix(".000000").removesuffix(" 00:00:00")
+    shown = str(np.datetime64(int(time), "us")).replace("T", " ")  # also beyond the year 9999
+    return shown.removesuffix(".000000").removesuffix(" 00:00:00")
 
 
 def find_frequency(
