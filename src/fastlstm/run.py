@@ -92,6 +92,7 @@ def train(
     observers: Sequence[Observer] | None = None,
     stop: StopFlag | None = None,
     given: Collection[str] = (),
+    began: float | None = None,
     **fields: Any,
 ) -> Run:
     """Trains a language model on a text.
@@ -106,6 +107,7 @@ def train(
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
         given: the fields of `config` that were chosen and are no defaults; a resumed run checks
             them against what it was begun with.
+        began: `time.perf_counter()` from which a budget counts; default now.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -115,7 +117,9 @@ def train(
         UsageError: something given cannot be done as asked.
         Stopped: SIGTERM or Ctrl-C; the state is saved.
         NonFiniteError: NaN or Inf that could not be cured.
+        BudgetError: the budget was over before the first step.
     """
+    began = time.perf_counter() if began is None else began
     if config is not None and fields:
         raise ConfigError("give either config=… or single fields, not both")
     config = config if config is not None else from_dict(fields, "train()")
@@ -128,7 +132,8 @@ def train(
         stack.enter_context(run.lock())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = _Session(source, config, {*given, *fields}, run, list(observers), stop)
+        names = {*given, *fields}
+        session = _Session(source, config, names, run, list(observers), stop, began)
         try:
             return session.train(resume)
         except UsageError:
@@ -147,8 +152,9 @@ class _Session(RunSession):
         run: RunDirectory,
         observers: list[Observer],
         stop: StopFlag,
+        began: float,
     ) -> None:
-        super().__init__(run, observers)
+        super().__init__(run, observers, began)
         self._source, self._config, self._stop, self._names = source, config, stop, names
 
     def train(self, resume: bool) -> Run:
@@ -165,7 +171,7 @@ class _Session(RunSession):
 
     def _train(self, config: TrainConfig, device: torch.device, found: Checkpoint | None) -> Run:
         text = self._prepare(config, found)
-        started = time.perf_counter()
+        self.mark()
         splits = text.split(config.split)
         model = LanguageModel(
             config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
@@ -195,13 +201,13 @@ class _Session(RunSession):
             device=device,
             flop_per_token=training_flop_per_token(model.config),
             ceiling_gflops=ceiling,
-            started=started,
-            evaluation_tokens=resolved.evaluation_tokens,
+            started=self.began,
         )
         with self.outputs(found, config.tensorboard):
             self._announce(text, splits, plan, model, resolved, found)
             for note in (*text.notes, *notes, *resolved.notes):
                 self.say("info", note)
+            plan = dataclasses.replace(plan, report_s=self.report_s())
             trainer = self._trainer(plan, model, batches, splits, text)
             evaluation = trainer.train(found)
         return Run(self.run.path, evaluation)
@@ -250,6 +256,7 @@ class _Session(RunSession):
         return Trainer(
             plan, model, batches, splits.valid, text.tokenizer, self.run, files,
             publish=publish, emit=self.emit, stop=self._stop, sample=sample,
+            watch=self.watch("evaluating", "tokens"),
         )  # fmt: skip
 
     def _announce(

@@ -108,14 +108,6 @@ def test_evaluations_take_about_a_twentieth_of_the_work():
     assert any("dropout" in note for note in resolved.notes)
 
 
-def test_a_budget_too_short_for_the_validation_split_scores_a_part_and_says_so():
-    config = TrainConfig(budget="10s", precision="fp32", seq_length=16, batch_size=8)
-    precision = PrecisionChoice("fp32", "as asked", 0.1)
-    resolved = resolve(config, precision, torch.device("cpu"), 10**8, 5 * 10**6, 10**6, 10**6)
-    assert resolved.evaluation_tokens == 10_000
-    assert any("first 10,000 of 5,000,000 validation tokens" in note for note in resolved.notes)
-
-
 def test_short_runs_get_short_sequences():
     precision = PrecisionChoice("bf16", "as asked", 0.1)
 
