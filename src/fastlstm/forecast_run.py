@@ -245,7 +245,7 @@ class _Session(RunSession):
         )  # fmt: skip
         with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
             self._announce(stored, dataset, plan, (loader.num_windows, len(valid)), found)
-            for note in dataset.notes:
+            for note in (*self.notes, *dataset.notes):
                 self.say("info", note)
             short = note_of_short_series(config, sizes, dataset, split)
             if short is not None:
@@ -461,10 +461,6 @@ class _Session(RunSession):
         batch = config.batch_size * network.num_channels
         with autocast(config.precision, torch.device("cpu")):
             kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
-        threads = torch.get_num_threads()
-        ceiling = None
-        if self._has_run:
-            ceiling = hardware.ceilings(config.precision, threads).gemm_gflops
         self.emit(
             {
                 "event": "start",
@@ -482,8 +478,8 @@ class _Session(RunSession):
                 "model": dataclasses.asdict(sizes),
                 "num_parameters": sum(p.numel() for p in network.parameters()),
                 "flop_per_window": flop_per_window(sizes),
-                "ceiling_gflops": ceiling,
-                "threads": threads,
+                **(self.ceiling(config.precision) if self._has_run else {}),
+                "threads": torch.get_num_threads(),
                 "batch_size": config.batch_size,
                 "tbptt": config.tbptt,
                 "balance": config.balance,

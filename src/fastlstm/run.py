@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastlstm import hardware
+from fastlstm import hardware, measurements
 from fastlstm.config import TrainConfig, from_dict
 from fastlstm.data.lanes import LaneBatches, WindowBatches
 from fastlstm.data.text import Splits, TextDataset, prepare_text
@@ -34,7 +34,7 @@ from fastlstm.report.progress import default_output
 from fastlstm.run_directory import RunDirectory
 from fastlstm.run_session import RunSession, resumed_config
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.metrics import Observer
+from fastlstm.training.metrics import Event, Observer
 from fastlstm.training.plan import (
     Resolved,
     choose_device,
@@ -191,21 +191,21 @@ class _Session(RunSession):
         resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ceiling = hardware.ceilings(
-            config.precision, torch.get_num_threads(), device=device.type
-        ).gemm_gflops
+        ceiling = self.ceiling(config.precision, device.type)
+        if precision.is_recalled:
+            self.notes.append(measurements.note("the times of a pass were"))
         plan = TrainPlan(
             config=config,
             given=self._config if found is None else given_config(found.files),
             ending=resolved.ending,
             device=device,
             flop_per_token=training_flop_per_token(model.config),
-            ceiling_gflops=ceiling,
+            ceiling_gflops=ceiling["ceiling_gflops"],
             started=self.began,
         )
         with self.outputs(found, config.tensorboard):
-            self._announce(text, splits, plan, model, resolved, found)
-            for note in (*text.notes, *notes, *resolved.notes):
+            self._announce(text, splits, plan, model, resolved, found, ceiling)
+            for note in (*self.notes, *text.notes, *notes, *resolved.notes):
                 self.say("info", note)
             plan = dataclasses.replace(plan, report_s=self.report_s())
             trainer = self._trainer(plan, model, batches, splits, text)
@@ -267,6 +267,7 @@ class _Session(RunSession):
         model: LanguageModel,
         resolved: Resolved,
         found: Checkpoint | None,
+        ceiling: Event,
     ) -> None:
         config = plan.config
         self.emit(
@@ -279,7 +280,7 @@ class _Session(RunSession):
                 "model": dataclasses.asdict(model.config),
                 "num_parameters": model.num_parameters,
                 "flop_per_token": plan.flop_per_token,
-                "ceiling_gflops": plan.ceiling_gflops,
+                **ceiling,
                 "vocab_size": text.tokenizer.vocab_size,
                 "train_tokens": len(splits.train),
                 "valid_tokens": len(splits.valid),

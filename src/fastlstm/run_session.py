@@ -8,6 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
+
+from fastlstm import hardware, measurements
 from fastlstm.errors import (
     BudgetError,
     ConfigError,
@@ -42,12 +45,14 @@ class RunSession:
     Attributes:
         run: as given.
         began: `time.perf_counter()` when the wall clock of this start began.
+        notes: sentences to say once the start is announced.
     """
 
     def __init__(
         self, run: RunDirectory, observers: list[Observer], began: float | None = None
     ) -> None:
         self.run, self._observers = run, observers
+        self.notes: list[str] = []
         self.began = time.perf_counter() if began is None else began
         self._files: list[MetricsFile | TensorBoardWriter] = []
         self._end: tuple[float, Event] | None = None
@@ -87,6 +92,21 @@ class RunSession:
             return 0.0
         wall_s, own_s = time.perf_counter() - self._mark[0], time.thread_time() - self._mark[1]
         return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MOST_BUSY)
+
+    def ceiling(self, precision: str, device: str = "cpu") -> Event:
+        """Returns what a start event says of the ceiling: ceiling_gflops, and how it was measured.
+
+        What was measured in an earlier run goes into `notes`.
+        """
+        threads = torch.get_num_threads()
+        found = hardware.ceilings(precision, threads, device=device)
+        shape = "x".join(map(str, hardware.GEMM_SHAPE))
+        how = f"{found.gemm_by}, {shape} in {precision}, {threads} thread{'s' * (threads != 1)}"
+        if found.is_busy:
+            how += ", while the machine was busy"
+        if found.is_recalled:
+            self.notes.append(measurements.note("the ceiling was"))
+        return {"ceiling_gflops": found.gemm_gflops, "ceiling_how": how}
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""

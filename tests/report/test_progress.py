@@ -204,6 +204,12 @@ def test_plain_header_repeats_the_label_of_every_line(events: list[Any]) -> None
     assert "resumed: from step 1,200" in lines
 
 
+def test_the_ceiling_says_how_it_was_measured(events: list[Any]) -> None:
+    how = "oneDNN, 2048x512x2048 in bf16, 2 threads, while the machine was busy"
+    text = plain({**events[1], "ceiling_how": how})
+    assert f"machine: cpu, 2 threads, ceiling 412 GFLOP/s ({how})\n" in text
+
+
 def test_plain_lines_are_flushed_one_by_one(events: list[Any]) -> None:
     class Counting(io.StringIO):
         flushed = 0

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fastlstm import measurements
 from fastlstm.config import ModelConfig, TrainConfig
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.nn.language_model import LanguageModel
@@ -58,6 +59,7 @@ def test_no_gpu_is_a_clear_error(monkeypatch):
 def choose(monkeypatch, **times: float) -> PrecisionChoice:
     """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
     monkeypatch.setattr(precision_module, "_step_seconds", lambda m, name, d, b: times[name])
+    monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
     return choose_precision("auto", small_model(), torch.device("cpu"), (8, 2))
 
 
@@ -81,7 +83,8 @@ def test_a_cpu_without_bf16_trains_in_fp32(monkeypatch, on_cpu, isa):
     assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
 
 
-def test_timing_leaves_random_numbers_and_gradients_alone():
+def test_timing_leaves_random_numbers_and_gradients_alone(monkeypatch):
+    monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
     model = small_model()
     torch.manual_seed(5)
     expected = torch.rand(3)

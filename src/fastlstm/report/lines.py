@@ -193,11 +193,12 @@ def _training_text(event: Event, glyphs: Glyphs) -> str:
 
 def _machine_text(event: Event) -> str:
     threads, peak = number(event, "threads"), number(event, "ceiling_gflops")
+    how = text_of(event, "ceiling_how") or "measured"
     return joined(
         [
             text_of(event, "device"),
             f"{threads:.0f} thread{'s' if threads != 1 else ''}" if threads is not None else "",
-            f"ceiling {si(1e9 * peak)}FLOP/s (measured)" if peak is not None else "",
+            f"ceiling {si(1e9 * peak)}FLOP/s ({how})" if peak is not None else "",
         ]
     )
 
