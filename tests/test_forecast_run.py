@@ -282,6 +282,13 @@ def test_the_parts_of_the_time_add_up(path: str, tmp_path: Path) -> None:
     assert end["report"] == str(tmp_path / "run" / "report.html")
 
 
+def test_the_number_of_threads_stays(path: str, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    config = ForecastConfig(**{**QUICK, "steps": 2, "threads": before + 1})
+    train_forecaster(path, config, out=tmp_path / "run")
+    assert torch.get_num_threads() == before
+
+
 def test_a_run_that_ends_on_nan_keeps_the_best_weights(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

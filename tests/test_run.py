@@ -124,6 +124,23 @@ def test_the_callers_random_numbers_stay(text, tmp_path):
     assert logged(runs[0]) == logged(runs[1])
 
 
+def test_what_torch_was_set_to_stays(text, tmp_path):
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    threads, before = torch.get_num_threads(), [switch.allow_tf32 for switch in switches]
+    try:
+        for is_on in (True, False):
+            for switch in switches:
+                switch.allow_tf32 = is_on
+            train(text, tmp_path / str(is_on), steps=2, threads=threads + 1)
+            with pytest.raises(ConfigError):
+                train(text, tmp_path / "refused", steps=2, threads=threads + 2, precision="fp16")
+            assert [switch.allow_tf32 for switch in switches] == [is_on, is_on]
+            assert torch.get_num_threads() == threads
+    finally:
+        for switch, is_on in zip(switches, before, strict=True):
+            switch.allow_tf32 = is_on
+
+
 def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
     train(text, tmp_path / "whole")
     evaluate = trainer_module.evaluate

@@ -38,7 +38,7 @@ from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.ops.dispatch import explain
 from fastlstm.run_directory import RunDirectory
-from fastlstm.run_session import RunSession, resumed_config
+from fastlstm.run_session import RunSession, resumed_config, torch_settings_kept
 from fastlstm.series.configured import prepare
 from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import SeriesDataset
@@ -137,6 +137,7 @@ class _Closing:
         return self.budget_s - elapsed_s - self.report_s() - _PUBLISHING_S
 
 
+@torch_settings_kept()
 @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def train_forecaster(
     frame: Any,

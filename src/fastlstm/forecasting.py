@@ -162,6 +162,9 @@ class Forecaster(Estimator):
     def fit(self, frame: Any, y: None = None) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 
+        One fit at a time: torch has one generator of random numbers per process, so that fits in
+        several threads are trained well, but their seeds decide nothing; use processes.
+
         Args:
             frame: see `fastlstm.series.records.open_records`.
             y: not used; scikit-learn passes it.

@@ -32,7 +32,7 @@ from fastlstm.ops.cost import training_flop_per_token
 from fastlstm.ops.dispatch import LayerReport, explain
 from fastlstm.report.progress import default_output
 from fastlstm.run_directory import RunDirectory
-from fastlstm.run_session import RunSession, resumed_config
+from fastlstm.run_session import RunSession, resumed_config, torch_settings_kept
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.metrics import Event, Observer
 from fastlstm.training.plan import (
@@ -127,6 +127,7 @@ def train(
     run = RunDirectory(path)
     run.create()
     with ExitStack() as stack:
+        stack.enter_context(torch_settings_kept())
         if stop is None:
             stop = stack.enter_context(StopFlag())
         stack.enter_context(run.lock())

@@ -26,7 +26,7 @@ from fastlstm.training.metrics import Event, MetricsFile, Observer, TensorBoardW
 ConfigT = TypeVar("ConfigT")
 
 _ENDS = frozenset({"steps", "epochs", "budget"})
-_REPORT_CPU_S = 1.5
+_REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
 _MOST_BUSY = 8.0
 _CLEAR_GAIN = 0.005
@@ -205,6 +205,23 @@ class RunSession:
             aside = self.run.metrics_path.with_suffix(".damaged")
             self.run.metrics_path.replace(aside)
             self.say("warning", f"{error}; it is kept as {aside.name}, a new one is begun")
+
+
+@contextmanager
+def torch_settings_kept() -> Iterator[None]:
+    """Puts back, at the end of the block, what a run sets for the whole process.
+
+    These are torch's number of threads and the TF32 switches.
+    """
+    threads = torch.get_num_threads()
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for switch, is_on in zip(switches, before, strict=True):
+            switch.allow_tf32 = is_on
 
 
 def is_still_improving(losses: Sequence[tuple[int, float]]) -> bool:

@@ -35,8 +35,8 @@ def test_budget_counts_wall_clock_and_keeps_a_reserve():
     assert ending.budget_s == 120
     assert ending.progress(10**9, 30) == 0.25
     assert ending.progress(0, 100, reserve_s=20) == 1.0
-    assert ending.progress(0, 60, reserve_s=10**6) == 1.0, (
-        "the reserve takes at most half the budget"
+    assert ending.progress(0, 15, reserve_s=10**6) == 0.5, (
+        "the reserve takes at most three quarters of the budget"
     )
 
 

@@ -51,7 +51,7 @@ class Ending:
             step: optimizer steps done.
             elapsed_s: wall clock of the run so far, over all its starts (budget only, as below).
             setup_s: the part of it before the first step of each start.
-            reserve_s: seconds to keep for what follows training; at most half of what set-up left.
+            reserve_s: seconds to keep for what follows training; at most 3/4 of what set-up left.
         """
         if self.total_steps is not None:
             return min(1.0, step / self.total_steps)
@@ -59,7 +59,7 @@ class Ending:
         left_s = self.budget_s - setup_s
         if left_s <= 0:
             return 1.0
-        return min(1.0, (elapsed_s - setup_s) / max(left_s - reserve_s, 0.5 * left_s))
+        return min(1.0, (elapsed_s - setup_s) / max(left_s - reserve_s, 0.25 * left_s))
 
     def require_steps(self, step: int, setup_s: float) -> None:
         """Raises BudgetError when the budget was over before the first step."""
