@@ -110,16 +110,17 @@ class RunSession:
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""
-        shown_s = time.perf_counter()
+        looked_s, is_shown = time.perf_counter(), False
 
         def show(done: int, total: int) -> None:
-            nonlocal shown_s
-            if done >= total:
-                shown_s = time.perf_counter()  # the next round of the same begins
-            elif time.perf_counter() - shown_s > _SHOW_EVERY_S:
-                shown_s = time.perf_counter()
+            nonlocal looked_s, is_shown
+            is_over = done >= total
+            if is_shown if is_over else time.perf_counter() - looked_s > _SHOW_EVERY_S:
                 about = {"doing": doing, "unit": unit, "done": done, "total": total}
                 self.emit({"event": "progress", **about})
+                looked_s, is_shown = time.perf_counter(), not is_over
+            elif is_over:
+                looked_s = time.perf_counter()  # the next round of the same begins
 
         return show
 

@@ -140,8 +140,12 @@ def test_what_is_under_way_has_a_bar_of_its_own(terminal: Any) -> None:
     event = {"event": "progress", **about}
     text = "judging the test part: 512 of 2,048 windows, 25%"
     assert plain(event) == text + "\n"
-    LiveOutput(terminal)(event)
-    assert COLOUR.sub("", terminal.getvalue()).endswith("━━━━━───────────────  " + text)
+    output = LiveOutput(terminal)
+    output(event)
+    assert shown_rows(terminal.getvalue()) == ["━━━━━───────────────  " + text]
+    output({**event, "done": 2048})
+    assert shown_rows(terminal.getvalue()) == [""]
+    assert plain({**event, "done": 2048}) == ""
 
 
 def test_a_stopped_run_says_how_to_go_on(events: list[Any]) -> None:

@@ -133,7 +133,9 @@ class PlainOutput(Output):
 
     def _on_progress(self, event: Event) -> list[str]:
         now = time.monotonic()
-        if now - self._progress_shown_s < PREPARE_EVERY_S:
+        if now - self._progress_shown_s < PREPARE_EVERY_S or event.get("done") == event.get(
+            "total"
+        ):
             return []
         self._progress_shown_s = now
         return [progress_text(event)]
@@ -232,7 +234,10 @@ class LiveOutput(Output):
 
     def _on_progress(self, event: Event) -> None:
         done, total = words.number(event, "done"), words.number(event, "total")
-        self._draw_share(done, total, progress_text(event))
+        if done == total:
+            self._draw("")
+        else:
+            self._draw_share(done, total, progress_text(event))
 
     def _draw_share(self, done: float | None, total: float | None, text: str) -> None:
         share = done / total if done is not None and total else None
@@ -283,6 +288,7 @@ class LiveOutput(Output):
         self._permanent([f"    {bar} {line}" for line in shown])
 
     def _on_test(self, event: Event) -> None:
+        self._draw("")
         self._permanent(["", *self._rows(words.test_rows(event))])
 
     def _on_skip(self, event: Event) -> None:
