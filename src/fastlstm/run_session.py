@@ -28,7 +28,7 @@ ConfigT = TypeVar("ConfigT")
 _ENDS = frozenset({"steps", "epochs", "budget"})
 _REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
-_MOST_BUSY = 8.0
+_MOST_BUSY = 3.0
 _CLEAR_GAIN = 0.005
 """Of the loss, in the last tenth of the steps."""
 _SHOW_EVERY_S = 0.5
