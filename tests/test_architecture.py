@@ -15,7 +15,7 @@ SRC = Path(__file__).resolve().parent.parent / "src" / "fastlstm"
 LAYERS = {
     # L0: stands on nothing but the standard library (and torch, where it is used)
     **dict.fromkeys(("__version__", "_native", "errors", "config", "environment"), 0),
-    **dict.fromkeys(("cgroup", "hardware", "storage", "manifest"), 0),
+    **dict.fromkeys(("cgroup", "hardware", "storage", "measurements", "manifest"), 0),
     **dict.fromkeys(
         ("publication", "run_directory", "find_run", "forecast_config", "estimator"), 0
     ),

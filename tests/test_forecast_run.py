@@ -15,7 +15,15 @@ import torch
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
-from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError, Stopped
+from fastlstm.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    FormatError,
+    NonFiniteError,
+    RunDirectoryError,
+    Stopped,
+)
 from fastlstm.forecast_config import ForecastConfig
 from fastlstm.forecast_run import train_forecaster
 from fastlstm.report.history import read_history
@@ -191,15 +199,25 @@ def test_series_too_short_to_be_trained_on_are_named(
     assert not [e for e in events if "not trained on" in e.get("text", "")]
 
 
-@pytest.mark.parametrize("polls", [0, 1])
-def test_a_stop_while_evaluations_are_measured_is_resumed(
-    path: str, tmp_path: Path, polls: int
-) -> None:
-    quick = {**QUICK, "steps": None, "budget": "1s"}
-    with pytest.raises(Stopped, match="checkpoint-0 is saved"):
-        train_forecaster(path, ForecastConfig(**quick), out=tmp_path / "run", stop=StopAt(polls))
-    assert find_checkpoint(RunDirectory(tmp_path / "run"))[0] is not None
-    train_forecaster(path, ForecastConfig(**quick), out=tmp_path / "run", resume=True)
+def stopped_after(
+    kind: str, path: str, config: ForecastConfig, out: Path, num: int = 1
+) -> list[dict[str, Any]]:
+    """Runs until the event of that kind came so often; returns all events."""
+    events: list[dict[str, Any]] = []
+    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same command with --resume"):
+        train_forecaster(
+            path, config, out=out, observers=[events.append],
+            stop=lambda: sum(event["event"] == kind for event in events) >= num,
+        )  # fmt: skip
+    return events
+
+
+def test_a_stop_before_the_first_evaluation_is_resumed(path: str, tmp_path: Path) -> None:
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "20s", "evaluations": 500})
+    stopped_after("checkpoint", path, config, tmp_path / "run")
+    train_forecaster(
+        path, ForecastConfig(**QUICK), out=tmp_path / "run", resume=True, given=["steps"]
+    )
     found, _ = find_checkpoint(RunDirectory(tmp_path / "run"))
     assert found is not None
     assert found.meta["valid_windows"] > 0
@@ -210,16 +228,136 @@ def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
 ) -> None:
     pq.write_table(long_table(2400), path)
     run = RunDirectory(tmp_path / "run")
-    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "2s", "checkpoint_every": 1})
+    config = ForecastConfig(**{**QUICK, "evaluations": 30, "checkpoint_every": 1})
     most = "fastlstm.training.forecast_trainer._MAX_VALID_WINDOWS"
     monkeypatch.setattr(most, 100)
-    with pytest.raises(Stopped):
-        train_forecaster(path, config, out=run.path, stop=StopAt(4))
+    stopped_after("eval", path, config, run.path)
     monkeypatch.setattr(most, 200)
     train_forecaster(path, config, out=run.path, resume=True)
     found, _ = find_checkpoint(run)
     assert found is not None
     assert found.meta["valid_windows"] == 100
+
+
+def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    from fastlstm import forecast_run
+    from fastlstm.infer import judgement
+
+    pq.write_table(long_table(2400), path)
+    backtest = judgement.backtest
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        goes_on = args[-1]
+
+        def slowed(done: int) -> bool:
+            time.sleep(0.5)
+            return bool(goes_on(done))
+
+        return backtest(*args[:-1], slowed, **kwargs)
+
+    monkeypatch.setattr(judgement, "backtest", slow)
+    monkeypatch.setattr(forecast_run.RunSession, "report_s", lambda _: 0.0)
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "10s"})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    # All of them, in batches of 64, would take 11 s of the 10.
+    assert test["windows"] % 64 == 0
+    assert 64 <= test["windows"] < test["of_windows"] == 1425
+    said = [event.get("text", "") for event in events]
+    of = f"judged on {test['windows']:,} of 1,425 windows, evenly spread: all would not fit"
+    assert any(of in text for text in said)
+    shown = [e for e in events if e["event"] == "progress" and "judging" in e["doing"]]
+    assert [e["total"] for e in shown] == [1425] * len(shown)
+    assert shown
+
+
+def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    assert test["windows"] == test["of_windows"]
+    assert not any("judged on" in event.get("text", "") for event in events)
+
+
+def test_a_stop_while_judging_is_honoured_and_resumed(path: str, tmp_path: Path) -> None:
+    pq.write_table(long_table(2400), path)
+    out, config = tmp_path / "run", ForecastConfig(**QUICK)
+    events: list[dict[str, Any]] = []
+
+    def is_judging() -> bool:
+        return any("judging" in event.get("text", "") for event in events)
+
+    with pytest.raises(Stopped, match="checkpoint-30 is saved, the same command with --resume"):
+        train_forecaster(path, config, out=out, observers=[events.append], stop=is_judging)
+    assert events[-1]["event"] == "end"
+    assert events[-1]["reason"].startswith("stopped by")
+    assert Forecaster.load(out).predict(path) is not None
+    events.clear()
+    train_forecaster(path, config, out=out, resume=True, observers=[events.append])
+    assert any(event["event"] == "test" for event in events)
+
+
+def test_a_budget_that_set_up_used_up_is_no_finished_run(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "5s"})
+    out = tmp_path / "run"
+    with pytest.raises(BudgetError, match="trained 0 steps: the budget was too small for set-up"):
+        train_forecaster(
+            path, config, out=out, observers=[events.append], began=time.perf_counter() - 5.0
+        )
+    assert not any(event["event"] in ("end", "eval", "checkpoint") for event in events)
+    assert not RunDirectory(out).has_published()
+    assert "trained 0 steps" in read_history(out / "metrics.jsonl").end["reason"]
+    found = train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    assert found.fitted.steps == 30  # the place is free for a run with more time
+    with pytest.raises(BudgetError):
+        train_forecaster(path, config, began=time.perf_counter() - 5.0)
+
+
+def test_the_parts_of_the_time_add_up(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append])
+    wall_s = time.perf_counter() - started
+    end = events[-1]
+    assert {"setup", "evaluations", "saving", "calibration", "judging", "report"} <= set(
+        end["spent_s"]
+    )
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert parts_s <= end["elapsed_s"] <= wall_s
+    assert end["elapsed_s"] == pytest.approx(wall_s, abs=1.0)
+    assert end["test_error"]["measure"] == "mae"
+    assert end["report"] == str(tmp_path / "run" / "report.html")
+
+
+def test_the_number_of_threads_stays(path: str, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    config = ForecastConfig(**{**QUICK, "steps": 2, "threads": before + 1})
+    train_forecaster(path, config, out=tmp_path / "run")
+    assert torch.get_num_threads() == before
+
+
+def test_a_run_that_ends_on_nan_keeps_the_best_weights(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
+    loss, evaluated = ForecastTrainer._training_loss, []
+    evaluate = ForecastTrainer._evaluate
+
+    def poisoned(trainer: ForecastTrainer, batch: Any) -> Any:
+        value, num = loss(trainer, batch)
+        return (value * float("nan") if evaluated else value), num
+
+    def noted(trainer: ForecastTrainer) -> None:
+        evaluate(trainer)
+        evaluated.append(trainer.progress.step)
+
+    monkeypatch.setattr(ForecastTrainer, "_training_loss", poisoned)
+    monkeypatch.setattr(ForecastTrainer, "_evaluate", noted)
+    with pytest.raises(NonFiniteError):
+        train_forecaster(path, config, out=tmp_path / "run")
+    assert Forecaster.load(tmp_path / "run").predict(path) is not None
 
 
 def test_the_input_that_is_chosen_is_for_most_series() -> None:
@@ -243,7 +381,7 @@ def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_p
     for given, num in (
         ({"batch_size": 16}, 512),
         ({"batch_size": 400}, 800),
-        ({"batch_size": 16, "steps": None, "budget": "2s"}, None),
+        ({"batch_size": 16, "steps": None, "budget": "6s"}, None),
         ({"batch_size": 1000}, 1425),
     ):
         out = tmp_path / str(given)

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import fastlstm
 from fastlstm import publication, storage
 from fastlstm.config import TrainConfig
 from fastlstm.errors import (
+    BudgetError,
     ConfigError,
     DataError,
     FormatError,
@@ -27,7 +29,8 @@ from fastlstm.errors import (
 )
 from fastlstm.nn.language_model import LanguageModel
 from fastlstm.run import _MAY_CHANGE
-from fastlstm.run_session import resumed_config
+from fastlstm.run_directory import RunDirectory
+from fastlstm.run_session import is_still_improving, resumed_config
 from fastlstm.training import trainer as trainer_module
 from simulated_disk import FailingOs, RecordingOs
 
@@ -119,6 +122,23 @@ def test_the_callers_random_numbers_stay(text, tmp_path):
         runs.append(train(text, tmp_path / name, resume=True).path)
         assert torch.equal(torch.get_rng_state(), state)
     assert logged(runs[0]) == logged(runs[1])
+
+
+def test_what_torch_was_set_to_stays(text, tmp_path):
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    threads, before = torch.get_num_threads(), [switch.allow_tf32 for switch in switches]
+    try:
+        for is_on in (True, False):
+            for switch in switches:
+                switch.allow_tf32 = is_on
+            train(text, tmp_path / str(is_on), steps=2, threads=threads + 1)
+            with pytest.raises(ConfigError):
+                train(text, tmp_path / "refused", steps=2, threads=threads + 2, precision="fp16")
+            assert [switch.allow_tf32 for switch in switches] == [is_on, is_on]
+            assert torch.get_num_threads() == threads
+    finally:
+        for switch, is_on in zip(switches, before, strict=True):
+            switch.allow_tf32 = is_on
 
 
 def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
@@ -233,6 +253,48 @@ def test_nan_that_stays_stops_with_the_name_and_leaves_a_good_model(text, tmp_pa
     with pytest.raises(NonFiniteError, match="roll-backs; lower learning_rate"):
         train(text, tmp_path / "run", checkpoint_every=4)
     fastlstm.LM.load(tmp_path / "run").generate("the ", max_tokens=5)
+
+
+def test_a_budget_that_set_up_used_up_is_no_finished_run(text, tmp_path):
+    events: list[dict] = []
+    began = time.perf_counter() - 5.0
+    with pytest.raises(BudgetError, match="trained 0 steps: the budget was too small for set-up"):
+        fastlstm.train(
+            text, out=tmp_path / "run", began=began, observers=[events.append],
+            **{**TINY, "budget": "5s"},
+        )  # fmt: skip
+    assert not any(event["event"] in ("end", "eval", "sample", "checkpoint") for event in events)
+    assert not RunDirectory(tmp_path / "run").has_published()
+    assert "trained 0 steps" in events_of(tmp_path / "run")[-1]["reason"]
+    assert train(text, tmp_path / "run").bits_per_char < 6  # the place is free for a longer run
+
+
+def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
+    events: list[dict] = []
+    fastlstm.train(
+        text, out=tmp_path / "run", began=time.perf_counter() - 30.0, observers=[events.append],
+        **{**TINY, "budget": "36s", "log_every": 1},
+    )  # fmt: skip
+    steps = [event for event in events if event["event"] == "step"]
+    assert steps[0]["progress"] < 0.3
+    assert steps[0]["elapsed_s"] > 30.0
+    end = events[-1]
+    assert end["spent_s"]["setup"] > 30.0
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert 30.0 < parts_s <= end["elapsed_s"]
+
+
+def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
+    text, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(trainer_module, "_MIN_SCORED", 50)
+    monkeypatch.setattr(trainer_module, "_EVALUATION_SHARE", 0.0)
+    events: list[dict] = []
+    fields = {**TINY, "budget": "8s", "eval_every": 3}
+    fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
+    said = [event.get("text", "") for event in events]
+    assert sum("evaluations score the first 50 of " in line for line in said) == 1
+    assert {event["num_tokens"] for event in events if event["event"] == "eval"} == {50}
 
 
 def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
@@ -547,3 +609,20 @@ def test_a_resumed_run_takes_only_what_may_change():
     assert resume(batch_size=64).batch_size == 4, "the same flag again, though the text was short"
     with pytest.raises(ConfigError, match="batch_size=32"):
         resume(batch_size=TrainConfig().batch_size)
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_so"),
+    [
+        ([], False),
+        ([(10, 2.0)], True),
+        ([(10, 2.0), (20, 1.5)], True),
+        ([(10, 2.0), (20, 1.998)], False),  # a plateau
+        ([(10, 2.0), (20, 1.5), (30, 1.6)], False),
+        ([(50, 2.0), (95, 1.501), (100, 1.5)], True),  # two evaluations close to each other
+        ([(50, 1.5), (95, 1.501), (100, 1.499)], False),
+        ([(10, -1.0), (20, -1.5)], True),
+    ],
+)
+def test_a_run_that_is_still_improving_is_told_from_a_plateau(losses, is_so):
+    assert is_still_improving(losses) is is_so

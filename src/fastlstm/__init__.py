@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fastlstm.config import TrainConfig
     from fastlstm.errors import (
+        BudgetError,
         ConfigError,
         CorruptFileError,
         DataError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fastlstm.sequences import SequenceClassifier, SequenceRegressor
 
 _ERRORS = (
+    "BudgetError",
     "ConfigError",
     "CorruptFileError",
     "DataError",
@@ -79,6 +81,7 @@ _HOMES = {
 __all__ = [
     "LM",
     "LSTM",
+    "BudgetError",
     "ConfigError",
     "CorruptFileError",
     "DataError",

@@ -82,7 +82,8 @@ class TrainConfig:
         tie_weights: share the embedding with the output projection.
         steps: stop after this many optimizer steps.
         epochs: stop after this many passes over the training split.
-        budget: stop this much wall clock after the text is ready, e.g. 90s, 5m, 1h30m.
+        budget: end this much wall clock after the start of the command, e.g. 90s, 5m, 1h30m:
+            set-up, evaluations and the report are within it; default 5m without another end.
         batch_size: lanes per forward pass, B.
         seq_length: steps of truncated backpropagation, T; default is 128, and 64 for a short run,
             where more steps count for more than longer ones.
@@ -98,7 +99,7 @@ class TrainConfig:
         ema: decay of the averaged weights used for evaluation; 0 switches them off.
         patience: stop early after this many evaluations without improvement; 0 never does.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
-        checkpoint_every: steps between checkpoints; default is about one a minute.
+        checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
         keep_checkpoints: how many checkpoints to keep.
         sample_every: evaluations between text samples; 0 switches samples off.
         log_every: steps between progress lines; default is about one a second.

@@ -1,7 +1,7 @@
 """Everything fastlstm reads from the environment; no other module does.
 
 ========================  ========================================================================
-``FASTLSTM_CACHE``        directory for encoded text and measured ceilings
+``FASTLSTM_CACHE``        directory for encoded text, tables and measured speeds
 ``XDG_CACHE_HOME``        its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
 ``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given

@@ -17,6 +17,7 @@
     ├── StorageError             the disk refused a write (full, read-only, I/O error)
     ├── KernelError              no allowed kernel can run this call
     ├── NonFiniteError           NaN or Inf that training could not recover from
+    ├── BudgetError              the budget was over before the first training step
     └── Stopped                  exit code 75: a signal came, the state is saved, --resume goes on
 
 Each message says what came, what was expected and what to do. It is given in parts; a part that is
@@ -193,6 +194,10 @@ class KernelError(FastLSTMError):
 
 class NonFiniteError(FastLSTMError):
     """NaN or Inf that training could not recover from."""
+
+
+class BudgetError(FastLSTMError):
+    """The budget was over before the first training step."""
 
 
 class Stopped(FastLSTMError):

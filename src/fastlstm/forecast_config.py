@@ -61,7 +61,9 @@ class ForecastConfig:
         dropout: probability before the last layer.
         output: a point, seven quantiles, Student's t, or a negative binomial of counts.
         loss: of a point: mae, mse or huber.
-        budget: stop after this much wall clock, e.g. 90s, 5m; default 2m without another end.
+        budget: end this much wall clock after the start of the command (of fit), e.g. 90s, 5m:
+            set-up, evaluations, judging the test part and the report are within it; default 2m
+            without another end.
         epochs: stop after this many passes over the training windows.
         steps: stop after this many optimizer steps.
         batch_size: windows per step; lanes with tbptt.
@@ -74,7 +76,7 @@ class ForecastConfig:
         precision: number format of the matrix products.
         threads: CPU threads; default is every core this process may use.
         strict_kernels: make a slow path an error.
-        checkpoint_every: steps between checkpoints; default is about one a minute.
+        checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
         keep_checkpoints: how many checkpoints to keep.
         tensorboard: write TensorBoard event files.
     """

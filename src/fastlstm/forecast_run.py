@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from fastlstm import hardware
-from fastlstm.errors import ConfigError, DataError, FormatError, Setting, Stopped, UsageError
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    FormatError,
+    NonFiniteError,
+    Setting,
+    Stopped,
+    UsageError,
+)
 from fastlstm.forecast_config import READING, ForecastConfig
 from fastlstm.infer.fitted_table import Fit, like_fitted, static_scale
 from fastlstm.infer.forecaster_files import (
@@ -26,13 +34,13 @@ from fastlstm.infer.forecaster_files import (
     stored_configs,
 )
 from fastlstm.infer.forecasts import Calibration, calibrate
-from fastlstm.infer.judgement import test_events
+from fastlstm.infer.judgement import num_test_windows, test_events
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.ops.dispatch import explain
 from fastlstm.report.history import read_history
 from fastlstm.run_directory import RunDirectory
-from fastlstm.run_session import RunSession, resumed_config
+from fastlstm.run_session import RunSession, resumed_config, torch_settings_kept
 from fastlstm.series.configured import prepare
 from fastlstm.series.counts import require_counts
 from fastlstm.series.dataset import SeriesDataset
@@ -51,9 +59,13 @@ from fastlstm.training.forecast_plan import (
 )
 from fastlstm.training.forecast_trainer import FitPlan, Fitted, ForecastTrainer
 from fastlstm.training.guard import first_non_finite
-from fastlstm.training.metrics import Observer
+from fastlstm.training.metrics import Event, Observer
 from fastlstm.training.precision import autocast
 
+_LEAST_CALIBRATED = 256
+"""Validation windows that quantiles are calibrated on, where there are as many, however long: every
+level of `LEVELS` needs 199."""
+_PUBLISHING_S = 0.5
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "checkpoint_every", "keep_checkpoints"}
@@ -88,6 +100,47 @@ class Trained:
     fitted: Fitted
 
 
+@dataclass(frozen=True)
+class _Closing:
+    """What follows training, and its place in a budget.
+
+    Attributes:
+        budget_s: the whole.
+        num_calibrated: validation windows.
+        num_judged: test windows.
+        report_s: gives the seconds that the report will take, about.
+    """
+
+    budget_s: float
+    num_calibrated: int
+    num_judged: int
+    report_s: Callable[[], float]
+
+    @property
+    def calibration_s(self) -> float:
+        """Returns the most that the last calibration may take."""
+        return 0.1 * self.budget_s
+
+    @property
+    def early_calibration_s(self) -> float:
+        """Returns the most that a calibration on the way may take."""
+        return 0.02 * self.budget_s
+
+    def seconds(self, forecast_s: float) -> float:
+        """Returns what all of it takes, about, where a window takes so long to forecast.
+
+        Calibrating and judging take 1.5 and 2.5 times as long (ETTh1, 96 steps of 7 targets).
+        """
+        calibration_s = min(1.5 * self.num_calibrated * forecast_s, self.calibration_s)
+        judging_s = min(2.5 * self.num_judged * forecast_s, 0.15 * self.budget_s)
+        return calibration_s + judging_s + self.report_s() + _PUBLISHING_S
+
+    def left_s(self, elapsed_s: float) -> float:
+        """Returns the seconds that are left for judging."""
+        return self.budget_s - elapsed_s - self.report_s() - _PUBLISHING_S
+
+
+@torch_settings_kept()
 @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def train_forecaster(
     frame: Any,
@@ -99,6 +152,7 @@ def train_forecaster(
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
     start: StoredForecaster | None = None,
+    began: float | None = None,
 ) -> Trained:
     """Trains a forecaster on a table.
 
@@ -113,23 +167,28 @@ def train_forecaster(
         stop: polled; when set, the state is saved and Stopped is raised.
         start: a forecaster whose weights and scaler are gone on from; `frame` must be like the
             table it was trained on.
+        began: `time.perf_counter()` from which a budget counts; default now.
 
     Raises:
         UsageError: something given cannot be done as asked.
         Stopped: `stop` said so.
         NonFiniteError: NaN or Inf that training could not get past.
+        BudgetError: the budget was over before the first step.
     """
+    began = time.perf_counter() if began is None else began
     require_files(frame)
     if out is not None and start is not None:
         raise ConfigError("a run directory cannot go on from another forecaster; leave out start")
     if out is None:
-        return _Session(frame, config, None, list(observers), stop).train(False, given, start)
+        session = _Session(frame, config, None, list(observers), stop, began)
+        return session.train(False, given, start)
     run = RunDirectory(out)
     run.create()
     with ExitStack() as stack:
         stack.enter_context(run.lock())
         try:
-            return _Session(frame, config, run, list(observers), stop).train(resume, given)
+            session = _Session(frame, config, run, list(observers), stop, began)
+            return session.train(resume, given)
         except UsageError:
             run.remove_if_empty()
             raise
@@ -145,10 +204,15 @@ class _Session(RunSession):
         run: RunDirectory | None,
         observers: list[Observer],
         stop: Callable[[], bool] | None,
+        began: float,
     ) -> None:
-        super().__init__(run or RunDirectory(""), observers)  # without one nothing is written
+        super().__init__(
+            run or RunDirectory(""), observers, began
+        )  # without one nothing is written
         self._frame, self._config, self._stop, self._has_run = frame, config, stop, run is not None
-        self._published: tuple[int, Calibration] | None = None
+        self._published: tuple[int, Calibration] | None = None  # as it will stay
+        self._published_step = -1
+        self._closing: _Closing | None = None  # of a run with a budget
 
     def train(
         self, resume: bool, given: Collection[str], start: StoredForecaster | None = None
@@ -157,11 +221,12 @@ class _Session(RunSession):
         first = config = self._config
         if found is not None:
             begun, first = stored_configs(found.files[CONFIG_FILE])
-            config = resumed_config(config, given, begun, first, _MAY_CHANGE)
+            self._config = config = resumed_config(config, given, begun, first, _MAY_CHANGE)
         hardware.keep_freed_memory()
         if self._has_run or config.threads is not None:
             torch.set_num_threads(config.threads or hardware.default_threads())
         dataset = self._prepare(config, found, start)
+        self.mark()
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
@@ -174,26 +239,49 @@ class _Session(RunSession):
         loader = training_loader(config, sizes, dataset.table, split, self._stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         plan = _plan(config, sizes, loader.steps_per_epoch)
+        if (budget_s := plan.ending.budget_s) is not None:
+            num_judged = num_test_windows(dataset, split, sizes) if self._has_run else 0
+            self._closing = _Closing(budget_s, len(valid), num_judged, self.report_s)
+            plan = dataclasses.replace(plan, closing=self._closing.seconds)
         trainer = ForecastTrainer(
             stored.network, inputs, loader, valid, plan, self.emit, self._stop,
             (lambda t: self._save(t, stored, valid)) if self._has_run else None,
+            self.began, self.watch("evaluating", "windows"),
         )  # fmt: skip
         with self.outputs(found, config.tensorboard) if self._has_run else nullcontext():
             self._announce(stored, dataset, plan, (loader.num_windows, len(valid)), found)
-            for note in dataset.notes:
+            for note in (*self.notes, *dataset.notes):
                 self.say("info", note)
             short = note_of_short_series(config, sizes, dataset, split)
             if short is not None:
                 self.say("warning", short)
-            try:
-                fitted = trainer.train(found)
-            except Stopped:
-                self._stopped(trainer)
-            stored = self._calibrated(stored, fitted.best_step, inputs, valid)
-            trained = Trained(stored, dataset, split, inputs, fitted)
+            return self._run(trainer, stored, dataset, split, valid, found)
+
+    def _run(
+        self,
+        trainer: ForecastTrainer,
+        stored: StoredForecaster,
+        dataset: SeriesDataset,
+        split: Split,
+        valid: WindowIndex,
+        found: Checkpoint | None,
+    ) -> Trained:
+        """Trains, calibrates and, where there is a run directory, publishes and judges."""
+        try:
+            fitted = trainer.train(found)
+            with trainer.progress.counted("calibration"):
+                best = self._calibrated(stored, fitted.best_step, trainer.inputs, valid)
+            trained = Trained(best, dataset, split, trainer.inputs, fitted)
             if self._has_run:
-                self.run.publish(forecaster_files(stored))
-                self._judge(trained)
+                with trainer.progress.counted("saving"):
+                    self.run.publish(forecaster_files(best))
+                self._judge(trained, trainer)
+        except Stopped:
+            self._stopped(trainer)
+        except NonFiniteError:
+            if self._has_run and trainer.progress.best_step >= 0:
+                self._try(lambda: self._publish_best(trainer, stored, valid))
+            raise
         return trained
 
     def _calibrated(
@@ -201,13 +289,35 @@ class _Session(RunSession):
     ) -> StoredForecaster:
         if self._published is not None and self._published[0] == best_step:
             calibration = self._published[1]
-        else:
+        elif self._closing is None:
             calibration = calibrate(stored.network, inputs, valid)
+        else:
+            calibration, read, of = self._calibrate_for(
+                self._closing.calibration_s, stored.network, inputs, valid
+            )
+            if read < of:
+                part = f"{read:,} of {of:,} validation windows"
+                text = f"quantiles are calibrated on {part}: more would not fit the budget"
+                self.say("info", text)
         stored = dataclasses.replace(stored, calibration=calibration)
-        text = stored.unsupported((0.025, 0.1, 0.9, 0.975))
-        if text is not None:
-            self.say("info", text)
+        missing = stored.unsupported((0.025, 0.1, 0.9, 0.975))
+        if missing is not None:
+            self.say("info", missing)
         return stored
+
+    def _calibrate_for(
+        self, limit_s: float, network: ForecastNetwork, inputs: Inputs, valid: WindowIndex
+    ) -> tuple[Calibration, int, int]:
+        """Returns a calibration that takes so long at most, on how many windows, of how many."""
+        started, read, of = time.perf_counter(), 0, 0
+
+        def goes_on(done: int, total: int) -> bool:
+            nonlocal read, of
+            read, of = done, total
+            return time.perf_counter() - started < limit_s or done < _LEAST_CALIBRATED
+
+        calibration = calibrate(network, inputs, valid, goes_on)
+        return calibration, read, of
 
     def _prepare(
         self, config: ForecastConfig, found: Checkpoint | None, start: StoredForecaster | None
@@ -240,15 +350,30 @@ class _Session(RunSession):
     # files --------------------------------------------------------------------------------------
 
     def _save(self, trainer: ForecastTrainer, stored: StoredForecaster, valid: Any) -> None:
-        """Writes a checkpoint, and publishes the best weights so far if they are new."""
+        """Writes a checkpoint, and publishes the best weights so far if they are new.
+
+        At the end they are calibrated first.
+        """
         self._checkpoint(trainer, stored)
+        if not trainer.is_over:
+            self._publish_best(trainer, stored, valid)
+
+    def _publish_best(
+        self, trainer: ForecastTrainer, stored: StoredForecaster, valid: WindowIndex
+    ) -> None:
         best_step = trainer.progress.best_step
-        if best_step > (-1 if self._published is None else self._published[0]):
-            with trainer.best_weights() as network:
+        if best_step <= self._published_step:
+            return
+        with trainer.best_weights() as network:
+            if self._closing is None:
                 calibration = calibrate(network, trainer.inputs, valid)
-                best = dataclasses.replace(stored, calibration=calibration)
-                self.run.publish(forecaster_files(best))
-            self._published = best_step, calibration
+                self._published = best_step, calibration
+            else:  # of a budget a rough one; the last one takes its place
+                limit_s = self._closing.early_calibration_s
+                calibration, *_ = self._calibrate_for(limit_s, network, trainer.inputs, valid)
+            best = dataclasses.replace(stored, calibration=calibration)
+            self.run.publish(forecaster_files(best))
+        self._published_step = best_step
 
     def _checkpoint(self, trainer: ForecastTrainer, stored: StoredForecaster) -> None:
         tensors, meta = trainer.capture()
@@ -282,32 +407,51 @@ class _Session(RunSession):
 
     # events -------------------------------------------------------------------------------------
 
-    def _judge(self, trained: Trained) -> None:
-        """Says how good the forecasts of the test part are, beside naive ones, and ends the run."""
-        self.say("info", "judging the forecasts of the test part")
-        started = time.perf_counter()
-        for event in test_events(trained.stored, trained.dataset, trained.split, trained.inputs):
-            self.emit(event)
-        totals = self._totals(trained)
-        totals["elapsed_s"] += time.perf_counter() - started
-        self.emit({"event": "end", "reason": trained.fitted.reason, **totals})
+    def _judge(self, trained: Trained, trainer: ForecastTrainer) -> None:
+        """Says how good the forecasts of the test part are, beside naive ones, and ends the run.
 
-    def _totals(self, done: Trained | ForecastTrainer) -> dict[str, Any]:
-        if isinstance(done, Trained):
-            fitted = done.fitted
-            steps, best_step, best_loss = fitted.steps, fitted.best_step, fitted.best_loss
-            windows, train_s, elapsed_s = fitted.windows, fitted.train_s, fitted.seconds
-        else:
-            progress = done.progress
-            steps, best_step, best_loss = progress.step, progress.best_step, progress.best_loss
-            windows, train_s, elapsed_s = progress.tokens, progress.train_s, done.elapsed_s()
+        Raises:
+            Stopped: `stop` said so.
+        """
+        self.say("info", "judging the forecasts of the test part")
+        show, closing = self.watch("judging the test part", "windows"), self._closing
+
+        def goes_on(done: int, total: int) -> bool:
+            show(done, total)
+            if self._stop is not None and self._stop():
+                raise Stopped("stopped while judging")
+            return closing is None or closing.left_s(trainer.elapsed_s()) > 0.0
+
+        parts = trained.stored, trained.dataset, trained.split, trained.inputs
+        about: Event = {}
+        with trainer.progress.counted("judging"):
+            for event in test_events(*parts, goes_on):
+                self.emit(event)
+                if event["event"] == "test":
+                    about = self._test_error(event)
+        totals = self._totals(trainer)
+        self.emit({"event": "end", "reason": trained.fitted.reason, **totals, **about})
+
+    def _test_error(self, test: Event) -> Event:
+        """Returns what the end says of the test part, and says where not all of it was judged."""
+        if test["windows"] < test["of_windows"] and self._closing is not None:
+            part = f"{test['windows']:,} of {test['of_windows']:,} windows"
+            text = f"judged on {part}, evenly spread: all would not fit the budget"
+            self.say("info", f"{text}; 'fastlstm evaluate RUN DATA' judges all")
+        measure = "mse" if self._config.loss == "mse" else "mae"
+        errors = {who: found[measure] for who, found in test["scores"].items()}
+        return {"test_error": {"measure": measure, **errors}}
+
+    def _totals(self, trainer: ForecastTrainer) -> Event:
+        progress = trainer.progress
         return {
-            "step": steps,
-            "windows": windows,
-            "elapsed_s": elapsed_s,
-            "train_s": train_s,
-            "best_step": best_step,
-            "best_loss": best_loss,
+            "step": progress.step,
+            "windows": progress.tokens,
+            "elapsed_s": trainer.elapsed_s(),
+            "train_s": progress.train_s,
+            "spent_s": dict(progress.spent),
+            "best_step": progress.best_step,
+            "best_loss": progress.best_loss,
             "measure": self._config.loss if self._config.output == "point" else "loss",
             "peak_memory_bytes": peak_memory_bytes(torch.device("cpu")),
             "run": str(self.run.path),
@@ -328,10 +472,6 @@ class _Session(RunSession):
         batch = config.batch_size * network.num_channels
         with autocast(config.precision, torch.device("cpu")):
             kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
-        threads = torch.get_num_threads()
-        ceiling = None
-        if self._has_run:
-            ceiling = hardware.ceilings(config.precision, threads).gemm_gflops
         self.emit(
             {
                 "event": "start",
@@ -349,8 +489,8 @@ class _Session(RunSession):
                 "model": dataclasses.asdict(sizes),
                 "num_parameters": sum(p.numel() for p in network.parameters()),
                 "flop_per_window": flop_per_window(sizes),
-                "ceiling_gflops": ceiling,
-                "threads": threads,
+                **(self.ceiling(config.precision) if self._has_run else {}),
+                "threads": torch.get_num_threads(),
                 "batch_size": config.batch_size,
                 "tbptt": config.tbptt,
                 "balance": config.balance,

@@ -57,7 +57,7 @@ class Forecaster(Estimator):
         dropout: before the last layer.
         output: point, quantiles, student_t or negative_binomial (of counts).
         loss: of a point: mae, mse or huber.
-        budget: wall clock for training, such as "2m"; default 2m where no other end is given.
+        budget: wall clock of fit as a whole, such as "2m"; default 2m where no other end is given.
         epochs: passes over the training windows.
         steps: optimizer steps.
         batch_size: windows per step; lanes with `tbptt`.
@@ -162,6 +162,9 @@ class Forecaster(Estimator):
     def fit(self, frame: Any, y: None = None) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 
+        One fit at a time: torch has one generator of random numbers per process, so that fits in
+        several threads are trained well, but their seeds decide nothing; use processes.
+
         Args:
             frame: see `fastlstm.series.records.open_records`.
             y: not used; scikit-learn passes it.
@@ -169,6 +172,7 @@ class Forecaster(Estimator):
         Raises:
             DataError: the table cannot be used; the message says where and why.
             NonFiniteError: training met NaN that it could not get past.
+            BudgetError: the budget was over before the first step.
         """
         return self._train(frame, None)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastlstm import hardware
+from fastlstm import hardware, measurements
 from fastlstm.config import TrainConfig, from_dict
 from fastlstm.data.lanes import LaneBatches, WindowBatches
 from fastlstm.data.sources import Source as Documents
@@ -36,9 +36,9 @@ from fastlstm.ops.cost import training_flop_per_token
 from fastlstm.ops.dispatch import LayerReport, explain
 from fastlstm.report.progress import default_output
 from fastlstm.run_directory import RunDirectory
-from fastlstm.run_session import RunSession, resumed_config
+from fastlstm.run_session import RunSession, resumed_config, torch_settings_kept
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.metrics import Observer
+from fastlstm.training.metrics import Event, Observer
 from fastlstm.training.plan import (
     Resolved,
     choose_device,
@@ -96,6 +96,7 @@ def train(
     observers: Sequence[Observer] | None = None,
     stop: StopFlag | None = None,
     given: Collection[str] = (),
+    began: float | None = None,
     **fields: Any,
 ) -> Run:
     """Trains a language model on a text.
@@ -110,6 +111,7 @@ def train(
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
         given: the fields of `config` that were chosen and are no defaults; a resumed run checks
             them against what it was begun with.
+        began: `time.perf_counter()` from which a budget counts; default now.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -119,7 +121,9 @@ def train(
         UsageError: something given cannot be done as asked.
         Stopped: SIGTERM or Ctrl-C; the state is saved.
         NonFiniteError: NaN or Inf that could not be cured.
+        BudgetError: the budget was over before the first step.
     """
+    began = time.perf_counter() if began is None else began
     if config is not None and fields:
         raise ConfigError("give either config=… or single fields, not both")
     config = config if config is not None else from_dict(fields, "train()")
@@ -128,12 +132,14 @@ def train(
     run = RunDirectory(path)
     run.create()
     with ExitStack() as stack:
+        stack.enter_context(torch_settings_kept())
         if stop is None:
             stop = stack.enter_context(StopFlag())
         stack.enter_context(run.lock())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = _Session(opened, config, {*given, *fields}, run, list(observers), stop)
+        names = {*given, *fields}
+        session = _Session(opened, config, names, run, list(observers), stop, began)
         try:
             return session.train(resume)
         except UsageError:
@@ -152,8 +158,9 @@ class _Session(RunSession):
         run: RunDirectory,
         observers: list[Observer],
         stop: StopFlag,
+        began: float,
     ) -> None:
-        super().__init__(run, observers)
+        super().__init__(run, observers, began)
         self._source, self._config, self._stop, self._names = source, config, stop, names
 
     def train(self, resume: bool) -> Run:
@@ -170,7 +177,7 @@ class _Session(RunSession):
 
     def _train(self, config: TrainConfig, device: torch.device, found: Checkpoint | None) -> Run:
         text = self._prepare(config, found)
-        started = time.perf_counter()
+        self.mark()
         splits = text.split(config.split)
         model = LanguageModel(
             config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
@@ -190,23 +197,23 @@ class _Session(RunSession):
         resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ceiling = hardware.ceilings(
-            config.precision, torch.get_num_threads(), device=device.type
-        ).gemm_gflops
+        ceiling = self.ceiling(config.precision, device.type)
+        if precision.is_recalled:
+            self.notes.append(measurements.note("the times of a pass were"))
         plan = TrainPlan(
             config=config,
             given=self._config if found is None else given_config(found.files),
             ending=resolved.ending,
             device=device,
             flop_per_token=training_flop_per_token(model.config),
-            ceiling_gflops=ceiling,
-            started=started,
-            evaluation_tokens=resolved.evaluation_tokens,
+            ceiling_gflops=ceiling["ceiling_gflops"],
+            started=self.began,
         )
         with self.outputs(found, config.tensorboard):
-            self._announce(text, splits, plan, model, resolved, found)
-            for note in (*text.notes, *notes, *resolved.notes):
+            self._announce(text, splits, plan, model, resolved, found, ceiling)
+            for note in (*self.notes, *text.notes, *notes, *resolved.notes):
                 self.say("info", note)
+            plan = dataclasses.replace(plan, report_s=self.report_s())
             trainer = self._trainer(plan, model, batches, splits, text)
             evaluation = trainer.train(found)
         return Run(self.run.path, evaluation)
@@ -264,6 +271,7 @@ class _Session(RunSession):
         return Trainer(
             plan, model, batches, splits.valid, text.tokenizer, self.run, files,
             publish=publish, emit=self.emit, stop=self._stop, sample=sample,
+            watch=self.watch("evaluating", "tokens"),
         )  # fmt: skip
 
     def _announce(
@@ -274,6 +282,7 @@ class _Session(RunSession):
         model: LanguageModel,
         resolved: Resolved,
         found: Checkpoint | None,
+        ceiling: Event,
     ) -> None:
         config = plan.config
         self.emit(
@@ -286,7 +295,7 @@ class _Session(RunSession):
                 "model": dataclasses.asdict(model.config),
                 "num_parameters": model.num_parameters,
                 "flop_per_token": plan.flop_per_token,
-                "ceiling_gflops": plan.ceiling_gflops,
+                **ceiling,
                 "vocab_size": text.tokenizer.vocab_size,
                 "train_tokens": len(splits.train),
                 "valid_tokens": len(splits.valid),

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, RunDirectoryError, Setting
+import torch
+
+from fastlstm import hardware, measurements
+from fastlstm.errors import (
+    BudgetError,
+    ConfigError,
+    CorruptFileError,
+    FastLSTMError,
+    RunDirectoryError,
+    Setting,
+)
 from fastlstm.report.page import write_report
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, truncate_metrics
@@ -16,6 +27,12 @@ from fastlstm.training.metrics import Event, MetricsFile, Observer, TensorBoardW
 ConfigT = TypeVar("ConfigT")
 
 _ENDS = frozenset({"steps", "epochs", "budget"})
+_REPORT_CPU_S = 2.5
+"""What the report takes of one core, with matplotlib's import and the end of the process."""
+_MOST_BUSY = 3.0
+_CLEAR_GAIN = 0.005
+"""Of the loss, in the last tenth of the steps."""
+_SHOW_EVERY_S = 0.5
 
 
 class RunSession:
@@ -24,23 +41,89 @@ class RunSession:
     Args:
         run: the locked run directory.
         observers: called with every event.
+        began: `time.perf_counter()` when the wall clock of this start began; default now.
 
     Attributes:
         run: as given.
+        began: `time.perf_counter()` when the wall clock of this start began.
+        notes: sentences to say once the start is announced.
     """
 
-    def __init__(self, run: RunDirectory, observers: list[Observer]) -> None:
+    def __init__(
+        self, run: RunDirectory, observers: list[Observer], began: float | None = None
+    ) -> None:
         self.run, self._observers = run, observers
+        self.notes: list[str] = []
+        self.began = time.perf_counter() if began is None else began
+        self._files: list[MetricsFile | TensorBoardWriter] = []
+        self._end: tuple[float, Event] | None = None
+        self._losses: list[tuple[int, float]] = []
+        self._mark = time.perf_counter(), time.thread_time()
 
     def emit(self, event: Event) -> None:
-        """Hands an event to every observer; one whose disk or pipe fails gets no more."""
-        for observer in list(self._observers):
+        """Hands an event to every observer; one whose disk or pipe fails gets no more.
+
+        The end is shown when the report is written; until then only files get it.
+        """
+        if event["event"] == "eval":
+            self._losses.append((event["step"], event["loss"]))
+        if event["event"] == "end":
+            event = {**event, "still_improving": is_still_improving(self._losses)}
+            self._end = time.perf_counter(), event
+            self._hand_out(event, [o for o in self._observers if o in self._files])
+        else:
+            self._hand_out(event, self._observers)
+
+    def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
+        for observer in list(observers):
             try:
                 observer(event)
             except OSError as error:
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 self.say("warning", f"{name} stopped ({error.strerror}); the run goes on")
+
+    def mark(self) -> None:
+        """Begins the measurement of how busy the machine is; see `report_s`."""
+        self._mark = time.perf_counter(), time.thread_time()
+
+    def report_s(self) -> float:
+        """Returns about how long the report will take: as busy as the machine was since `mark`."""
+        if not self._files:
+            return 0.0
+        wall_s, own_s = time.perf_counter() - self._mark[0], time.thread_time() - self._mark[1]
+        return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MOST_BUSY)
+
+    def ceiling(self, precision: str, device: str = "cpu") -> Event:
+        """Returns what a start event says of the ceiling: ceiling_gflops, and how it was measured.
+
+        What was measured in an earlier run goes into `notes`.
+        """
+        threads = torch.get_num_threads()
+        found = hardware.ceilings(precision, threads, device=device)
+        shape = "x".join(map(str, hardware.GEMM_SHAPE))
+        how = f"{found.gemm_by}, {shape} in {precision}, {threads} thread{'s' * (threads != 1)}"
+        if found.is_busy:
+            how += ", while the machine was busy"
+        if found.is_recalled:
+            self.notes.append(measurements.note("the ceiling was"))
+        return {"ceiling_gflops": found.gemm_gflops, "ceiling_how": how}
+
+    def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
+        """Returns what to call with (done, total): from half a second on it shows how far it is."""
+        looked_s, is_shown = time.perf_counter(), False
+
+        def show(done: int, total: int) -> None:
+            nonlocal looked_s, is_shown
+            is_over = done >= total
+            if is_shown if is_over else time.perf_counter() - looked_s > _SHOW_EVERY_S:
+                about = {"doing": doing, "unit": unit, "done": done, "total": total}
+                self.emit({"event": "progress", **about})
+                looked_s, is_shown = time.perf_counter(), not is_over
+            elif is_over:
+                looked_s = time.perf_counter()  # the next round of the same begins
+
+        return show
 
     def say(self, level: str, text: str) -> None:
         """Hands out a message; level is info or warning."""
@@ -80,20 +163,39 @@ class RunSession:
         self.run.unseal_metrics()
         if found is not None and "metrics" in found.meta:
             self._continue_metrics(found)
-        outputs: list[MetricsFile | TensorBoardWriter] = [MetricsFile(self.run.metrics_path)]
+        self._files = [MetricsFile(self.run.metrics_path)]
         if tensorboard:
             first = 0 if found is None else found.step
-            outputs.append(TensorBoardWriter(self.run.tensorboard_dir, first))
-        self._observers[:0] = outputs
+            self._files.append(TensorBoardWriter(self.run.tensorboard_dir, first))
+        self._observers[:0] = self._files
+        is_trained = True
         try:
             yield
+        except BudgetError as error:
+            is_trained = False
+            self._hand_out({"event": "end", "reason": str(error), "step": 0}, self._files)
+            raise
         finally:
-            for output in outputs:
+            for output in self._files:
                 if output in self._observers:
                     self._observers.remove(output)
                 self._try(output.close)
             self._try(self.run.seal_metrics)
-            self._try(lambda: write_report(self.run.path))
+            if is_trained:
+                self._try(lambda: write_report(self.run.path))
+            self._show_end()
+
+    def _show_end(self) -> None:
+        """Shows the end with the time that the report took and what there is to look at."""
+        if self._end is None:
+            return
+        at, event = self._end
+        report_s = time.perf_counter() - at
+        spent = {**event.get("spent_s", {}), "report": report_s}
+        shown = {"elapsed_s": event["elapsed_s"] + report_s, "spent_s": spent}
+        places = {"report": self.run.report_path, "tensorboard": self.run.tensorboard_dir}
+        shown |= {name: str(path) for name, path in places.items() if path.exists()}
+        self._hand_out({**event, **shown}, self._observers)
 
     def _try(self, finish: Callable[[], object]) -> None:
         """Does what a run can end without: its own outcome counts for more."""
@@ -109,6 +211,38 @@ class RunSession:
             aside = self.run.metrics_path.with_suffix(".damaged")
             self.run.metrics_path.replace(aside)
             self.say("warning", f"{error}; it is kept as {aside.name}, a new one is begun")
+
+
+@contextmanager
+def torch_settings_kept() -> Iterator[None]:
+    """Puts back, at the end of the block, what a run sets for the whole process.
+
+    These are torch's number of threads and the TF32 switches.
+    """
+    threads = torch.get_num_threads()
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for switch, is_on in zip(switches, before, strict=True):
+            switch.allow_tf32 = is_on
+
+
+def is_still_improving(losses: Sequence[tuple[int, float]]) -> bool:
+    """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way.
+
+    Args:
+        losses: (step, validation loss) of the evaluations, in order.
+    """
+    if not losses:
+        return False
+    last_step, last = losses[-1]
+    earlier = [loss for step, loss in losses if step <= 0.9 * last_step]
+    if last > min(loss for _, loss in losses):
+        return False
+    return not earlier or min(earlier) - last > _CLEAR_GAIN * abs(last)
 
 
 def resumed_config(

@@ -134,9 +134,9 @@ def test_calibration_takes_windows_evenly_where_they_are_many(
     taken: list[NDArray[np.int64]] = []
     read = Inputs.read
 
-    def recorded(inputs: Inputs, rows: NDArray[np.int64], length: int) -> Any:
+    def recorded(inputs: Inputs, rows: NDArray[np.int64], length: int, size: int) -> Any:
         taken.append(rows)
-        return read(inputs, rows, length)
+        return read(inputs, rows, length, size)
 
     monkeypatch.setattr(Inputs, "read", recorded)
     valid = model.split_.windows(model.dataset_.table, "valid", INPUT, HORIZON)

@@ -100,8 +100,52 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
     text = COLOUR.sub("", terminal.getvalue())
     assert "done: budget 2m" in text
     assert "1.7123 validation bits/char at step 123,456,789" in text
-    assert "8.65M tokens/s, 61% of the ceiling" in text
+    assert "8.65M tokens/s in the steps alone, 61% of the ceiling" in text
     assert "fastlstm generate 'runs/a book' --length 500" in text
+
+
+def test_the_end_names_report_and_tensorboard(events: list[Any]) -> None:
+    places = {"report": "runs/a b/report.html", "tensorboard": "runs/a b/tensorboard"}
+    text = plain({**events[-1], **places})
+    assert "next: runs/a b/report.html (open it in a browser)\n" in text
+    assert "next: tensorboard --logdir 'runs/a b/tensorboard'\n" in text
+
+
+def test_the_parts_of_the_time_are_shown_and_add_up(events: list[Any]) -> None:
+    spent = {"setup": 3.0, "evaluations": 2.0, "report": 1.5}
+    text = plain({**events[-1], "train_s": 114.2, "spent_s": spent, "elapsed_s": 121.3})
+    parts = "set-up 3.0 s, steps 114.2 s, evaluations 2.0 s, report 1.5 s, other 0.6 s"
+    assert f"time: 2:01 in all, {parts}\n" in text
+
+
+def test_what_is_wrong_with_the_model_is_said_at_the_end(events: list[Any], terminal: Any) -> None:
+    errors = {"measure": "mae", "forecaster": 2.0, "naive": 3.0, "seasonal_naive": 1.5}
+    end = {**events[-1], "still_improving": True, "test_error": errors}
+    notes = [line for line in plain(end).splitlines() if line.startswith("warning: ")]
+    assert notes == [
+        "warning: worse than the seasonal naive forecast on the test part: mae 2 against 1.5; do"
+        " not rely on this model",
+        "warning: still improving: the validation loss was falling at the end; a longer run would"
+        " be better",
+    ]
+    LiveOutput(terminal)(end)
+    assert "worse than the seasonal naive forecast" in terminal.getvalue()
+    good = {**end, "still_improving": False, "test_error": {**errors, "forecaster": 1.0}}
+    for event in (good, {**end, "reason": "stopped by SIGINT"}):
+        assert "warning: " not in plain(event)
+
+
+def test_what_is_under_way_has_a_bar_of_its_own(terminal: Any) -> None:
+    about = {"doing": "judging the test part", "unit": "windows", "done": 512, "total": 2048}
+    event = {"event": "progress", **about}
+    text = "judging the test part: 512 of 2,048 windows, 25%"
+    assert plain(event) == text + "\n"
+    output = LiveOutput(terminal)
+    output(event)
+    assert shown_rows(terminal.getvalue()) == ["━━━━━───────────────  " + text]
+    output({**event, "done": 2048})
+    assert shown_rows(terminal.getvalue()) == [""]
+    assert plain({**event, "done": 2048}) == ""
 
 
 def test_a_stopped_run_says_how_to_go_on(events: list[Any]) -> None:
@@ -160,8 +204,14 @@ def test_plain_header_repeats_the_label_of_every_line(events: list[Any]) -> None
     assert "precision: bf16: measured 9.8 ms a step, fp32 21.4 ms" in lines
     assert sum(line.startswith("kernels: layer ") for line in lines) == 2
     assert "training: muon, learning rate 0.02, 32 lanes x 128 tokens x 4 per step, seed 0" in lines
-    assert "ends: after 2m" in lines
+    assert "ends: after 2m of wall clock, report included" in lines
     assert "resumed: from step 1,200" in lines
+
+
+def test_the_ceiling_says_how_it_was_measured(events: list[Any]) -> None:
+    how = "oneDNN, 2048x512x2048 in bf16, 2 threads, while the machine was busy"
+    text = plain({**events[1], "ceiling_how": how})
+    assert f"machine: cpu, 2 threads, ceiling 412 GFLOP/s ({how})\n" in text
 
 
 def test_plain_lines_are_flushed_one_by_one(events: list[Any]) -> None:

@@ -1,7 +1,14 @@
 import pytest
 
 from fastlstm.config import TrainConfig
-from fastlstm.training.schedule import DEFAULT_BUDGET_S, Ending, learning_rate_factor
+from fastlstm.errors import BudgetError
+from fastlstm.training import schedule
+from fastlstm.training.schedule import (
+    DEFAULT_BUDGET_S,
+    Ending,
+    SaveTimes,
+    learning_rate_factor,
+)
 
 
 def test_rate_goes_up_stays_and_ends_at_zero():
@@ -28,9 +35,34 @@ def test_budget_counts_wall_clock_and_keeps_a_reserve():
     assert ending.budget_s == 120
     assert ending.progress(10**9, 30) == 0.25
     assert ending.progress(0, 100, reserve_s=20) == 1.0
-    assert ending.progress(0, 60, reserve_s=10**6) == 1.0, (
-        "the reserve takes at most half the budget"
+    assert ending.progress(0, 15, reserve_s=10**6) == 0.5, (
+        "the reserve takes at most three quarters of the budget"
     )
+
+
+def test_of_a_budget_the_steps_get_what_set_up_left():
+    ending = Ending.of(TrainConfig(budget="2m"), 100)
+    assert ending.progress(0, 20, setup_s=20) == 0.0
+    assert ending.progress(5, 70, setup_s=20) == 0.5
+    assert ending.progress(5, 60, setup_s=20, reserve_s=20) == 0.5
+    assert ending.progress(0, 121, setup_s=121) == 1.0
+    with pytest.raises(BudgetError, match=r"took 121.0 s \(budget 2m\); give a larger budget"):
+        ending.require_steps(0, 121.0)
+    ending.require_steps(1, 121.0)
+
+
+def test_the_first_checkpoint_comes_after_fifteen_seconds(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(schedule.time, "perf_counter", lambda: now_s[0])
+    times, saved = SaveTimes(None), []
+    times.tried(0)  # before the first step
+    for step in range(1, 200):
+        now_s[0] += 1.0
+        if times.is_due(step):
+            saved.append(step)
+            times.tried(step)
+    assert saved == [16, 77, 138, 199]
+    assert [step for step in range(1, 10) if SaveTimes(4).is_due(step)] == [4, 8]
 
 
 def test_without_an_end_the_default_budget_holds():

@@ -16,6 +16,17 @@ def test_first_signal_sets_the_flag_and_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_the_first_signal_is_acknowledged_once_and_at_once(capfd):
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+        assert stop()
+        assert capfd.readouterr().err == (
+            "fastlstm: SIGINT: saving and stopping; once more ends at once, unsaved\n"
+        )
+    assert capfd.readouterr().err == ""
+
+
 def test_second_signal_ends_the_process_with_the_documented_code():
     code = (
         "import os, signal, time\n"

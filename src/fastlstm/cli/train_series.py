@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fastlstm.cli.command import Command, Positional
 from fastlstm.cli.kind import few, files_of, require_tables
 from fastlstm.cli.parser import parse
@@ -34,6 +36,7 @@ COMMAND = Command(
 
 def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
+    began = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, ForecastConfig)
     require_tables(parsed.positionals)
@@ -64,5 +67,6 @@ def run(argv: list[str]) -> int:
             given=given,
             observers=[shown],
             stop=stop,
+            began=began,
         )
     return EXIT_OK

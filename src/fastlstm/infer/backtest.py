@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ def backtest(
     calibration: Calibration | None = None,
     quantiles: QuantileScores | None = None,
     by_step: Mapping[str, StepErrors] | None = None,
+    goes_on: Callable[[int], bool] | None = None,
 ) -> dict[str, Scores]:
     """Judges the forecasts of the windows that begin at `rows`.
 
@@ -45,6 +46,7 @@ def backtest(
         calibration: of the quantiles.
         quantiles: take the quantiles in, too.
         by_step: take the errors in of the forecasts of that name, too.
+        goes_on: called with the windows judged so far after every batch; False leaves the rest out.
 
     Returns:
         Scores of "forecaster", "naive" (the last present value) and "seasonal_naive" (the last
@@ -62,7 +64,7 @@ def backtest(
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
     levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
-    size = min(256, max(1, _MAX_NUMBERS // (h * C * levels)))
+    size = min(256 if goes_on is None else 64, max(1, _MAX_NUMBERS // (h * C * levels)))
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
@@ -88,6 +90,8 @@ def backtest(
         for name, one in scores.items():
             one.add(plain[name], target * unit + shift, plain["naive"], scale)
             one.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
+        if goes_on is not None and not goes_on(done):
+            break
     return scores
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from fastlstm.nn.forecast_outputs import Output
 from fastlstm.nn.forecaster import ForecastNetwork
 from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.series.inputs import Inputs
-from fastlstm.series.window_index import WindowIndex
+from fastlstm.series.window_index import WindowIndex, spread_out
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
 """At which quantiles are calibrated; between them linear."""
@@ -92,10 +92,22 @@ class Calibration:
 
 
 @torch.no_grad()
-def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> Calibration:
+def calibrate(
+    network: ForecastNetwork,
+    inputs: Inputs,
+    valid: WindowIndex,
+    goes_on: Callable[[int, int], bool] | None = None,
+) -> Calibration:
     """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps.
 
     A distribution that is right only as a whole, that of counts, is left as it is.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        valid: validation windows.
+        goes_on: called with the windows read so far and in all after every batch; False leaves the
+            rest out.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
@@ -103,10 +115,16 @@ def calibrate(network: ForecastNetwork, inputs: Inputs, valid: WindowIndex) -> C
         return Calibration.none(config)
     most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
     answers, targets, spreads = [], [], []
-    for values, statics in inputs.read(valid.rows(most), config.input_size + h):
+    rows, done, size = valid.rows(most), 0, 256
+    if goes_on is not None:
+        rows, size = spread_out(rows), 64
+    for values, statics in inputs.read(rows, config.input_size + h, size):
         answers.append(network(values, statics))
         targets.append(values[:, config.input_size :, :C].clone())
         spreads.append(spread(values, config))
+        done += len(values)
+        if goes_on is not None and not goes_on(done, len(rows)):
+            break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
     found = []
     for t in range(h):  # a step at a time: all quantiles of all steps would not fit

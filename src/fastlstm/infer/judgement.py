@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +13,13 @@ from fastlstm.errors import DataError
 from fastlstm.infer.backtest import backtest, season_of
 from fastlstm.infer.forecaster_files import StoredForecaster
 from fastlstm.infer.forecasts import forecast
+from fastlstm.nn.forecaster_config import ForecasterConfig
 from fastlstm.series.dataset import SeriesDataset
 from fastlstm.series.inputs import Inputs
 from fastlstm.series.metrics import QuantileScores, StepErrors
 from fastlstm.series.naive import seasonal_error
 from fastlstm.series.splits import Split
-from fastlstm.series.window_index import read_windows
+from fastlstm.series.window_index import read_windows, spread_out
 
 MAX_WINDOWS = 20_000
 """Test windows that a run judges itself by, evenly spread."""
@@ -52,8 +53,12 @@ def _report(
     scores: QuantileScores,
     is_scaled: bool = False,
     by_step: Mapping[str, StepErrors] | None = None,
+    goes_on: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns what `judge` does; `scores` hold all of the quantiles, `by_step` each target's."""
+    """Returns what `judge` does; `scores` hold all of the quantiles, `by_step` each target's.
+
+    `goes_on` is as in `backtest`.
+    """
     num_targets = stored.network.config.num_targets
     error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     found = backtest(
@@ -66,6 +71,7 @@ def _report(
         stored.calibration,
         scores,
         by_step=by_step,
+        goes_on=goes_on,
     )
     report = {name: one.result() for name, one in found.items()}
     if scores.num_values:
@@ -73,8 +79,21 @@ def _report(
     return report
 
 
+def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
+    """Returns how many windows `test_events` judges: 0 where the test part is too short for one."""
+    try:
+        index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+    except DataError:
+        return 0
+    return min(len(index), MAX_WINDOWS)
+
+
 def test_events(
-    stored: StoredForecaster, dataset: SeriesDataset, split: Split, inputs: Inputs
+    stored: StoredForecaster,
+    dataset: SeriesDataset,
+    split: Split,
+    inputs: Inputs,
+    goes_on: Callable[[int, int], bool],
 ) -> list[dict[str, Any]]:
     """Returns events of kind test, calibration and forecast; docs/architecture.md lists their keys.
 
@@ -83,6 +102,8 @@ def test_events(
         dataset: the table.
         split: its parts.
         inputs: its windows as the network takes them.
+        goes_on: called with the windows judged so far and in all after every batch; False leaves
+            the rest out.
     """
     sizes = stored.network.config
     try:
@@ -91,13 +112,22 @@ def test_events(
         text = f"no test scores: {error}"
         return [{"event": "message", "level": "info", "text": text}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
+    judged = 0
+
+    def watched(done: int) -> bool:
+        nonlocal judged
+        judged = done
+        return goes_on(done, len(rows))
+
     curve = QuantileScores((), _CURVE)
     makers = ("forecaster", "seasonal_naive")
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in makers}
-    scores = _report(stored, inputs, split, rows, season, curve, by_step=by_step)
+    scores = _report(
+        stored, inputs, split, spread_out(rows), season, curve, by_step=by_step, goes_on=watched
+    )
     for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
-    about = {"windows": len(rows), "of_windows": len(index), "season": season}
+    about = {"windows": judged, "of_windows": len(index), "season": season}
     targets = _target_errors(dataset.roles.target, by_step, sizes.horizon)
     observed = list(curve.coverage().values())
     return [

@@ -124,6 +124,7 @@ def evaluate(
     max_tokens: int | None = None,
     should_stop: Callable[[], bool] | None = None,
     precision: str = "fp32",
+    watch: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
     """Scores every token of `ids` but the first, with the state carried through the text.
 
@@ -140,6 +141,7 @@ def evaluate(
         max_tokens: score at most this many.
         should_stop: polled between forward passes.
         precision: fp32, or bf16, fp16 under autocast.
+        watch: called after every forward pass with the tokens scored so far and in all.
 
     Returns:
         The figures over all scored tokens.
@@ -164,9 +166,12 @@ def evaluate(
     else:
         pieces = _lanes(len(ids), lanes, prime)
     tally = _Tally(model.config.vocab_size)
+    total = sum(int(piece.length.sum()) for piece in pieces)
     with _evaluating(model, precision):
         for piece in pieces:
-            _score(model, ids, piece, chunk, tally, should_stop)
+            for _ in _score(model, ids, piece, chunk, tally, should_stop):
+                if watch is not None:
+                    watch(tally.num_tokens, total)
     return tally.result(tokenizer, time.perf_counter() - started)
 
 
@@ -211,12 +216,16 @@ class _Tally:
         self._nats = 0.0
         self._counts = np.zeros(vocab_size, dtype=np.int64)
 
+    @property
+    def num_tokens(self) -> int:
+        return int(self._counts.sum())
+
     def add(self, nats: torch.Tensor, tokens: NDArray[np.int64], scored: NDArray[np.bool_]) -> None:
         self._nats += float(nats.double().cpu().numpy()[scored].sum())
         self._counts += np.bincount(tokens[scored], minlength=len(self._counts))
 
     def result(self, tokenizer: TokenSizes, seconds: float) -> Evaluation:
-        num_tokens = int(self._counts.sum())
+        num_tokens = self.num_tokens
         num_chars = round(float(self._counts @ tokenizer.token_chars))
         num_bytes = int(self._counts @ tokenizer.token_bytes)
         bits = self._nats / math.log(2)
@@ -240,7 +249,8 @@ def _score(
     chunk: int,
     tally: _Tally,
     should_stop: Callable[[], bool] | None,
-) -> None:
+) -> Iterator[None]:
+    """Scores a piece; yields after every forward pass."""
     state = _primed_state(model, ids, piece, chunk, should_stop)
     longest = int(piece.length.max())
     for offset in range(0, longest, chunk):
@@ -251,6 +261,7 @@ def _score(
         tokens = _gather(ids, piece.start + offset - 1, steps)
         nats, state = model.token_nats(_to(model, tokens), _to(model, targets), state)
         tally.add(nats, targets, scored)
+        yield
 
 
 def _primed_state(

@@ -69,7 +69,9 @@ def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
     kernels = [clean(str(line)) for line in event.get("kernels") or []]
     rows += [("kernels" if index == 0 else "", line) for index, line in enumerate(kernels)]
     end = text_of(event, "end")
-    rows.append(("ends", f"after {end.removeprefix('budget ')}" if end else ""))
+    what = "of wall clock, report included" if end.startswith("budget ") else ""
+    after = joined([end.removeprefix("budget "), what], " ")
+    rows.append(("ends", f"after {after}" if end else ""))
     if event.get("resumed_from") is not None:
         rows.append(("resumed", f"from step {event['resumed_from']:,}"))
     return [(label, text) for label, text in rows if text]
@@ -191,11 +193,12 @@ def _training_text(event: Event, glyphs: Glyphs) -> str:
 
 def _machine_text(event: Event) -> str:
     threads, peak = number(event, "threads"), number(event, "ceiling_gflops")
+    how = text_of(event, "ceiling_how") or "measured"
     return joined(
         [
             text_of(event, "device"),
             f"{threads:.0f} thread{'s' if threads != 1 else ''}" if threads is not None else "",
-            f"ceiling {si(1e9 * peak)}FLOP/s (measured)" if peak is not None else "",
+            f"ceiling {si(1e9 * peak)}FLOP/s ({how})" if peak is not None else "",
         ]
     )
 
@@ -289,51 +292,84 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
     memory = number(event, "peak_memory_bytes")
     best_step = number(event, "best_step")
     where = f" at step {best_step:,.0f}" if best_step is not None else ""
-    return [
-        (label, text)
-        for label, text in (
-            ("best", f"{best:.4f} validation {measure}{where}" if best is not None else ""),
-            (
-                "speed",
-                joined(
-                    [
-                        f"{short_count(rate)} {unit}/s" if rate is not None else "",
-                        f"{percent(mean_ceiling)} of the ceiling"
-                        if mean_ceiling is not None
-                        else "",
-                    ]
-                ),
-            ),
-            (
-                "trained",
-                joined(
-                    [
-                        counted(event, "step", "steps"),
-                        counted(event, unit, unit),
-                        f"{clock(elapsed)} in all" if elapsed is not None else "",
-                        f"{short_bytes(memory)} of memory at most" if memory is not None else "",
-                    ]
-                ),
-            ),
-        )
-        if text
-    ]
+    overall = tokens / elapsed if tokens and elapsed else None
+    rows = (
+        ("best", [f"{best:.4f} validation {measure}{where}" if best is not None else ""]),
+        (
+            "speed",
+            [
+                f"{short_count(rate)} {unit}/s in the steps alone" if rate is not None else "",
+                f"{percent(mean_ceiling)} of the ceiling" if mean_ceiling is not None else "",
+                f"{short_count(overall)} {unit}/s over the whole time" if overall else "",
+            ],
+        ),
+        (
+            "trained",
+            [
+                counted(event, "step", "steps"),
+                counted(event, unit, unit),
+                f"{short_bytes(memory)} of memory at most" if memory is not None else "",
+            ],
+        ),
+        ("time", [f"{clock(elapsed)} in all" if elapsed is not None else "", spent_text(event)]),
+    )
+    return [(label, text) for label, parts in rows if (text := joined(parts))]
+
+
+_PARTS = {"setup": "set-up", "steps": "steps"}
+
+
+def spent_text(event: Event) -> str:
+    """Returns what the time went into: ``set-up 9.8 s, steps 21.3 s …``; it adds up to all."""
+    spent, elapsed = event.get("spent_s"), number(event, "elapsed_s")
+    if not isinstance(spent, dict) or elapsed is None:
+        return ""
+    known = {"setup": spent.get("setup"), "steps": event.get("train_s"), **spent}
+    parts = {name: float(s) for name, s in known.items() if is_number(s)}
+    parts["other"] = max(elapsed - sum(parts.values()), 0.0)
+    return joined([f"{_PARTS.get(name, name)} {s:.1f} s" for name, s in parts.items() if s >= 0.05])
+
+
+def end_notes(event: Event) -> list[str]:
+    """Returns what to know about the model of a run that went to its end."""
+    if is_unfinished(event):
+        return []
+    notes = []
+    errors = event.get("test_error")
+    if isinstance(errors, dict) and is_number(errors.get("forecaster")):
+        measure, own = errors.get("measure"), errors["forecaster"]
+        better = {
+            name: errors[name]
+            for name in ("seasonal_naive", "naive")
+            if is_number(errors.get(name)) and errors[name] <= own
+        }
+        notes += [
+            f"worse than the {name.replace('_', ' ')} forecast on the test part:"
+            f" {measure} {own:.4g} against {error:.4g}; do not rely on this model"
+            for name, error in better.items()
+        ]
+    if event.get("still_improving") is True:
+        text = "still improving: the validation loss was falling at the end"
+        notes.append(f"{text}; a longer run would be better")
+    return notes
 
 
 def next_commands(event: Event) -> list[str]:
     """Returns what to type after a run."""
     run = text_of(event, "run") or "RUN"
-    name = shlex.quote(run)
-    if event.get("task") == "forecast":
-        first = ["the same command with --resume"] if is_unfinished(event) else []
-        if (number(event, "best_step") or 0) < 0:
-            return first  # nothing was evaluated yet, so that nothing can forecast
-        then = [f"fastlstm evaluate {name} DATA", f"fastlstm info {name}"]
-        return [*first, f"fastlstm forecast {name} DATA --out pred.csv", *then]
-    if is_unfinished(event):
-        return ["the same command with --resume", f"fastlstm generate {name} --length 500"]
-    return [
-        f"fastlstm generate {name} --length 500",
-        f"fastlstm evaluate {name} TEXT",
-        f"fastlstm info {name}",
-    ]
+    name, is_forecast = shlex.quote(run), event.get("task") == "forecast"
+    commands = ["the same command with --resume"] if is_unfinished(event) else []
+    # Before the first evaluation there is nothing that can forecast or write.
+    has_model = (number(event, "best_step") or 0) >= 0
+    if has_model and is_forecast:
+        commands.append(f"fastlstm forecast {name} DATA --out pred.csv")
+    elif has_model:
+        commands.append(f"fastlstm generate {name} --length 500")
+    if has_model and (is_forecast or not is_unfinished(event)):
+        source = "DATA" if is_forecast else "TEXT"
+        commands += [f"fastlstm evaluate {name} {source}", f"fastlstm info {name}"]
+    if report := text_of(event, "report"):
+        commands.append(f"{report} (open it in a browser)")
+    if logs := text_of(event, "tensorboard"):
+        commands.append(f"tensorboard --logdir {shlex.quote(logs)}")
+    return commands

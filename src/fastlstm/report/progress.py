@@ -116,7 +116,7 @@ class PlainOutput(Output):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.glyphs = glyphs_for(stream)
-        self._prepare_shown_s = -math.inf
+        self._prepare_shown_s = self._progress_shown_s = -math.inf
 
     def __call__(self, event: Event) -> None:
         handler = getattr(self, f"_on_{event.get('event')}", None)
@@ -130,6 +130,15 @@ class PlainOutput(Output):
             return []
         self._prepare_shown_s = now
         return [f"reading: {prepare_text(event)}"]
+
+    def _on_progress(self, event: Event) -> list[str]:
+        now = time.monotonic()
+        if now - self._progress_shown_s < PREPARE_EVERY_S or event.get("done") == event.get(
+            "total"
+        ):
+            return []
+        self._progress_shown_s = now
+        return [progress_text(event)]
 
     def _on_message(self, event: Event) -> list[str]:
         level = words.text_of(event, "level")
@@ -175,6 +184,7 @@ class PlainOutput(Output):
         for name, text in words.end_rows(event, self.mean_ceiling):
             label = name or label
             lines.append(f"{label}: {text}")
+        lines += [f"warning: {note}" for note in words.end_notes(event)]
         return lines + [f"next: {command}" for command in words.next_commands(event)]
 
 
@@ -221,7 +231,16 @@ class LiveOutput(Output):
 
     def _on_prepare(self, event: Event) -> None:
         done, total = words.number(event, "done_bytes"), words.number(event, "total_bytes")
-        text = f"reading  {prepare_text(event)}"
+        self._draw_share(done, total, f"reading  {prepare_text(event)}")
+
+    def _on_progress(self, event: Event) -> None:
+        done, total = words.number(event, "done"), words.number(event, "total")
+        if done == total:
+            self._draw("")
+        else:
+            self._draw_share(done, total, progress_text(event))
+
+    def _draw_share(self, done: float | None, total: float | None, text: str) -> None:
         share = done / total if done is not None and total else None
         bar = self._bar(share, 20) + "  " if share is not None else ""
         self._draw(bar + clip(text, columns() - 22))
@@ -270,6 +289,7 @@ class LiveOutput(Output):
         self._permanent([f"    {bar} {line}" for line in shown])
 
     def _on_test(self, event: Event) -> None:
+        self._draw("")
         self._permanent(["", *self._rows(words.test_rows(event))])
 
     def _on_skip(self, event: Event) -> None:
@@ -286,7 +306,9 @@ class LiveOutput(Output):
             for index, command in enumerate(words.next_commands(event))
         ]
         rows = self._rows(words.end_rows(event, self.mean_ceiling))
-        self._permanent(["", "  " + self.style(title, "bold", colour), "", *rows, *commands, ""])
+        notes = [n for text in words.end_notes(event) for n in self._note("!", text, "yellow")]
+        title = "  " + self.style(title, "bold", colour)
+        self._permanent(["", title, "", *rows, *notes, *commands, ""])
 
     def _bar(self, share: float, width: int) -> str:
         filled = round(max(0.0, min(1.0, share)) * width)
@@ -373,6 +395,14 @@ def prepare_text(event: Event) -> str:
     if not total:
         return short_bytes(done)
     return f"{short_bytes(done)} of {short_bytes(total)}, {percent(done / total)}"
+
+
+def progress_text(event: Event) -> str:
+    """Returns ``judging the test part: 512 of 3,389 windows, 15%``."""
+    done, total = words.number(event, "done") or 0, words.number(event, "total") or 0
+    share = f", {percent(done / total)}" if total else ""
+    doing, unit = words.text_of(event, "doing"), words.text_of(event, "unit")
+    return f"{doing}: {done:,.0f} of {total:,.0f} {unit}{share}"
 
 
 def default_output(*, use_json: bool) -> Output:

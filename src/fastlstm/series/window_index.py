@@ -15,6 +15,7 @@ from fastlstm.errors import DataError, Setting
 from fastlstm.series.table import Table
 
 NO_GROUPS = np.zeros(0, dtype=np.int64)
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ class WindowIndex:
         )
         source.locate(key, 0, numbers.ctypes.data, len(numbers), rows.ctypes.data, runs.ctypes.data)
         return rows, self.segments[runs]
+
+
+def spread_out(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the same rows in an order of which every beginning is spread evenly over all.
+
+    The first m are those k of n whose k/phi has a fractional part below m/n: the gaps between them
+    have at most three lengths (three-gap theorem), and follow no season.
+    """
+    return rows[np.argsort(np.arange(len(rows)) * _GOLDEN % 1.0)]
 
 
 def index_windows(

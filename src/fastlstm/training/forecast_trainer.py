@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from fastlstm.training.guard import bad_gradient
 from fastlstm.training.metrics import Event, Observer
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.precision import autocast
-from fastlstm.training.schedule import Ending, learning_rate_factor
+from fastlstm.training.schedule import Ending, SaveTimes, learning_rate_factor
 from fastlstm.training.state import Progress, Tensors, TrainingState
 
 _MIN_VALID_WINDOWS, _MAX_VALID_WINDOWS = 512, 20_000
@@ -37,8 +37,9 @@ _VALID_PER_TRAINED = 4
 """Windows that all evaluations read, at most, per window trained on: forward alone is a third."""
 _VALID_SHARE = 0.4
 """Of a budget, for all evaluations, at most."""
+_FORWARD_SHARE = 1 / 3
+"""Of a training step, for the same windows without gradients."""
 _LOG_S = 1.0
-_SAVE_S = 60.0
 _BAD_STEPS = 10
 _CPU = torch.device("cpu")
 
@@ -60,8 +61,10 @@ class FitPlan:
         patience: evaluations without gain after which it ends; 0 never does.
         evaluations: of the validation windows in a run, evenly over it.
         precision: of the matrix products.
-        checkpoint_every: steps between checkpoints; None is one a minute.
+        checkpoint_every: steps between checkpoints; None is by time, see `SaveTimes`.
         seed: of dropout.
+        closing: seconds that what follows training takes, of a budget kept for it, by the seconds
+            that a window takes to forecast; about.
     """
 
     ending: Ending
@@ -78,6 +81,7 @@ class FitPlan:
     precision: str = "fp32"
     checkpoint_every: int | None = None
     seed: int = 0
+    closing: Callable[[float], float] = lambda _: 0.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Fitted:
         reason: why it ended.
         windows: trained on; of streams forecasts, one after every segment read.
         train_s: seconds of it spent in steps.
+        spent: seconds of it by what else they were spent on, see `Progress`.
     """
 
     steps: int
@@ -103,6 +108,7 @@ class Fitted:
     reason: str
     windows: int
     train_s: float
+    spent: Mapping[str, float]
 
 
 class ForecastTrainer:
@@ -117,11 +123,14 @@ class ForecastTrainer:
         plan: how.
         emit: receives every event, a plain dict.
         stop: polled.
-        save: stores `capture()`; called at the start, about once a minute, when stopped and at the
-            end. None keeps nothing.
+        save: stores `capture()`; called at the start, when `SaveTimes` says so, when stopped and at
+            the end. None keeps nothing.
+        began: `time.perf_counter()` when the wall clock of this start began; default now.
+        watch: called with the windows of an evaluation read so far and in all.
 
     Attributes:
         model: as given.
+        is_over: whether all steps are taken and evaluated.
     """
 
     def __init__(
@@ -134,22 +143,26 @@ class ForecastTrainer:
         emit: Observer,
         stop: Callable[[], bool] | None = None,
         save: Callable[[ForecastTrainer], None] | None = None,
+        began: float | None = None,
+        watch: Callable[[int, int], object] | None = None,
     ) -> None:
         self.model, self.inputs, self.plan, self.emit = model, inputs, plan, emit
-        self._all_valid, self._valid = valid, valid.rows(0)  # chosen when training begins
-        self._stop, self._save_with = stop, save
+        self._all_valid, self._valid = valid, valid.rows(0)  # chosen before the first evaluation
+        self._stop, self._save_with, self._watch = stop, save, watch
         self._state = TrainingState(
             model,
             OptimizerSet(model, plan, plan.learning_rate),
             WeightAverage(model, plan.ema) if plan.ema > 0 else None,
         )
-        self._loader = loader
+        self._loader, self.is_over = loader, False
         self._carried: Carried | None = None
         self._best: dict[str, Tensor] = {}
         self._losses: list[float] = []
-        self._bad, self._saved_step, self._evaluation_s = 0, -1, 0.0
-        self._began = self._logged = self._saved = time.perf_counter()
-        self._logged_state, self._earlier_s = (0, 0, 0.0, 0.0), 0.0
+        self._bad, self._saved_step, self._evaluation_s, self._save_s = 0, -1, 0.0, 0.0
+        self._logged = time.perf_counter()
+        self._began = self._logged if began is None else began
+        self._saves = SaveTimes(plan.checkpoint_every)
+        self._logged_state, self._earlier_s, self._first_step = (0, 0, 0.0, 0.0), 0.0, 0
 
     @property
     def progress(self) -> Progress:
@@ -166,24 +179,23 @@ class ForecastTrainer:
             Stopped: `stop` said so; the model holds the best weights so far.
             NonFiniteError: losses stayed NaN or infinite.
             StorageError: the last checkpoint could not be written.
+            BudgetError: the budget was over before the first step.
         """
-        torch.default_generator.manual_seed(self.plan.seed)
+        plan = self.plan
+        torch.default_generator.manual_seed(plan.seed)
         if found is not None:
             self._restore(found)
         progress = self.progress
-        self._began = time.perf_counter() - progress.elapsed_s
-        due = int(self._done() * self.plan.evaluations)  # fewer than before, if the end is later
+        before_s, self._began = progress.elapsed_s, self._began - progress.elapsed_s
+        progress.add("setup", self.elapsed_s() - before_s)
+        due = int(self._done() * plan.evaluations)  # fewer than before, if the end is later
         progress.evaluations = min(progress.evaluations, due)
         try:
             with closing(self._loader):
-                if found is not None and found.step > 0:
-                    most = found.meta.get("valid_windows")
-                else:
-                    most = self._affordable()
-                self._valid = self._all_valid.rows(most)
-                if found is None:
+                if found is None and self._done() < 1.0:
                     self._save_if_possible()
                 reason = self._loop()
+                plan.ending.require_steps(progress.step, progress.setup_s)
                 if progress.evaluated_step != progress.step:
                     self._evaluate()
                 if not self._best:
@@ -192,6 +204,7 @@ class ForecastTrainer:
                         " the values of the table; the validation part must have some of the"
                         " targets"
                     )
+                self.is_over = True
                 self._save()
         except Stopped:
             self._save()
@@ -203,7 +216,7 @@ class ForecastTrainer:
         share = self._loader.wait_s / max(progress.train_s - self._earlier_s, 1e-9)
         return Fitted(
             progress.step, progress.best_step, progress.best_loss, self.elapsed_s(), share, reason,
-            progress.tokens, progress.train_s,
+            progress.tokens, progress.train_s, progress.spent,
         )  # fmt: skip
 
     def elapsed_s(self) -> float:
@@ -236,23 +249,20 @@ class ForecastTrainer:
         self._best = {n: t.clone() for n, t in found.tensors.get("best", {}).items()}
         if "carried" in found.tensors:
             self._carried = Carried(**found.tensors["carried"])
-        self._saved_step = found.step
+        self._valid = self._all_valid.rows(found.meta.get("valid_windows", 0))
+        self._saved_step = self._first_step = found.step
         self._earlier_s = self.progress.train_s
         self._logged_state = (self.progress.step, self.progress.tokens, self._earlier_s, 0.0)
 
     def _affordable(self) -> int:
         """Returns how many windows an evaluation reads, and says so where it is not all."""
-        plan = self.plan
-        if plan.ending.total_steps is not None:
-            trained = plan.ending.total_steps * plan.windows_per_step
+        plan, ending = self.plan, self.plan.ending
+        if ending.budget_s is None:
+            trained = (ending.total_steps or 0) * plan.windows_per_step
             fitting = _VALID_PER_TRAINED * trained / plan.evaluations
         else:
-            rows = self._all_valid.rows(64)
-            self._validation_loss(rows)
-            started = time.perf_counter()
-            self._validation_loss(rows)
-            per_window = (time.perf_counter() - started) / len(rows)
-            fitting = _VALID_SHARE * (plan.ending.budget_s or 0.0) / plan.evaluations / per_window
+            left_s = _VALID_SHARE * max(ending.budget_s - self.progress.setup_s, 0.0)
+            fitting = left_s / plan.evaluations / self._forecast_s()
         num = int(min(max(fitting, _MIN_VALID_WINDOWS), _MAX_VALID_WINDOWS))
         if num < len(self._all_valid):
             of = f"{num:,} of {len(self._all_valid):,}"
@@ -260,30 +270,46 @@ class ForecastTrainer:
             self.emit({"event": "message", "level": "info", "text": text})
         return num
 
+    def _forecast_s(self) -> float:
+        """Returns the seconds that a window takes to forecast, from the steps of this start."""
+        if self._evaluation_s:
+            return self._evaluation_s / len(self._valid)
+        steps = self.progress.step - self._first_step
+        seconds = (self.progress.train_s - self._earlier_s) / max(steps, 1)
+        return max(_FORWARD_SHARE * seconds / self.plan.windows_per_step, 1e-9)
+
     def _loop(self) -> str:
         """Steps and evaluates to the end; returns why it ended."""
         plan, progress = self.plan, self.progress
         while (done := self._done()) < 1.0:
             if self._stop is not None and self._stop():
                 raise Stopped("stopped while training")
-            if done * plan.evaluations >= progress.evaluations + 1:
+            if done * plan.evaluations >= progress.evaluations + 1 and self._can_evaluate():
                 self._evaluate()
             if plan.patience and progress.without_gain >= plan.patience:
                 return f"no gain in {plan.patience} evaluations"
-            if self._save_is_due():
+            if self._saves.is_due(progress.step):
                 self._save_if_possible()
             self._take_step(done)
         return plan.ending.text
 
-    def _done(self) -> float:
-        reserve_s = 2 * self._evaluation_s  # of a budget, for the last evaluation and calibration
-        return self.plan.ending.progress(self.progress.step, self.elapsed_s(), reserve_s)
+    def _can_evaluate(self) -> bool:
+        """Returns whether there is something new to evaluate, and of a budget the time for it."""
+        progress = self.progress
+        if progress.step <= max(progress.evaluated_step, 0):
+            return False
+        if self.plan.ending.budget_s is None:
+            return True
+        spent_s = progress.spent.get("evaluations", 0.0)
+        return spent_s <= _VALID_SHARE * (self.elapsed_s() - progress.setup_s)
 
-    def _save_is_due(self) -> bool:
-        every = self.plan.checkpoint_every
-        if every is not None:
-            return self.progress.step % every == 0
-        return time.perf_counter() - self._saved > _SAVE_S
+    def _done(self) -> float:
+        progress, reserve_s = self.progress, 0.0
+        if self.plan.ending.budget_s is not None:
+            reserve_s = self._evaluation_s + self._save_s + self.plan.closing(self._forecast_s())
+        return self.plan.ending.progress(
+            progress.step, self.elapsed_s(), progress.setup_s, reserve_s
+        )
 
     def _save(self) -> None:
         """Stores the state unless it is stored.
@@ -292,14 +318,18 @@ class ForecastTrainer:
             StorageError: the disk refused.
         """
         if self._save_with is not None and self._saved_step != self.progress.step:
+            started = time.perf_counter()
             self._save_with(self)
-            self._saved_step, self._saved = self.progress.step, time.perf_counter()
+            self._save_s = time.perf_counter() - started
+            self.progress.add("saving", self._save_s)
+            self._saved_step = self.progress.step
+            self._saves.tried(self._saved_step)
 
     def _save_if_possible(self) -> None:
         try:
             self._save()
         except StorageError as error:
-            self._saved = time.perf_counter()
+            self._saves.tried(self.progress.step)
             text = f"not everything is stored yet, the run goes on: {error}"
             self.emit({"event": "message", "level": "warning", "text": text})
 
@@ -371,6 +401,8 @@ class ForecastTrainer:
 
     def _evaluate(self) -> None:
         started, progress, average = time.perf_counter(), self.progress, self._state.average
+        if len(self._valid) == 0:
+            self._valid = self._all_valid.rows(self._affordable())
         with average.applied() if average is not None else nullcontext():
             loss, kept = self._validation_loss(self._valid), self._copy()
         is_best = loss < progress.best_loss
@@ -381,6 +413,7 @@ class ForecastTrainer:
             self._best, progress.best_loss, progress.best_step = kept, loss, progress.step
         seconds = time.perf_counter() - started
         self._evaluation_s = seconds
+        progress.add("evaluations", seconds)
         self.emit(
             {
                 "event": "eval",
@@ -400,13 +433,15 @@ class ForecastTrainer:
     def _validation_loss(self, rows: NDArray[np.int64]) -> float:
         """Returns the mean loss of all values that are there; NaN where none is."""
         self.model.eval()
-        total, count = 0.0, 0
+        total, count, done = 0.0, 0, 0
         config = self.model.config
         for values, statics in self.inputs.read(rows, config.input_size + config.horizon):
             if self._stop is not None and self._stop():
                 raise Stopped("stopped while evaluating")
             losses, num = self._losses_of(values, statics)
-            total, count = total + float(losses), count + num
+            total, count, done = total + float(losses), count + num, done + len(values)
+            if self._watch is not None:
+                self._watch(done, len(rows))
         return total / count if count else math.nan
 
     def _log(self, done: float, norm: float) -> None:

@@ -13,7 +13,7 @@ from fastlstm.storage import finite
 Event = dict[str, Any]
 Observer = Callable[[Event], None]
 
-NOT_STORED = frozenset({"prepare"})
+NOT_STORED = frozenset({"prepare", "progress"})
 _SCALARS = {
     "step": (
         "loss",

@@ -24,6 +24,7 @@ class Pace:
     Attributes:
         evaluation_s: seconds of the newest evaluation, 0 before the first.
         save_s: seconds of the newest checkpoint.
+        seconds_per_token: of a training step, a moving mean; 0 before the first.
     """
 
     _LOG_INTERVAL_S = 1.0
@@ -34,7 +35,7 @@ class Pace:
         self.evaluation_s = 0.0
         self.save_s = 0.5
         self._wait_s = 0.0
-        self._seconds_per_token = 0.0
+        self.seconds_per_token = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -50,8 +51,8 @@ class Pace:
         self._steps += 1
         self._seconds += seconds
         rate = seconds / tokens
-        self._seconds_per_token = (
-            rate if not self._seconds_per_token else 0.9 * self._seconds_per_token + 0.1 * rate
+        self.seconds_per_token = (
+            rate if not self.seconds_per_token else 0.9 * self.seconds_per_token + 0.1 * rate
         )
 
     def forget_wait(self) -> None:
@@ -66,11 +67,12 @@ class Pace:
 
     def reserve_s(self, valid_tokens: int) -> float:
         """Seconds to keep for the last evaluation and checkpoint of a budgeted run."""
-        forward_only = self._seconds_per_token * valid_tokens  # float32, so no third of a bf16 step
+        # Scoring in float32 takes about half of a bf16 step; the first evaluation tells.
+        forward_only = 0.5 * self.seconds_per_token * valid_tokens
         return (self.evaluation_s or forward_only) + self.save_s + 0.5
 
     def remaining_s(self, steps: int, tokens_per_step: int) -> float:
-        return max(steps, 0) * tokens_per_step * self._seconds_per_token
+        return max(steps, 0) * tokens_per_step * self.seconds_per_token
 
     def take(self, wait_s: float) -> dict[str, Any]:
         """Returns the rates since the last call and starts anew.

@@ -19,8 +19,6 @@ from fastlstm.training.schedule import Ending
 _EVALUATION_SHARE = 0.05
 _EVALUATION_COST = 0.7
 """Cost of scoring a token in float32 over training on one in bf16 (three times as fast)."""
-_FINAL_EVALUATION_SHARE = 0.1
-_MIN_SCORED = 10_000
 LONG, SHORT = 128, 64
 """Default sequence lengths. On our kernels LONG reads 1.45 times as many characters per second (the
 optimizer's share of a step halves) and wins from 20 s on; at equal characters SHORT learns more
@@ -42,14 +40,12 @@ class Resolved:
         ending: when the run stops.
         precision: the number format and the measurement behind it.
         notes: sentences to say aloud.
-        evaluation_tokens: validation tokens to score; None is all of them.
     """
 
     config: TrainConfig
     ending: Ending
     precision: PrecisionChoice
     notes: tuple[str, ...]
-    evaluation_tokens: int | None
 
 
 def choose_device(asked: str) -> torch.device:
@@ -176,16 +172,11 @@ def resolve(
     rate = config.learning_rate
     if rate is None:
         rate = DEFAULT_LEARNING_RATE[config.optimizer]
-    scored = valid_tokens
-    if ending.budget_s is not None and valid_tokens > _FINAL_EVALUATION_SHARE * total:
-        scored = max(_MIN_SCORED, int(_FINAL_EVALUATION_SHARE * total))
-    if scored < valid_tokens:
-        notes.append(
-            f"evaluations score the first {scored:,} of {valid_tokens:,} validation tokens: all of"
-            f" them would take more than a tenth of the {ending.text}"
-        )
     every = config.eval_every
     if every is None:
+        scored = valid_tokens
+        if ending.budget_s is not None:  # the trainer scores no more than a tenth of it can pay
+            scored = min(scored, int(0.1 * total))
         every = math.ceil(scored * _EVALUATION_COST / _EVALUATION_SHARE / step_tokens)
         every = max(1, every, math.ceil(total / step_tokens / 20))
     chosen = replace(
@@ -197,8 +188,7 @@ def resolve(
         device="cuda" if device.type == "cuda" else "cpu",
         threads=torch.get_num_threads(),
     )
-    evaluation_tokens = scored if scored < valid_tokens else None
-    return Resolved(chosen, ending, precision, tuple(notes), evaluation_tokens)
+    return Resolved(chosen, ending, precision, tuple(notes))
 
 
 def _expected_tokens(

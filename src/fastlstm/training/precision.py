@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from fastlstm import hardware, measurements
 from fastlstm.config import Precision
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.nn.language_model import LanguageModel
@@ -27,11 +29,13 @@ class PrecisionChoice:
         name: fp32, bf16, fp16 or tf32.
         why: one sentence with the measurement behind it.
         step_s: seconds of one forward and backward pass in it, 0 when not measured.
+        is_recalled: the seconds were measured earlier on this machine.
     """
 
     name: Precision
     why: str
     step_s: float = 0.0
+    is_recalled: bool = False
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
@@ -62,19 +66,51 @@ def choose_precision(
         batch: (T, B) of one forward pass.
     """
     check_precision(asked, device)
+    times = _PassTimes(model, device, batch)
+    choice = _choose(asked, device, times)
+    allow_tf32(choice.name)
+    return replace(choice, is_recalled=times.is_recalled)
+
+
+def _choose(asked: Precision, device: torch.device, times: _PassTimes) -> PrecisionChoice:
     if asked != "auto":
-        return PrecisionChoice(asked, "as asked", _step_seconds(model, asked, device, batch))
+        return PrecisionChoice(asked, "as asked", times.of(asked))
     if device.type == "cpu" and bf16_instructions() is None:
-        why = "this CPU has no bf16 instructions"
-        return PrecisionChoice("fp32", why, _step_seconds(model, "fp32", device, batch))
+        return PrecisionChoice("fp32", "this CPU has no bf16 instructions", times.of("fp32"))
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
-    full = _step_seconds(model, full_name, device, batch)
-    half = _step_seconds(model, "bf16", device, batch)
-    times = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
+    full, half = times.of(full_name), times.of("bf16")
+    said = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
     if full > _MIN_GAIN * half:
-        return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times}", half)
-    allow_tf32(full_name)
-    return PrecisionChoice(full_name, f"bf16 gains too little here: {times}", full)
+        return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {said}", half)
+    return PrecisionChoice(full_name, f"bf16 gains too little here: {said}", full)
+
+
+class _PassTimes:
+    """Seconds of a forward and backward pass by precision: recalled, else measured and kept.
+
+    Attributes:
+        is_recalled: whether none was measured just now.
+    """
+
+    def __init__(self, model: LanguageModel, device: torch.device, batch: tuple[int, int]) -> None:
+        self._model, self._device, self._batch = model, device, batch
+        self._about = {
+            **hardware.machine(device.type, torch.get_num_threads()),
+            "model": asdict(model.config),
+            "batch": list(batch),
+        }
+        self.is_recalled = True
+
+    def of(self, name: str) -> float:
+        """Returns the seconds in the precision of that name."""
+        about = {**self._about, "precision": name}
+        known = (measurements.recall("pass", about) or {}).get("seconds")
+        if isinstance(known, float) and 0 < known < math.inf:
+            return known
+        self.is_recalled = False
+        seconds = _step_seconds(self._model, name, self._device, self._batch)
+        measurements.remember("pass", about, {"seconds": seconds})
+        return seconds
 
 
 def allow_tf32(name: str) -> None:

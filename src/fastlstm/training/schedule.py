@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Literal
 
 from fastlstm.config import TrainConfig, parse_duration
+from fastlstm.errors import BudgetError
 
 DEFAULT_BUDGET_S = 300.0
+_FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,54 @@ class Ending:
             return Ending("budget", None, parse_duration(config.budget), f"budget {config.budget}")
         return Ending("budget", None, DEFAULT_BUDGET_S, "budget 5m (default)")
 
-    def progress(self, step: int, elapsed_s: float, reserve_s: float = 0.0) -> float:
-        """Returns how much of the run is done, 0..1.
+    def progress(
+        self, step: int, elapsed_s: float, setup_s: float = 0.0, reserve_s: float = 0.0
+    ) -> float:
+        """Returns how much of the training is done, 0..1.
 
         Args:
             step: optimizer steps done.
-            elapsed_s: wall clock of the run so far, over all its resumed parts.
-            reserve_s: seconds to keep for the last evaluation and checkpoint (budget only).
+            elapsed_s: wall clock of the run so far, over all its starts (budget only, as below).
+            setup_s: the part of it before the first step of each start.
+            reserve_s: seconds to keep for what follows training; at most 3/4 of what set-up left.
         """
         if self.total_steps is not None:
             return min(1.0, step / self.total_steps)
         assert self.budget_s is not None
-        return min(1.0, elapsed_s / max(self.budget_s - reserve_s, 0.5 * self.budget_s))
+        left_s = self.budget_s - setup_s
+        if left_s <= 0:
+            return 1.0
+        return min(1.0, (elapsed_s - setup_s) / max(left_s - reserve_s, 0.25 * left_s))
+
+    def require_steps(self, step: int, setup_s: float) -> None:
+        """Raises BudgetError when the budget was over before the first step."""
+        if step == 0:
+            raise BudgetError(
+                f"trained 0 steps: the budget was too small for set-up, which took {setup_s:.1f} s"
+                f" ({self.text}); give a larger budget"
+            )
+
+
+class SaveTimes:
+    """When the next checkpoint is due: 15 s after the first step, then once a minute.
+
+    Args:
+        every: steps between checkpoints instead; None is by time.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self._every, self._interval_s, self._last_s = every, _FIRST_SAVE_S, time.perf_counter()
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether a checkpoint is to be written after so many steps."""
+        if self._every is not None:
+            return step % self._every == 0
+        return time.perf_counter() - self._last_s > self._interval_s
+
+    def tried(self, step: int) -> None:
+        """Notes that a checkpoint was written after so many steps, or could not be."""
+        self._interval_s = _SAVE_S if step else _FIRST_SAVE_S
+        self._last_s = time.perf_counter()
 
 
 def learning_rate_factor(progress: float, warmup: float, cooldown: float) -> float:

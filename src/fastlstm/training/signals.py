@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -14,7 +15,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopFlag:
     """Context manager: the first signal sets the flag, the second ends the process at once.
 
-    What was stored before stays whole; the exit code is then 128 plus the signal's number.
+    The first one is acknowledged at once, on standard error: what it stops may take a while. After
+    the second what was stored before stays whole; the exit code is 128 plus the signal's number.
 
     Outside the main thread Python allows no handlers; there the flag can still be set by `set()`.
     """
@@ -49,3 +51,7 @@ class StopFlag:
         if self.name is not None:
             os._exit(128 + number)
         self.name = signal.Signals(number).name
+        text = f"fastlstm: {self.name}: saving and stopping; once more ends at once, unsaved\n"
+        # A print could meet a print that this handler interrupts.
+        with contextlib.suppress(OSError):
+            os.write(2, (("\r\x1b[2K" if os.isatty(2) else "") + text).encode())

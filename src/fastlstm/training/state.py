@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,8 +24,10 @@ class Progress:
     Attributes:
         step: optimizer steps done.
         tokens: training tokens seen; of a forecaster, windows.
-        elapsed_s: wall clock of the training loop over all resumed parts.
+        elapsed_s: wall clock of the run over all its starts.
         train_s: the part of it spent in steps.
+        spent: seconds of the other parts: setup (before the first step of each start),
+            evaluations, saving.
         best_step: step of the best evaluation, -1 before the first.
         best_loss: its loss, of a language model nats per token.
         best_bits_per_char: the same in bits per character; of a forecaster nothing.
@@ -30,12 +35,14 @@ class Progress:
         evaluations: number of evaluations.
         without_gain: evaluations since the best one.
         lr_scale: lowered by roll-backs.
+        scored: validation tokens that evaluations of a text score; 0 before the first.
     """
 
     step: int = 0
     tokens: int = 0
     elapsed_s: float = 0.0
     train_s: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
     best_loss: float = float("inf")
     best_bits_per_char: float = float("inf")
@@ -43,6 +50,25 @@ class Progress:
     evaluations: int = 0
     without_gain: int = 0
     lr_scale: float = 1.0
+    scored: int = 0
+
+    @property
+    def setup_s(self) -> float:
+        """Returns the seconds before the first step, of all starts together."""
+        return self.spent.get("setup", 0.0)
+
+    @contextmanager
+    def counted(self, part: str) -> Iterator[None]:
+        """Adds the seconds that the block takes to a part of `spent`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - started)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Adds seconds to a part of `spent`."""
+        self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def to_meta(self) -> dict[str, Any]:
         """Returns the counters that have a value; JSON knows no infinity."""

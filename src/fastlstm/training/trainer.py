@@ -28,13 +28,16 @@ from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
 from fastlstm.training.metrics import Observer
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.pace import Pace
-from fastlstm.training.schedule import Ending, learning_rate_factor
+from fastlstm.training.schedule import Ending, SaveTimes, learning_rate_factor
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.state import TrainingState
 from fastlstm.training.stepper import Stepper
 
 _BEST = "best"
 """File stem of the best weights in a checkpoint, there while they are not published."""
+_EVALUATION_SHARE = 0.1
+"""Of a budget, for one evaluation, at most; `_MIN_SCORED` tokens are scored in any case."""
+_MIN_SCORED = 10_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class TrainPlan:
         flop_per_token: floating-point operations of a training step per token.
         ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
         started: `time.perf_counter()` when the wall clock of this start began.
-        evaluation_tokens: validation tokens to score; None is all of them.
+        report_s: about how long the report will take, of a budget kept for it.
     """
 
     config: TrainConfig
@@ -59,7 +62,7 @@ class TrainPlan:
     flop_per_token: float
     ceiling_gflops: float
     started: float
-    evaluation_tokens: int | None = None
+    report_s: float = 0.0
 
 
 class Trainer:
@@ -77,6 +80,7 @@ class Trainer:
         emit: receives every event.
         stop: polled; when set, the state is saved and Stopped is raised.
         sample: writes a short text with the model, or None.
+        watch: called with the validation tokens scored so far and in all.
     """
 
     def __init__(
@@ -92,10 +96,11 @@ class Trainer:
         emit: Observer,
         stop: StopFlag,
         sample: Callable[[LanguageModel], str] | None = None,
+        watch: Callable[[int, int], object] | None = None,
     ) -> None:
         self.plan, self.model, self.run, self.emit, self.stop = plan, model, run, emit, stop
         self._batches, self._valid_ids, self._tokenizer = batches, valid_ids, tokenizer
-        self._files, self._publish, self._sample = files, publish, sample
+        self._files, self._publish, self._sample, self._watch = files, publish, sample, watch
         config = plan.config
         assert config.learning_rate is not None
         lanes = config.batch_size * config.accumulate
@@ -109,7 +114,7 @@ class Trainer:
         self._stepper = Stepper(config, model, plan.device, self.state, emit)
         self._loader: Prefetcher[Batch] | None = None
         self._saved_step = -1
-        self._last_save = time.perf_counter()
+        self._saves = SaveTimes(config.checkpoint_every)
         self._last: Evaluation | None = None
         self._unpublished: dict[str, torch.Tensor] = {}
         self._refusal: StorageError | None = None
@@ -127,6 +132,7 @@ class Trainer:
             Stopped: a signal came; the state is saved.
             NonFiniteError: NaN or Inf that roll-backs could not cure.
             StorageError: the final checkpoint or the best model could not be written.
+            BudgetError: the budget was over before the first step.
         """
         position = None
         if resume_from is not None:
@@ -134,11 +140,15 @@ class Trainer:
             self._saved_step = self.state.progress.step
             self._unpublished = resume_from.tensors.get(_BEST, {})
         self._open_loader(position)
-        self._clock_offset -= self.state.progress.elapsed_s
+        progress = self.state.progress
+        before_s, self._clock_offset = progress.elapsed_s, self._clock_offset - progress.elapsed_s
+        progress.add("setup", self.elapsed_s() - before_s)
         try:
-            if resume_from is None:
+            if resume_from is None and self._done() < 1.0:
                 self._save_if_possible()
             self._loop()
+            progress = self.state.progress
+            self.plan.ending.require_steps(progress.step, progress.setup_s)
             while not self._is_evaluated():
                 if not self._evaluate():  # rolled back: the steps since are to be taken again
                     self._loop()
@@ -183,9 +193,20 @@ class Trainer:
         return time.perf_counter() - self._clock_offset
 
     def _done(self) -> float:
-        tokens = self.plan.evaluation_tokens or len(self._valid_ids)
-        reserve = self._pace.reserve_s(tokens)
-        return self.plan.ending.progress(self.state.progress.step, self.elapsed_s(), reserve)
+        progress = self.state.progress
+        reserve = self._pace.reserve_s(progress.scored or self._affordable())
+        return self.plan.ending.progress(
+            progress.step, self.elapsed_s(), progress.setup_s, reserve + self.plan.report_s
+        )
+
+    def _affordable(self) -> int:
+        """Returns the validation tokens that an evaluation scores: at most a tenth of a budget."""
+        budget_s, per_token_s = self.plan.ending.budget_s, self._pace.seconds_per_token
+        if budget_s is None or per_token_s == 0.0:
+            return len(self._valid_ids)
+        left_s = max(budget_s - self.state.progress.setup_s, 0.0)
+        fitting = int(_EVALUATION_SHARE * left_s / per_token_s)
+        return min(len(self._valid_ids), max(_MIN_SCORED, fitting))
 
     # one step ---------------------------------------------------------------------------------
 
@@ -268,6 +289,7 @@ class Trainer:
         progress.lr_scale = before.lr_scale * 0.5
         progress.best_step, progress.best_loss = before.best_step, before.best_loss
         progress.best_bits_per_char = before.best_bits_per_char
+        progress.spent, progress.scored = before.spent, before.scored
         self._saved_step = -1
         self._open_loader(position)
         self._say("warning", f"went on from {found.path.name} with half the learning rate")
@@ -286,24 +308,39 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Evaluates; returns False where the loss was not finite and the run was rolled back."""
         started = time.perf_counter()
+        if not self.state.progress.scored:
+            self._choose_scored()
         average = self.state.average
         with average.applied() if average is not None else nullcontext():
             result = evaluate(
                 self.model,
                 self._valid_ids,
                 self._tokenizer,
-                max_tokens=self.plan.evaluation_tokens,
+                max_tokens=self.state.progress.scored,
                 should_stop=self.stop,
+                watch=self._watch,
             )
             is_finite = math.isfinite(result.nats_per_token)
             culprit = f"validation loss (weight {bad_weight(self.model)})"
             if is_finite:
                 self._judge(result)
+        seconds = time.perf_counter() - started
+        self.state.progress.add("evaluations", seconds)
         if not is_finite:  # only now: within the block the model holds the averaged weights
             self._roll_back(culprit)
             return False
-        self._pace.evaluation_s = time.perf_counter() - started
+        self._pace.evaluation_s = seconds
         return True
+
+    def _choose_scored(self) -> None:
+        num, most = self._affordable(), len(self._valid_ids)
+        self.state.progress.scored = num
+        if num < most:
+            self._say(
+                "info",
+                f"evaluations score the first {num:,} of {most:,} validation tokens: all of them"
+                f" would take more than a tenth of the {self.plan.ending.text}",
+            )
 
     def _judge(self, result: Evaluation) -> None:
         """Records an evaluation; the model holds the weights that it is of."""
@@ -348,12 +385,8 @@ class Trainer:
             ) from self._refusal
 
     def _checkpoint_due(self) -> bool:
-        every, step = self.plan.config.checkpoint_every, self.state.progress.step
-        if step == self._saved_step:
-            return False
-        if every is not None:
-            return step % every == 0
-        return time.perf_counter() - self._last_save > 60.0
+        step = self.state.progress.step
+        return step != self._saved_step and self._saves.is_due(step)
 
     def _save(self) -> Path:
         assert self._loader is not None
@@ -373,10 +406,12 @@ class Trainer:
             finite=first_non_finite(self.state.named_tensors()) is None,
             keep=self.plan.config.keep_checkpoints,
         )
-        self._saved_step, self._last_save = self.state.progress.step, time.perf_counter()
+        self._saved_step = self.state.progress.step
+        self._saves.tried(self._saved_step)
         size = sum(file.stat().st_size for file in path.iterdir())
         seconds = time.perf_counter() - started
         self._pace.save_s = seconds
+        self.state.progress.add("saving", seconds)
         self.emit(
             {
                 "event": "checkpoint",
@@ -392,7 +427,7 @@ class Trainer:
         try:
             self._save()
         except (StorageError, CorruptFileError) as error:
-            self._last_save = time.perf_counter()
+            self._saves.tried(self.state.progress.step)
             self._say("warning", f"checkpoint not written, the run goes on: {error}")
 
     def _save_and_stop(self) -> None:
@@ -426,6 +461,7 @@ class Trainer:
             "tokens": progress.tokens,
             "elapsed_s": self.elapsed_s(),
             "train_s": progress.train_s,
+            "spent_s": progress.spent,
             "best_step": progress.best_step,
             "best_bits_per_char": progress.best_bits_per_char,
             "peak_memory_bytes": peak_memory_bytes(self.plan.device),

@@ -1,0 +1,80 @@
+"""What every start of a run shares: the end after the report, bars, the time kept for the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm import run_session
+from fastlstm.run_directory import RunDirectory
+from fastlstm.run_session import RunSession
+
+
+class Clock:
+    """Stands for `time`: two clocks that are set by hand."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.own_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.wall_s
+
+    def thread_time(self) -> float:
+        return self.own_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(run_session, "time", found)
+    return found
+
+
+def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
+    run = RunDirectory(path / "run")
+    run.create()
+    return RunSession(run, [events.append])
+
+
+def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Clock) -> None:
+    events: list[dict[str, Any]] = []
+    session = session_in(tmp_path, events)
+    with session.outputs(None, tensorboard=True):
+        session.emit({"event": "eval", "step": 5, "loss": 2.0})
+        session.emit({"event": "end", "reason": "5 steps", "elapsed_s": 7.0, "spent_s": {"a": 1}})
+        assert [event["event"] for event in events] == ["eval"]
+        assert "5 steps" in session.run.metrics_path.read_text()
+        clock.wall_s += 2.0
+    end = events[-1]
+    assert (end["event"], end["elapsed_s"], end["spent_s"]) == ("end", 9.0, {"a": 1, "report": 2.0})
+    assert Path(end["report"]).read_text().startswith("<!doctype html>")
+    assert Path(end["tensorboard"]).is_dir()
+    assert end["still_improving"] is True
+
+
+@pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])
+def test_a_busy_machine_gets_more_time_for_its_report(
+    tmp_path: Path, clock: Clock, wall_s: float, factor: float
+) -> None:
+    session = session_in(tmp_path, [])
+    assert session.report_s() == 0.0  # nothing is written before `outputs`
+    with session.outputs(None, tensorboard=False):
+        session.mark()
+        clock.wall_s, clock.own_s = clock.wall_s + wall_s, clock.own_s + 1.0
+        assert session.report_s() == pytest.approx(2.5 * factor)
+
+
+def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> None:
+    events: list[dict[str, Any]] = []
+    show = session_in(tmp_path, events).watch("judging", "windows")
+    for done in range(1, 11):
+        clock.wall_s += 0.2
+        show(done, 10)
+    assert [event["done"] for event in events] == [3, 6, 9, 10]
+    assert {(event["doing"], event["unit"], event["total"]) for event in events} == {
+        ("judging", "windows", 10)
+    }
+    show(10, 10)  # a round that is over at once shows nothing
+    assert len(events) == 4
