@@ -10,7 +10,7 @@ import pytest
 from fastlstm import manifest
 from fastlstm.errors import CorruptFileError, RunDirectoryError
 from fastlstm.manifest import FileRecord, Manifest, write_directory
-from fastlstm.run_directory import RunDirectory, holds_forecaster
+from fastlstm.run_directory import RunDirectory, holds_forecaster, kind_of_run
 
 
 @pytest.fixture
@@ -214,3 +214,8 @@ def test_a_linked_configuration_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").symlink_to(tmp_path / "elsewhere")
     assert not holds_forecaster(tmp_path / "run")
+
+
+def test_a_configuration_nested_without_end_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 1_000_000)
+    assert kind_of_run(tmp_path) is None

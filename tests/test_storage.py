@@ -1,5 +1,6 @@
 import errno
 import os
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,39 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "os", ShortOs(tmp_path))
     storage.write_file(tmp_path / "a.bin", b"0123456789")
     assert (tmp_path / "a.bin").read_bytes() == b"0123456789"
+
+
+def test_short_writes_at_the_end_of_a_file_are_continued(tmp_path):
+    class ShortFile(FileIO):
+        def write(self, data):
+            return super().write(data[:3])
+
+    with ShortFile(tmp_path / "a.bin", "w") as file:
+        storage.append(file, memoryview(b"0123456789"))
+        storage.append(file, memoryview(b""))
+        storage.append(file, memoryview(b"ab"))
+    assert (tmp_path / "a.bin").read_bytes() == b"0123456789ab"
+
+
+def test_what_is_allocated_has_room_on_the_disk(tmp_path):
+    path = tmp_path / "a.bin"
+    storage.allocate(path, 1 << 20)
+    assert path.stat().st_size == 1 << 20
+    if hasattr(os, "posix_fallocate"):
+        assert path.stat().st_blocks * 512 >= 1 << 20
+    storage.allocate(path, 0)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve room")
+def test_without_room_no_file_is_left(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match=r"cannot reserve 1,048,576 bytes .*free some space"):
+        storage.allocate(tmp_path / "a.bin", 1 << 20)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_directory_that_cannot_be_fsynced_is_accepted(tmp_path, monkeypatch):

@@ -184,3 +184,14 @@ def test_what_is_cached_is_the_users_alone(tmp_path, umask):
     for path, mode in found.items():
         assert mode == (0o700 if path.is_dir() else 0o600), path
     assert stat.S_IMODE((tmp_path / "cache" / "text").stat().st_mode) == 0o700
+
+
+def test_what_is_another_users_keeps_its_mode(tmp_path, monkeypatch):
+    """A cache that several users write to: only the owner of a directory may change its mode."""
+    for path in (tmp_path / "text", tmp_path / "text/entries", tmp_path / "text/memo"):
+        path.mkdir()
+        path.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    TextCache(tmp_path)
+    for path in (tmp_path / "text").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755

@@ -266,6 +266,50 @@ def test_no_field_of_a_state_is_trusted(make_model, name, at, code, value):
         stream.restore(bytes(blob))
 
 
+def test_an_output_beyond_1_is_refused_in_every_layer(make_model):
+    config = {"num_layers": 3, "rnn_size": 16}
+    stream = Decoder.of(make_model(**config)).stream()
+    stream.feed([1, 2, 3])
+    stream.begin(5)
+    stream.decoder.run([stream], 100)
+    blob = stream.save()
+    for part in range(6):  # h and c of each layer
+        bad = bytearray(blob)
+        struct.pack_into("<f", bad, 320 + 4 * (16 * part + 15), -1.5)
+        if part % 2:
+            stream.decoder.stream().restore(bytes(bad))
+        else:
+            with pytest.raises(ValueError, match="an output beyond 1"):
+                stream.decoder.stream().restore(bytes(bad))
+
+
+def test_a_state_that_lacks_its_last_token_is_refused(make_model):
+    stream = Decoder.of(make_model()).stream()
+    stream.feed([1, 2, 3])
+    stream.begin(5)
+    stream.decoder.run([stream], 100)
+    blob = bytearray(stream.save())
+    assert struct.unpack_from("<q", blob, 32) == (1,)
+    struct.pack_into("<q", blob, 32, 0)
+    with pytest.raises(ValueError, match="lacks the token that was written last"):
+        stream.restore(bytes(blob[:-4]))
+
+
+def test_a_refused_state_changes_nothing(make_model):
+    stream = Decoder.of(make_model()).stream()
+    stream.feed([1, 2, 3])
+    stream.begin(5)
+    stream.decoder.run([stream], 100)
+    blob = stream.save()
+    for at in (324, 384):
+        bad = bytearray(blob)
+        struct.pack_into("<f", bad, 320, 0.5)
+        struct.pack_into("<f", bad, at, float("nan"))
+        with pytest.raises(ValueError, match="is not finite"):
+            stream.restore(bytes(bad))
+        assert stream.save() == blob
+
+
 def test_mutated_states_are_refused_or_exact(make_model):
     decoder = Decoder.of(make_model())
     stream = decoder.stream()

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.infer.forecaster_files import read_forecaster
+from fastlstm.nn.io import decode_tensors, encode_tensors
 from fastlstm.run_directory import RunDirectory
 from forecast_server import fit_plain, save
 
@@ -49,3 +51,14 @@ def test_a_configuration_takes_no_memory_that_the_weights_do_not(
     with pytest.raises(CorruptFileError, match=message):
         read_forecaster(forged.path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def test_a_weight_that_no_layer_has_is_refused(path: Path, tmp_path: Path) -> None:
+    files = RunDirectory(path).read_published()[1]
+    tensors = decode_tensors(files["model.safetensors"], path)
+    more = encode_tensors({**tensors, "network.spare": torch.zeros(2)})
+    forged = RunDirectory(tmp_path / "forged")
+    forged.create()
+    forged.publish({**files, "model.safetensors": more})
+    with pytest.raises(CorruptFileError, match=r"spare has the shape \(2,\), .* describes None"):
+        read_forecaster(forged.path)

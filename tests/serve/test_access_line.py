@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.access import Record
-from fastlstm.serve.access_line import json_line, terminal_line
+from fastlstm.serve.access_line import _duration, json_line, terminal_line
 from running_server import Running
 
 KEY = hashlib.sha256(b"secret-key").hexdigest()[:4]
@@ -53,6 +53,21 @@ def test_a_line_is_read_at_a_glance() -> None:
 )
 def test_what_else_a_line_says(about: dict[str, Any], words: str) -> None:
     assert words in line(**about)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "<1 ms"),
+        (0.0006, "1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (60.0, "1:00"),
+    ],
+)
+def test_a_duration_is_short(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,22 @@ import httpx
 import numpy as np
 import pytest
 
+from fastlstm import Forecaster
+from fastlstm.infer.forecast_windows import load_window_forecaster
 from fastlstm.serve import completions, engine, forecast_engine, logprobs, sender, tensors
 from fastlstm.serve.settings import Settings
-from forecast_server import PAST, L, body, h, output, tensor, wait_until
+from forecast_server import (
+    PAST,
+    QUICK,
+    L,
+    body,
+    h,
+    output,
+    save,
+    tensor,
+    wait_until,
+    waves,
+)
 from running_server import Running
 from served_process import processes_of
 
@@ -77,6 +90,18 @@ def test_lists_are_bounded(forecasts: Running) -> None:
     answer = forecasts.client.post(PAST, content=content, headers=JSON)
     assert answer.status_code == 400
     assert "more than 100000 lists; send data flat" in answer.json()["error"]
+
+
+def test_binary_data_that_looks_like_lists_is_read(forecasts: Running) -> None:
+    values = windows(1)
+    own = output(forecasts.client.post(PAST, json=body(values)))
+    older = np.frombuffer(b"[" * 101_000, "<f4")[:25_200].reshape(1, -1, 2)
+    data = np.concatenate([older, values], axis=1).astype("<f4").tobytes()
+    past = {"name": "past", "datatype": "FP32", "shape": [1, len(data) // 8, 2]}
+    head = json.dumps({"inputs": [{**past, "parameters": {"binary_data_size": len(data)}}]})
+    headers = {"inference-header-content-length": str(len(head))}
+    answer = forecasts.client.post(PAST, content=head.encode() + data, headers=headers)
+    np.testing.assert_array_equal(output(answer), own)
 
 
 def test_bodies_that_wait_to_be_read_hold_places(
@@ -162,6 +187,31 @@ def test_a_long_text_is_read_beside_the_event_loop(
     wait_until(lambda: server.client.get("/health/live").status_code == 200)
 
 
+def test_a_long_prompt_is_repeated_beside_the_event_loop(
+    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(watchdog=0.3)
+    gate = Gate(monkeypatch, completions, "choices_of")
+    asked = pool.submit(server.post, prompt="a" * 1000, echo=True, max_tokens=1)
+    assert gate.entered.wait(20)
+    wait_until(lambda: server.client.get("/health/live").status_code == 503)  # the writer counts
+    gate.opens.set()
+    assert asked.result().status_code == 200
+    wait_until(lambda: server.client.get("/health/live").status_code == 200)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_nothing_is_kept_of_a_request_that_ended(
+    serve: Any, plain_model: Any, is_text: bool
+) -> None:
+    server = serve() if is_text else serve(model=plain_model)
+    path = "/v1/completions" if is_text else PAST
+    good = {"prompt": "a", "max_tokens": 1} if is_text else body(windows(1))
+    for request in (good, {}):
+        server.client.post(path, json=request)
+    wait_until(lambda: not server.runner.service.stalls.senders)
+
+
 READS_FOR_EVER = """
 import sys, time
 from fastlstm.cli.main import main
@@ -209,6 +259,15 @@ def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> N
     assert server.client.post(PAST, json=only).status_code == 200  # what is not asked for is free
     wait_until(lambda: server.scheduler.num_held == 0)
     assert Settings().max_numbers == 1 << 20
+
+
+def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path: Path) -> None:
+    path = save(Forecaster(**QUICK, target=["y", "temp"]).fit(waves()), tmp_path)
+    server = serve(model=load_window_forecaster(path), max_numbers=2 * h * 2)
+    assert server.client.post(PAST, json=body(windows(2))).status_code == 200
+    answer = server.client.post(PAST, json=body(windows(3)))
+    assert answer.status_code == 400
+    assert f"{3 * h * 2} numbers (3 windows x {h} steps x 2 targets" in answer.json()["error"]
 
 
 def test_a_large_answer_is_made_in_slices_and_is_the_same(
@@ -348,6 +407,7 @@ def test_repeated_and_scored_tokens_are_bounded(
     assert error["param"] == "n"
     scored = {"prompt": "a", "max_tokens": 600, "logprobs": 0}
     assert server.post(**scored, n=2).status_code == 400
+    assert server.post(**{**scored, "prompt": ["a", "b"]}).status_code == 400
     assert server.post(**scored, n=2, stream=True).status_code == 200  # nothing is held for it
     gate = Gate(monkeypatch, completions, "choices_of")
     monkeypatch.setattr(engine, "_FEW_TOKENS", -1)

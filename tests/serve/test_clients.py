@@ -337,6 +337,21 @@ def test_a_body_in_ever_so_small_chunks_is_refused_early(server: Running) -> Non
     assert_ok(server, head + small + b"0\r\n\r\n")
 
 
+def test_small_chunks_count_for_their_request_only(server: Running) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).ljust(600).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with connect(server) as client:
+        for _ in range(3):
+            client.sendall(head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+            answer = b""
+            while b"total_tokens" not in answer:
+                part = client.recv(65536)
+                answer += part
+                assert part
+                assert answer.startswith(b"HTTP/1.1 200 "), answer
+
+
 def test_random_requests_are_never_a_500(server: Running) -> None:
     rng = random.Random(5)
     fields = ["prompt", "max_tokens", "n", "stop", "logprobs", "echo", "seed", "logit_bias"]

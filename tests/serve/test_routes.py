@@ -362,3 +362,8 @@ def test_with_keys_any_name_will_do(guarded: Running) -> None:
 )
 def test_what_counts_is_where_the_socket_is(address: str, local: bool) -> None:
     assert is_local(address) is local
+
+
+def test_a_key_that_is_given_twice_is_one() -> None:
+    assert not Keys(["one", "one"]).are_several
+    assert Keys(["one", "two", "one"]).are_several

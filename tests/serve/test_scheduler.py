@@ -136,6 +136,16 @@ def test_places_are_bounded_and_come_back(make: Any, writer: Writer) -> None:
     assert scheduler.num_held == 0
 
 
+def test_a_ticket_that_was_released_takes_no_more_places(make: Any) -> None:
+    """A request is read on another thread, which may come to its end after the client has left."""
+    scheduler = make()
+    ticket = scheduler.reserve(1, Sink())
+    scheduler.release(ticket)
+    with pytest.raises(Unavailable, match="the client has left"):
+        scheduler.enlarge(ticket, 4)
+    assert scheduler.num_held == 0
+
+
 def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, writer: Writer) -> None:
     scheduler = make(max_streams=4, max_queue=20)
     first, _ = start(scheduler, job(writer, max_tokens=10**9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import signal
 import time
@@ -192,7 +193,11 @@ def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("flag", ["--api-key-file", "--session-key-file"])
 def test_keys_that_everyone_can_read_are_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+    run_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
 ) -> None:
     monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: None)
     monkeypatch.setattr(command, "require_run", lambda _: None)
@@ -200,9 +205,20 @@ def test_keys_that_everyone_can_read_are_warned_of(
     file.write_text("0123456789abcdef\n")
     for mode, is_open in ((0o644, True), (0o604, True), (0o640, False), (0o600, False)):
         file.chmod(mode)
-        assert command.run([str(tmp_path), flag, str(file)]) == 0
+        assert command.run([str(run_path), flag, str(file)]) == 0
         warning = f"fastlstm: WARNING: every user of this machine can read {file};"
         assert capsys.readouterr().err == f"{warning} run: chmod 600 {file}\n" * is_open
+
+
+def test_a_session_key_of_any_bytes_is_taken_from_the_environment(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[bytes] = []
+    monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: given.append(args[3]))
+    key = b"\xe9\xff" + b"k" * 30
+    monkeypatch.setitem(os.environb, b"FASTLSTM_SESSION_KEY", key)
+    assert command.run([str(run_path)]) == 0
+    assert given == [key]
 
 
 def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:

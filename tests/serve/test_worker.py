@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.channel import Disconnected, Presence
+from fastlstm.serve.errors import Unavailable
 from fastlstm.serve.worker import Worker
 
 
@@ -84,5 +85,14 @@ def test_a_call_that_takes_long_is_seen() -> None:
         await held
         while worker.busy_s:
             await asyncio.sleep(0.01)
+
+    run(check)
+
+
+def test_a_call_after_the_end_is_an_error() -> None:
+    async def check(worker: Worker) -> None:
+        worker.stop()
+        with pytest.raises(Unavailable, match="shutting down"):
+            await asyncio.wait_for(worker.call(len, "ab"), 20)
 
     run(check)

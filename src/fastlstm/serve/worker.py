@@ -37,10 +37,16 @@ class Worker:
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def call(self, function: Callable[..., Result], *args: Any) -> asyncio.Future[Result]:
-        """Returns what will be the result; once cancelled, a call that still waits is dropped."""
+        """Returns what will be the result; once cancelled, a call that still waits is dropped.
+
+        After `stop` nothing is called: the result is the error of a server that is closing.
+        """
         future: asyncio.Future[Result] = self._loop.create_future()
         future.add_done_callback(self._drop)
         with self._changed:
+            if self._is_stopping:
+                future.set_exception(Unavailable(ENDING))
+                return future
             self._waiting[future] = lambda: function(*args)
             self._changed.notify()
         return future

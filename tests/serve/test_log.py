@@ -1,0 +1,36 @@
+"""Lines on standard error that cannot be written: each is counted, and the next one says so."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from fastlstm.serve import log
+from fastlstm.serve.log import Log
+from forecast_server import wait_until
+
+
+def test_lines_that_could_not_be_written_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, fails, written = threading.Event(), [True], list[str]()
+
+    def write(text: str) -> None:
+        assert opens.wait(20)
+        if fails[0]:
+            raise OSError(errno.ENOSPC, "planted")
+        written.append(text)
+
+    monkeypatch.setattr(log, "_write", write)
+    dropped = Counter("dropped", "lines", registry=CollectorRegistry())
+    lines = Log(dropped)
+    for number in range(5):
+        lines.write(f"line {number}")
+    opens.set()
+    wait_until(lambda: dropped._value.get() == 5)
+    fails[0] = False
+    lines.write("after it")
+    lines.close()
+    said = "fastlstm: 5 log lines were dropped: standard error was not read in time"
+    assert "".join(written) == f"{said}\nafter it\n"
