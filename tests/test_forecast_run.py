@@ -204,7 +204,9 @@ def stopped_after(
 ) -> list[dict[str, Any]]:
     """Runs until the event of that kind came so often; returns all events."""
     events: list[dict[str, Any]] = []
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same command with --resume"):
+    with pytest.raises(
+        Stopped, match=r"checkpoint-\d+ is saved, the same command with resume=True"
+    ):
         train_forecaster(
             path, config, out=out, observers=[events.append],
             stop=lambda: sum(event["event"] == kind for event in events) >= num,
@@ -247,13 +249,13 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     backtest = judgement.backtest
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        goes_on = args[-1]
+        goes_on = kwargs.pop("goes_on")
 
         def slowed(done: int) -> bool:
             time.sleep(0.5)
             return bool(goes_on(done))
 
-        return backtest(*args[:-1], slowed, **kwargs)
+        return backtest(*args, goes_on=slowed, **kwargs)
 
     monkeypatch.setattr(judgement, "backtest", slow)
     monkeypatch.setattr(forecast_run.RunSession, "report_s", lambda _: 0.0)
@@ -288,7 +290,7 @@ def test_a_stop_while_judging_is_honoured_and_resumed(path: str, tmp_path: Path)
     def is_judging() -> bool:
         return any("judging" in event.get("text", "") for event in events)
 
-    with pytest.raises(Stopped, match="checkpoint-30 is saved, the same command with --resume"):
+    with pytest.raises(Stopped, match="checkpoint-30 is saved, the same command with resume=True"):
         train_forecaster(path, config, out=out, observers=[events.append], stop=is_judging)
     assert events[-1]["event"] == "end"
     assert events[-1]["reason"].startswith("stopped by")

@@ -208,6 +208,15 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
         prepared(frame(numbers), time_format="s")
 
 
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_times_of_more_microseconds_than_64_bits_hold_are_refused(unit: str) -> None:
+    days = np.arange(40, dtype=np.int64)
+    times = pa.array(np.where(days < 30, days, days + 2**55), pa.timestamp(unit))
+    table = pa.table({"t": times, "v": np.arange(40.0)})
+    with pytest.raises(DataError, match=rf"the time of row 31 in 't' is {2**55 + 30} {unit} since"):
+        prepared(table)
+
+
 def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
     with pytest.raises(DataError, match=r"follow no step \(most often 4 \("):
         prepared(frame(np.cumsum(np.arange(40) % 7 + 3)))

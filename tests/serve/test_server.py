@@ -195,6 +195,7 @@ def test_keys_that_everyone_can_read_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: None)
+    monkeypatch.setattr(command, "require_run", lambda _: None)
     file = tmp_path / "keys"
     file.write_text("0123456789abcdef\n")
     for mode, is_open in ((0o644, True), (0o604, True), (0o640, False), (0o600, False)):

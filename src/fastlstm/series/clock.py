@@ -72,8 +72,7 @@ class TimeReader:
         else:
             self._see("times" if zone is None else "times with a time zone", first_row)
             self.time_zone = self.time_zone or zone
-            micro = column.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
-            values = np.asarray(micro.to_numpy(zero_copy_only=False), dtype=np.int64)
+            values = self._micro(column, zone, first_row)
         self._low = min(self._low, int(values.min()))
         self._high = max(self._high, int(values.max()))
         return values
@@ -161,6 +160,22 @@ class TimeReader:
                 Setting("time_format", "s"),
             )
         return column
+
+    def _micro(self, column: pa.Array, zone: str | None, first_row: int) -> NDArray[np.int64]:
+        """Returns times as microseconds since 1970."""
+        is_finer = column.type.unit == "ns"  # what is below a microsecond is left out
+        try:
+            micro = column.cast(pa.timestamp("us", zone), safe=not is_finer)
+        except pa.ArrowInvalid:
+            values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            most = _INT64.max // EPOCH_UNITS[column.type.unit]
+            row = int(np.flatnonzero((values > most) | (values < -most))[0])
+            raise DataError(
+                f"{self._origin}: the time of row {first_row + row + 1} in '{self._name}' is"
+                f" {values[row]} {column.type.unit} since 1970, more microseconds than 64 bits"
+                " hold; correct it or leave the row out"
+            ) from None
+        return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def _require_years(self, column: pa.Array, first_row: int) -> None:
         """Refuses numbers since 1970 that are beyond the years 1 to 9999 in the unit given."""
