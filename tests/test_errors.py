@@ -77,6 +77,7 @@ TEXT, TABLE = ("rnn_size", "learning_rate"), ("hidden_size", "learning_rate", "s
         ("rnn_size", TABLE, "hidden_size"),
         ("--epoch", ["--epochs", "--steps"], "--epochs"),
         ("--max-tokens", ["--length", "--top-k"], "--length"),
+        ("--seq-length", ["--input-size", "--horizon"], "--input-size"),  # in two lines
         ("--rnn_siz", ["--rnn-size", "--resume"], "--rnn-size"),
         ("book.tx", ["book.txt", "cook.csv"], "book.txt"),
     ],

@@ -52,6 +52,8 @@ def test_the_right_run_passes() -> None:
     require_run("runs/book", "text")
     require_run("runs/etth", "forecaster")
     require_run(Path("runs/book"))
+    Path("killed/checkpoint-5").mkdir(parents=True)  # `info` says what is wrong with it
+    require_run("killed")
 
 
 def test_the_library_says_the_same() -> None:

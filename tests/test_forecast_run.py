@@ -248,7 +248,10 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     pq.write_table(long_table(2400), path)
     backtest = judgement.backtest
 
+    judged: list[Any] = []
+
     def slow(*args: Any, **kwargs: Any) -> Any:
+        judged.append(args[2])
         goes_on = kwargs.pop("goes_on")
 
         def slowed(done: int) -> bool:
@@ -266,12 +269,32 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     # All of them, in batches of 64, would take 11 s of the 10.
     assert test["windows"] % 64 == 0
     assert 64 <= test["windows"] < test["of_windows"] == 1425
+    (rows,) = judged
+    places = np.searchsorted(np.sort(rows), np.sort(rows[:64]))
+    assert np.diff([0, *places, len(rows)]).max() <= 3 * len(rows) / 64
     said = [event.get("text", "") for event in events]
     of = f"judged on {test['windows']:,} of 1,425 windows, evenly spread: all would not fit"
     assert any(of in text for text in said)
     shown = [e for e in events if e["event"] == "progress" and "judging" in e["doing"]]
     assert [e["total"] for e in shown] == [1425] * len(shown)
     assert shown
+
+
+@pytest.mark.parametrize(("limit_s", "num"), [(0.0, 256), (600.0, 1024)])
+def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, num: int
+) -> None:
+    from fastlstm import forecast_run
+
+    def calibrate(*args: Any) -> None:
+        for done in range(64, 1025, 64):
+            if not args[-1](done, 1024):
+                return
+
+    monkeypatch.setattr(forecast_run, "calibrate", calibrate)
+    session = forecast_run._Session(None, ForecastConfig(**QUICK), None, [], None, 0.0)
+    unused: Any = None
+    assert session._calibrate_for(limit_s, unused, unused, unused) == (None, num, 1024)
 
 
 def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
@@ -310,6 +333,7 @@ def test_a_budget_that_set_up_used_up_is_no_finished_run(path: str, tmp_path: Pa
         )
     assert not any(event["event"] in ("end", "eval", "checkpoint") for event in events)
     assert not RunDirectory(out).has_published()
+    assert not (out / "report.html").exists()
     assert "trained 0 steps" in read_history(out / "metrics.jsonl").end["reason"]
     found = train_forecaster(path, ForecastConfig(**QUICK), out=out)
     assert found.fitted.steps == 30  # the place is free for a run with more time
@@ -331,6 +355,17 @@ def test_the_parts_of_the_time_add_up(path: str, tmp_path: Path) -> None:
     assert end["elapsed_s"] == pytest.approx(wall_s, abs=1.0)
     assert end["test_error"]["measure"] == "mae"
     assert end["report"] == str(tmp_path / "run" / "report.html")
+
+
+def test_the_parts_of_a_resumed_run_add_up(path: str, tmp_path: Path) -> None:
+    config, out = ForecastConfig(**QUICK), tmp_path / "run"
+    with pytest.raises(Stopped):  # a start whose set-up took 30 s
+        train_forecaster(path, config, out=out, stop=StopAt(11), began=time.perf_counter() - 30.0)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, config, out=out, resume=True, observers=[events.append])
+    end = events[-1]
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert 30.0 < end["spent_s"]["setup"] < parts_s <= end["elapsed_s"]
 
 
 def test_the_number_of_threads_stays(path: str, tmp_path: Path) -> None:

@@ -232,6 +232,41 @@ def test_nan_in_a_weight_rolls_back_and_names_it(text, tmp_path, monkeypatch):
     assert all(torch.isfinite(t).all() for t in load_file(run.path / "model.safetensors").values())
 
 
+def test_the_parts_of_a_resumed_run_add_up(text, tmp_path):
+    fields = {**TINY, "steps": 20, "log_every": 1}
+    with pytest.raises(Stopped):  # a start whose set-up took 30 s
+        fastlstm.train(
+            text, out=tmp_path / "run", observers=[StopAt("step", 5)],
+            began=time.perf_counter() - 30.0, **fields,
+        )  # fmt: skip
+    end = events_of(train(text, tmp_path / "run", resume=True).path)[-1]
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert 30.0 < end["spent_s"]["setup"] < parts_s <= end["elapsed_s"]
+
+
+def test_a_roll_back_keeps_what_evaluations_took_and_what_they_score(text, tmp_path, monkeypatch):
+    evaluate, scored, poisoned = trainer_module.evaluate, [], []
+
+    def bad(model, run):
+        if scored and not poisoned:  # after the first evaluation
+            poisoned.append(True)
+            with torch.no_grad():
+                model.output.bias[0] = float("nan")
+
+    def slow_at_first(*args, **kwargs):
+        time.sleep(0.0 if scored else 0.5)
+        scored.append(kwargs["max_tokens"])
+        return evaluate(*args, **kwargs)
+
+    plant(monkeypatch, range(10**6), bad)
+    monkeypatch.setattr(trainer_module, "evaluate", slow_at_first)
+    monkeypatch.setattr(trainer_module.Trainer, "_affordable", lambda _: 100 + len(scored))
+    run = train(text, tmp_path / "run", checkpoint_every=100)
+    assert len(skips(run.path)) == 1
+    assert scored == [100] * 4
+    assert events_of(run.path)[-1]["spent_s"]["evaluations"] > 0.5
+
+
 def test_nan_in_a_gradient_names_it(text, tmp_path, monkeypatch):
     def bad(model, run):
         model.output.bias.register_hook(lambda g: g * float("inf") if model.poison else g)

@@ -10,6 +10,7 @@ import pytest
 from fastlstm import run_session
 from fastlstm.run_directory import RunDirectory
 from fastlstm.run_session import RunSession
+from fastlstm.training.checkpoint import Checkpoint, metrics_mark
 
 
 class Clock:
@@ -52,6 +53,24 @@ def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Cloc
     assert Path(end["report"]).read_text().startswith("<!doctype html>")
     assert Path(end["tensorboard"]).is_dir()
     assert end["still_improving"] is True
+
+
+@pytest.mark.parametrize(("last", "is_so"), [(1.9, False), (1.2, True)])
+def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
+    tmp_path: Path, last: float, is_so: bool
+) -> None:
+    events: list[dict[str, Any]] = []
+    session = session_in(tmp_path, events)
+    with session.outputs(None, tensorboard=False):
+        for step, loss in ((10, 2.0), (20, 1.5)):
+            session.emit({"event": "eval", "step": step, "loss": loss, "bits_per_char": loss})
+    mark = metrics_mark(session.run.metrics_path)
+    found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
+    again = RunSession(session.run, [events.append])
+    with again.outputs(found, tensorboard=False):
+        again.emit({"event": "eval", "step": 30, "loss": last, "bits_per_char": last})
+        again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
+    assert events[-1]["still_improving"] is is_so
 
 
 @pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])

@@ -19,6 +19,7 @@ from fastlstm.errors import (
     RunDirectoryError,
     Setting,
 )
+from fastlstm.report.history import number, read_history
 from fastlstm.report.page import write_report
 from fastlstm.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, truncate_metrics
@@ -57,7 +58,7 @@ class RunSession:
         self.began = time.perf_counter() if began is None else began
         self._files: list[MetricsFile | TensorBoardWriter] = []
         self._end: tuple[float, Event] | None = None
-        self._losses: list[tuple[int, float]] = []
+        self._losses: list[tuple[float, float]] = []
         self._mark = time.perf_counter(), time.thread_time()
 
     def emit(self, event: Event) -> None:
@@ -211,6 +212,10 @@ class RunSession:
             aside = self.run.metrics_path.with_suffix(".damaged")
             self.run.metrics_path.replace(aside)
             self.say("warning", f"{error}; it is kept as {aside.name}, a new one is begun")
+        for event in read_history(self.run.metrics_path).validations:
+            step, loss = number(event, "step"), number(event, "loss")
+            if step is not None and loss is not None:
+                self._losses.append((step, loss))
 
 
 @contextmanager
@@ -230,11 +235,11 @@ def torch_settings_kept() -> Iterator[None]:
             switch.allow_tf32 = is_on
 
 
-def is_still_improving(losses: Sequence[tuple[int, float]]) -> bool:
+def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
     """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way.
 
     Args:
-        losses: (step, validation loss) of the evaluations, in order.
+        losses: (step, validation loss) of the evaluations of all starts, in order.
     """
     if not losses:
         return False

@@ -49,6 +49,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["mixed", "--horizon", "4", "--out", "r"],
         ["--horizon", "4", "--help"],
         ["data.csv", "--no-bidirectional", "--out", "r"],
+        ["data.parquet", "missing.txt", "--out", "r"],
     ],
 )
 def test_a_forecaster_is_meant(argv: list[str]) -> None:

@@ -143,6 +143,11 @@ def test_calibration_takes_windows_evenly_where_they_are_many(
     calibrate(model.network_, model._inputs, valid)
     assert len(taken[0]) == 100
     assert (taken[0][0], taken[0][-1]) == (valid.rows()[0], valid.rows()[-1])
+    # Where the time may not be enough for all, those that come first are of the whole part.
+    calibrate(model.network_, model._inputs, valid, lambda done, total: False)
+    assert np.array_equal(np.sort(taken[1]), taken[0])
+    places = np.searchsorted(taken[0], np.sort(taken[1][:20]))
+    assert np.diff([0, *places, 100]).max() <= 15
 
 
 @pytest.mark.parametrize("output", ["quantiles", "student_t"])

@@ -220,12 +220,14 @@ def test_evaluate_text_and_file(lm, tmp_path):
     assert lm.evaluate(text, zero_state_window=10).num_tokens == 160
     with pytest.raises(UnknownCharacterError, match="'X' at 0"):
         lm.evaluate("Xab", unknown="refuse")
-    path.write_text("X" + text, encoding="utf-8")
-    for odd in ("X" + text, path):
-        with pytest.warns(UserWarning, match="1 of 181 characters are left out, .*: 'X' at 0"):
+    told = "X" + text[:50] + "YX" + text[50:]
+    path.write_text(told, encoding="utf-8")
+    for odd in (told, path):
+        message = "3 of 183 characters are left out, .*: 'X' at 0, 'Y' at 51$"
+        with pytest.warns(UserWarning, match=message):
             found = lm.evaluate(odd)
         assert found.nats_per_token == want.nats_per_token
-        assert (found.num_unknown, found.first_unknown) == (1, (("X", 0),))
+        assert (found.num_unknown, found.first_unknown) == (3, (("X", 0), ("Y", 51)))
         assert found.bits_per_char_with_unknown > found.bits_per_char
     with pytest.raises(ConfigError, match="unknown is 'skip', expected one of"):
         lm.evaluate(text, unknown="skip")

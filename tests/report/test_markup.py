@@ -33,6 +33,7 @@ def test_names_are_short_and_never_empty() -> None:
     assert name_text("") == '""'
     assert name_text("y") == "y"
     assert name_text("x" * 10_000) == "x" * MAX_NAME + "… (10,000 characters)"
+    assert len(name_text("\x1b" * 10_000)) == len(name_text("x" * 40_000))  # as it is shown
 
 
 def test_what_is_clipped_says_so() -> None:

@@ -9,6 +9,7 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, DataErrors
 from fastlstm.series.dataset import PrepareOptions, prepare_table
+from fastlstm.series.problems import Problems
 from fastlstm.series.roles import RoleRequest
 
 
@@ -60,6 +61,17 @@ def test_what_ends_the_reading_is_said_with_what_was_found(tmp_path: Path) -> No
     assert "that of row 29 is 'soon'" in found[1]
     _, *found = problems(path, target=("yy", "xx"))
     assert ["no column 'yy'" in found[0], "no column 'xx'" in found[1]] == [True, True]
+
+
+def test_of_a_column_the_first_problem_counts() -> None:
+    found = Problems("a.csv")
+    first, other, whole = (DataError(text) for text in ("first", "other", "whole"))
+    for error, column in ((first, "y"), (other, "y"), (whole, None)):
+        found.add(error, column)
+    assert "y" in found
+    with pytest.raises(DataErrors) as caught:
+        found.raise_all()
+    assert caught.value.args == ("a.csv: 2 things are wrong with this table", first, whole)
 
 
 def test_the_command_line_prints_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

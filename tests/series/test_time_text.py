@@ -67,6 +67,7 @@ def test_a_fraction_of_a_second_is_kept() -> None:
     ("bad", "form", "message"),
     [
         ("20160231", "%Y%m%d", "row 61 is '20160231'; expected them as time_format='%Y%m%d'"),
+        ("20150231", "%Y%m%d", "row 61 is '20150231'; expected them as"),  # Arrow: 3 March
         ("31.4.2016", "%d.%m.%Y", "row 61 is '31.4.2016'; expected them as"),
         ("2016/2/31", None, "row 61 is '2016/2/31'; there is no such day"),
         ("2016/2/3 24:30", None, "there is no such day or time of the day"),
@@ -95,7 +96,7 @@ def test_day_or_month_first_is_asked_for(written: str, forms: list[str]) -> None
     assert all(form in str(caught.value) for form in forms)
 
 
-@pytest.mark.parametrize(("unit", "per_s"), [("s", 1.0), ("ms", 1e3), ("us", 1e6)])
+@pytest.mark.parametrize(("unit", "per_s"), [("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
 def test_numbers_since_1970_may_have_a_fraction(unit: str, per_s: float) -> None:
     seconds = 1_467_331_200 + 0.5 * np.arange(60)
     found = prepared(pa.table({"ds": seconds * per_s, "y": np.arange(60.0)}), time_format=unit)
@@ -124,6 +125,16 @@ def test_a_name_may_be_na_and_a_number_may_not(tmp_path: Path) -> None:
     path.write_text(path.read_text() + ",2020-02-01,1,US\n")
     with pytest.raises(DataError, match=r"row 57 has no series \('unique_id'\)"):
         prepared(path)
+
+
+def test_a_text_far_down_is_named_and_not_the_gaps_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastlstm.series.records._CSV_BLOCK_BYTES", 1024)
+    rows = [f"{k},{'oops' if k == 399 else 'NA' if k > 390 else k % 9}" for k in range(400)]
+    (tmp_path / "a.csv").write_text("\n".join(["t,y", *rows]) + "\n")
+    with pytest.raises(DataError, match="column 'y' has the text 'oops' in row 400"):
+        prepared(tmp_path / "a.csv")
 
 
 def test_a_column_of_numbers_and_their_texts() -> None:

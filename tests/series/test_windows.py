@@ -12,7 +12,7 @@ import torch
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
 from fastlstm.series import windows
 from fastlstm.series.table import MISSING_INT16, Segments, Table, table_from_array
-from fastlstm.series.window_index import WindowIndex, index_windows
+from fastlstm.series.window_index import WindowIndex, index_windows, spread_out
 from fastlstm.series.windows import WindowLoader
 
 LENGTHS = (7, 3, 20, 5, 11)
@@ -28,6 +28,20 @@ def table(lengths: tuple[int, ...] = LENGTHS, num_columns: int = 3) -> Table:
     plain = table_from_array(values)
     segments = Segments(series, first, num_rows, np.zeros_like(first))
     return Table(values, plain.columns, segments, plain.scale, plain.offset)
+
+
+@pytest.mark.parametrize("num", [1, 2, 10, 1000, 1425])
+def test_every_beginning_is_spread_over_all_and_follows_no_season(num: int) -> None:
+    rows = 5 + 3 * np.arange(num)
+    order = spread_out(rows)
+    assert np.array_equal(np.sort(order), rows)
+    for first in {1, num // 50, num // 10, num // 2} - {0}:
+        places = np.sort((order[:first] - 5) // 3)
+        gaps = np.diff([-1, *places, num])
+        assert gaps.max() <= 1 + 3 * num / first
+        if first >= 100:
+            days = np.bincount(places % 7, minlength=7)
+            assert days.max() - days.min() <= 0.5 * days.mean()
 
 
 def windows_by_hand(lengths: tuple[int, ...], length: int, stride: int) -> list[int]:

@@ -45,6 +45,7 @@ def test_of_a_budget_the_steps_get_what_set_up_left():
     assert ending.progress(0, 20, setup_s=20) == 0.0
     assert ending.progress(5, 70, setup_s=20) == 0.5
     assert ending.progress(5, 60, setup_s=20, reserve_s=20) == 0.5
+    assert ending.progress(5, 85, setup_s=80, reserve_s=10**6) == 0.5, "a quarter of the 40 s left"
     assert ending.progress(0, 121, setup_s=121) == 1.0
     with pytest.raises(BudgetError, match=r"took 121.0 s \(budget 2m\); give a larger budget"):
         ending.require_steps(0, 121.0)

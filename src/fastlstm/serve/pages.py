@@ -182,7 +182,7 @@ class Examples:
             tensors.append(f"  {{{about},\n   \"data\": [$(repeat {lead[-1]} '{row}')]}}")
         key = "" if self._key is None else f" -H 'authorization: Bearer {self._key}'"
         return (
-            'repeat() { yes "$2" | head -n "$1" | paste -sd , -; }\n'
+            'repeat() { yes " $2" | head -n "$1" | paste -sd , -; }\n'
             f"curl -sS '{self._url}' -H 'content-type: application/json'{key} -d @- <<END\n"
             '{"inputs": [\n' + ",\n".join(tensors) + "\n]}\nEND\n"
         )
