@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from fastlstm.config import ModelConfig
 from fastlstm.data.tokenizer import CharTokenizer, Tokenizer
@@ -50,6 +51,21 @@ def solo(writer: Writer, prompt: str, max_tokens: int, **sampling: Any) -> str:
     """The text as the engine writes it on its own."""
     text = begin(writer.decoder, writer.tokenizer, prompt, max_tokens, Sampling(**sampling))
     return "".join(piece for (piece,) in write_all(writer.decoder, [text]))
+
+
+class Gate:
+    """Holds up a function on its thread until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.entered, self.opens = threading.Event(), threading.Event()
+        function = getattr(owner, name)
+
+        def held(*args: Any, **more: Any) -> Any:
+            self.entered.set()
+            assert self.opens.wait(60)
+            return function(*args, **more)
+
+        monkeypatch.setattr(owner, name, held)
 
 
 class Running:

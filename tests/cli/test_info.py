@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,3 +102,26 @@ def test_a_note_about_the_files_goes_to_standard_error(
     monkeypatch.setattr(loading, "require_run", lambda path, wanted: None)
     assert loading.open_model("run") == (1, 2, {}, {})
     assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")
+
+
+@pytest.mark.parametrize(
+    "value", [[], {}, "x", None, True, 1e308, 10**400, [None]], ids=lambda value: repr(value)[:9]
+)
+def test_a_forged_end_is_shown(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "forged"))
+    end = {
+        "event": "end",
+        "elapsed_s": 1,
+        "step": value,
+        "tokens": value,
+        "train_s": value,
+        "reason": value,
+    }
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(end) + "\n")
+    assert main(["info", str(run)]) in (0, 1)
+    assert str(run) in capsys.readouterr().out
+    assert main(["info", str(run), "--json"]) in (0, 1)
+    json.loads(capsys.readouterr().out)

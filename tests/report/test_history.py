@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,31 @@ def test_long_series_are_averaged(tmp_path: Path) -> None:
     assert len(x) <= MAX_POINTS
     assert x[0] == 4.5
     assert set(y) == {0.5}
+
+
+def test_a_number_beyond_a_float_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        f'{{"event": "start", "resumed_from": {10**400}}}\n'
+        f'{{"event": "step", "step": 3, "loss": {-(10**400)}}}\n'
+        '{"event": "step", "step": NaN}\n'
+    )
+    history = read_history(path)
+    assert [event["step"] for event in history.steps] == [3]
+    assert history.mean("loss") is None
+
+
+def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "step": 1}\n')
+    os.truncate(path, 400 << 20)  # a hole of zeros
+    with path.open("ab") as file:
+        file.write(b'\n{"event": "step", "step": 2}\n')
+    tracemalloc.start()
+    try:
+        history = read_history(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [event["step"] for event in history.steps] == [1, 2]
+    assert peak < 200 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,12 @@ def server(writer: Writer) -> Iterator[Running]:
     assert running.scheduler.num_held == 0
     assert running.scheduler.num_active == 0
     running.end()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(20) as found:
+        yield found
 
 
 # What forecasts needs torch, which tests of texts do without: it is imported where it is used.

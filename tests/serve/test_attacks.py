@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +30,7 @@ from forecast_server import (
     wait_until,
     waves,
 )
-from running_server import Running
+from running_server import Gate, Running
 from served_process import processes_of
 
 JSON = {"content-type": "application/json"}
@@ -44,27 +43,6 @@ def windows(count: int) -> Any:
 
 def many_keys(count: int) -> bytes:
     return ("{" + ",".join(f'"{k:x}":0' for k in (*range(count), count - 1)) + "}").encode()
-
-
-class Gate:
-    """Holds up a function on its thread until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        self.entered, self.opens = threading.Event(), threading.Event()
-        function = getattr(owner, name)
-
-        def held(*args: Any, **more: Any) -> Any:
-            self.entered.set()
-            assert self.opens.wait(60)
-            return function(*args, **more)
-
-        monkeypatch.setattr(owner, name, held)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(20) as found:
-        yield found
 
 
 # Reading

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 from fastlstm.infer.sampling import Sampling
+from fastlstm.serve import completions, engine, forecast_engine
 from fastlstm.serve.places import Places
 from fastlstm.serve.row import Job
 from fastlstm.serve.scheduler import Scheduler
 from forecast_server import PAST, HeldModel, L, body, output, wait_until, waves
-from running_server import FaultyDecoder, Running
+from running_server import FaultyDecoder, Gate, Running
 
 KEYS = ("ann-key", "bob-key")
 LONG = "the cat sat on the mat and " * 40
@@ -160,7 +162,9 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
             server.end()
 
 
-def test_waiting_texts_of_one_key_hold_up_no_other(writer: Any) -> None:
+@pytest.fixture
+def shared(writer: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
+    """Four slots and twelve more places that keys share, and the pieces so far."""
     pieces: list[Any] = []
     decoder = FaultyDecoder(writer.decoder)
     scheduler = Scheduler(
@@ -172,18 +176,89 @@ def test_waiting_texts_of_one_key_hold_up_no_other(writer: Any) -> None:
         deliver=lambda tick: pieces.extend(tick.pieces),
         is_shared=True,
     )
-    try:
-        endless = Job(0, [1], [0], None, (Sampling(seed=1),), (), 10**9)
-        tickets = [scheduler.reserve(1, object(), b"ann") for _ in range(6)]  # type: ignore[arg-type]
-        for ticket in tickets:
-            scheduler.submit(ticket, [endless])
-        wait_until(lambda: scheduler.num_active == 2)
-        bob: Any = object()
-        scheduler.submit(scheduler.reserve(1, bob, b"bob"), [replace(endless, max_tokens=5)])
-        wait_until(lambda: any(channel is bob and piece.is_last for channel, piece in pieces))
-        assert scheduler.num_active == 2
-        for ticket in tickets:
-            scheduler.release(ticket)
-        wait_until(lambda: scheduler.num_held == 0)
-    finally:
-        scheduler.stop()
+    yield scheduler, pieces
+    scheduler.stop()
+
+
+ENDLESS = Job(0, [1], [0], None, (Sampling(seed=1),), (), 10**9)
+
+
+def ask(scheduler: Scheduler, tenant: bytes, job: Job = ENDLESS) -> tuple[Any, Any]:
+    """Submits a job; returns its ticket and what stands for its channel."""
+    channel: Any = object()
+    ticket = scheduler.reserve(len(job.samplings), channel, tenant)
+    scheduler.submit(ticket, [job])
+    return ticket, channel
+
+
+def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
+    scheduler, pieces = shared
+    tickets = [ask(scheduler, b"ann")[0] for _ in range(6)]
+    wait_until(lambda: scheduler.num_active == 2)
+    _, bob = ask(scheduler, b"bob", replace(ENDLESS, max_tokens=5))
+    wait_until(lambda: any(channel is bob and piece.is_last for channel, piece in pieces))
+    assert scheduler.num_active == 2
+    for ticket in tickets:
+        scheduler.release(ticket)
+    wait_until(lambda: scheduler.num_held == 0)
+
+
+def test_a_request_for_many_of_a_key_that_has_its_share_holds_up_no_other(shared: Any) -> None:
+    scheduler, pieces = shared
+    many = replace(ENDLESS, samplings=(Sampling(seed=1), Sampling(seed=2)))
+    ask(scheduler, b"ann", many)
+    ask(scheduler, b"bob")
+    ask(scheduler, b"ann", many)  # one slot is free: it fits in neither that nor ann's share
+    wait_until(lambda: scheduler.num_active == 3)
+    _, cat = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
+    wait_until(lambda: any(channel is cat and piece.is_last for channel, piece in pieces))
+    assert scheduler.num_active == 3
+
+
+def test_one_key_leaves_room_for_scores(
+    serve: Callable[..., Running], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(keys=KEYS, max_scored=1000)
+    gate = Gate(monkeypatch, completions, "choices_of")
+    monkeypatch.setattr(engine, "_FEW_TOKENS", -1)  # not held up on the event loop
+
+    def scored(count: int, who: dict[str, str]) -> httpx.Response:
+        asked = {"prompt": "a", "max_tokens": count, "logprobs": 0}
+        return httpx.post(f"{server.url}/v1/completions", json=asked, headers=who, timeout=60)
+
+    refused = scored(501, ANN)
+    assert refused.status_code == 400
+    assert "a request may have at most 500" in refused.text
+    answers = [pool.submit(scored, 400, ANN)]
+    assert gate.entered.wait(20)
+    refused = scored(200, ANN)
+    assert refused.status_code == 429
+    assert "this API key has all the places" in refused.text
+    answers.append(pool.submit(scored, 400, BOB))
+    wait_until(lambda: server.scheduler.num_held == 2)
+    gate.opens.set()
+    assert [answer.result().status_code for answer in answers] == [200, 200]
+    assert scored(500, ANN).status_code == 200
+
+
+def test_what_one_key_has_read_holds_up_no_other(
+    serve: Callable[..., Running], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
+    plain_model: Any,
+) -> None:  # fmt: skip
+    go, parse = threading.Event(), forecast_engine.parse_request
+
+    def slow(data: bytes, *more: Any) -> Any:
+        assert len(data) <= 1 << 16 or go.wait(20)
+        return parse(data, *more)
+
+    monkeypatch.setattr(forecast_engine, "parse_request", slow)
+    server = serve(model=plain_model, keys=KEYS)
+    reading = server.runner.service.forecasts._num_reading
+    request = body(np.tile(rows(0, 120), (1, 40, 1)))
+    long = pool.submit(httpx.post, f"{server.url}{PAST}", json=request, headers=ANN, timeout=60)
+    wait_until(lambda: reading.total() == 1)
+    server.client.headers.update(BOB)
+    assert output(server.client.post(PAST, json=body(rows(0, 24)))) is not None
+    assert reading.total() == 1
+    go.set()
+    assert long.result().status_code == 200

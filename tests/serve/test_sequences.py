@@ -162,9 +162,9 @@ def test_a_long_request_is_not_overtaken(
     many = np.concatenate([np.tile(rows(0, 120), (1, 40, 1)), rows(0, 30)], 1)
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(send, server, many, sequence_start=True)
-        wait_until(lambda: engine._num_reading == 1)
+        wait_until(lambda: engine._num_reading.total() == 1)
         second = pool.submit(send, server, rows(30, 31))
-        wait_until(lambda: engine._num_reading == 2)
+        wait_until(lambda: engine._num_reading.total() == 2)
         assert server.client.get("/health/ready").status_code == 200
         go.set()
         np.testing.assert_allclose(output(first.result()), at(server, 30), rtol=1e-5, atol=1e-5)

@@ -38,6 +38,25 @@ def test_calls_are_made_in_their_order_on_one_daemon_thread() -> None:
     run(check)
 
 
+def test_keys_take_turns() -> None:
+    gate, made = threading.Event(), list[str]()
+
+    async def check(worker: Worker) -> None:
+        held = worker.call(gate.wait, 20, tenant=b"ann")
+        while not worker.busy_s:
+            await asyncio.sleep(0)
+        calls = [
+            worker.call(made.append, name + str(k), tenant=name.encode())
+            for name, count in (("ann", 3), ("bob", 2), ("cat", 1))
+            for k in range(count)
+        ]
+        gate.set()
+        await asyncio.gather(held, *calls)
+        assert made == ["bob0", "cat0", "ann0", "bob1", "ann1", "ann2"]
+
+    run(check)
+
+
 def test_an_error_is_raised_where_it_is_waited_for() -> None:
     def fail() -> None:
         raise KeyError("planted")

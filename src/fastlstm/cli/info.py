@@ -11,13 +11,14 @@ from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError
 from fastlstm.find_run import require_run
+from fastlstm.report.history import number
 from fastlstm.report.lines import si
 from fastlstm.report.terminal import clock, short_bytes, short_count
 from fastlstm.storage import finite
 
 if TYPE_CHECKING:
     from fastlstm.nn.io import LoadedModel
-    from fastlstm.report.history import History
+    from fastlstm.report.history import Event, History
 
 COMMAND = Command(
     verb="info",
@@ -143,14 +144,20 @@ def _history_facts(history: History) -> dict[str, Any]:
     return {
         key: best.get(history.measure),
         "best_step": best.get("step"),
-        "step": end.get("step", last.get("step")),
-        history.unit: end.get(history.unit, last.get(history.unit)),
+        "step": _whole("step", end, last),
+        history.unit: _whole(history.unit, end, last),
         f"{history.unit}_per_s": history.rate,
         "ceiling_share": history.mean("ceiling_share"),
         "elapsed_s": history.elapsed_s,
         "end": end.get("reason"),
         "kernels": history.start.get("kernels"),
     }
+
+
+def _whole(key: str, *events: Event) -> int | None:
+    """Returns a count from the first event that has it: the file may hold anything."""
+    found = (number(event, key) for event in events)
+    return next((int(value) for value in found if value is not None), None)
 
 
 def _history_rows(history: History) -> list[Row]:
@@ -161,13 +168,13 @@ def _history_rows(history: History) -> list[Row]:
         measure = "loss" if history.is_forecast else "bits/char"
         text = f"{history.best[history.measure]:.4f} validation {measure}"
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
-    if facts[unit] is not None and facts["elapsed_s"] is not None:
+    if None not in (facts["step"], facts[unit], facts["elapsed_s"]):
         rate = facts[f"{unit}_per_s"]
         speed = f", {short_count(rate)} {unit}/s" if rate is not None else ""
         amount = f"{facts['step']:,} steps, {facts[unit]:,} {unit}"
         rows.append(("trained", f"{amount} in {clock(facts['elapsed_s'])}{speed}"))
     if facts["step"] is not None:
-        rows.append(("ended", facts["end"] or "no end recorded: still running, or killed"))
+        rows.append(("ended", str(facts["end"] or "no end recorded: still running, or killed")))
     kernels = facts["kernels"] if isinstance(facts["kernels"], list) else []
     rows += [("kernels" if index == 0 else "", str(line)) for index, line in enumerate(kernels)]
     return rows

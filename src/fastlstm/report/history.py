@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.storage import open_regular
+from fastlstm.storage import MAX_JSON_BYTES, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,9 +126,10 @@ class History:
 def number(event: Event, key: str) -> float | None:
     """Returns a finite number of an event, else None."""
     value = event.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    # A whole number may be beyond what a float holds.
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def read_history(path: Path) -> History:
@@ -162,22 +164,22 @@ def read_history(path: Path) -> History:
 
 
 def _events(path: Path) -> list[Event]:
+    events: list[Event] = []
     try:
         with (
             open_regular(path) as (descriptor, _),
             open(descriptor, "rb", closefd=False) as file,  # a run may be adding lines
         ):
-            lines = file.read().split(b"\n")
+            # What is longer comes in pieces, which are no JSON.
+            for line in iter(lambda: file.readline(MAX_JSON_BYTES), b""):
+                try:
+                    event = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(event, dict):
+                    events.append(event)
     except FastLSTMError:
         return []
-    events = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            events.append(event)
     return events
 
 

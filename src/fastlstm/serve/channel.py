@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastlstm.serve.keys import NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,12 +25,16 @@ class Disconnected(Exception):
 class Presence:
     """A request's client, who may leave while there is work for it.
 
+    Args:
+        tenant: whose request it is.
+
     Attributes:
+        tenant: as given.
         is_left: it has left, or was cut off.
     """
 
-    def __init__(self) -> None:
-        self.is_left = False
+    def __init__(self, tenant: bytes = NOBODY) -> None:
+        self.tenant, self.is_left = tenant, False
         self._awaited: asyncio.Future[Any] | None = None
 
     async def wait(self, future: asyncio.Future[Result]) -> Result:
@@ -64,13 +70,16 @@ class Presence:
 class Channel(Presence):
     """The pieces of one request that its client has not been sent yet.
 
+    Args:
+        tenant: whose request it is.
+
     Attributes:
         on_congested: is called when there are too many.
         on_relieved: is called when they were taken then.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, tenant: bytes = NOBODY) -> None:
+        super().__init__(tenant)
         self.on_congested: Callable[[], object] = lambda: None
         self.on_relieved: Callable[[], object] = lambda: None
         self._pieces: list[Piece] = []

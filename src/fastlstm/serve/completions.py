@@ -41,9 +41,9 @@ class Completions:
         """Answers one request."""
         service, record = self._service, scope["state"]["record"]
         engine, settings = service.engine, service.settings
-        channel = Channel()
+        channel = Channel(scope["state"]["tenant"])
         # A place is taken before the body comes: what is read for a request is bounded, too.
-        ticket = engine.scheduler.reserve(1, channel, scope["state"]["tenant"])
+        ticket = engine.scheduler.reserve(1, channel, channel.tenant)
         sender = Sender(scope, send, channel.leave, record, service.metrics)
         watch: asyncio.Task[None] | None = None
         num_scored = 0
@@ -53,7 +53,7 @@ class Completions:
             watch = asyncio.create_task(until_left(receive, channel.leave))
             asked, jobs = await engine.read(channel, ticket, body)
             del body
-            num_scored = engine.admit_scores(asked, jobs)
+            num_scored = engine.admit_scores(asked, jobs, channel.tenant)
             num_repeated = sum(len(job.prompt) for job in jobs) if asked.echo else 0
             choices = await engine.write(channel, num_repeated, choices_of, jobs, asked, engine)
             totals = Totals(sum(len(job.prompt) for job in jobs))
@@ -62,7 +62,7 @@ class Completions:
             await (answer.stream() if asked.streams else answer.whole())
         finally:
             service.stalls.senders.discard(sender)
-            engine.release_scores(num_scored)
+            engine.release_scores(num_scored, channel.tenant)
             engine.scheduler.release(ticket)
             if watch is not None:
                 watch.cancel()

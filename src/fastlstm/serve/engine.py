@@ -14,6 +14,7 @@ from fastlstm.infer.sampling import MAX_SEED
 from fastlstm.infer.seal import Seal
 from fastlstm.infer.writing import prompt_ids, token_stops
 from fastlstm.serve.errors import ApiError, Overloaded
+from fastlstm.serve.places import Places
 from fastlstm.serve.prefixes import NOTHING, Prefix, Prefixes
 from fastlstm.serve.requests import Completion, parse_body, parse_completion
 from fastlstm.serve.row import Job
@@ -73,7 +74,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._progress_s = time.monotonic()
         self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
-        self._num_scored = 0
+        self._scored = Places(settings.max_scored, is_shared=is_shared)
         metrics.slots.set(settings.max_streams)
         self.scheduler = Scheduler(
             writer.decoder,
@@ -137,7 +138,8 @@ class Engine:
         """
         if len(body) <= _SHORT_BODY:
             return self._read(ticket, body)
-        return await client.wait(self._reader.call(self._read, ticket, body))
+        call = self._reader.call(self._read, ticket, body, tenant=client.tenant)
+        return await client.wait(call)
 
     def _read(self, ticket: Ticket, body: bytes) -> tuple[Completion, list[Job]]:
         asked = parse_completion(
@@ -160,9 +162,9 @@ class Engine:
         """
         if count <= _FEW_TOKENS:
             return function(*args)
-        return await client.wait(self._writer.call(function, *args))
+        return await client.wait(self._writer.call(function, *args, tenant=client.tenant))
 
-    def admit_scores(self, asked: Completion, jobs: Sequence[Job]) -> int:
+    def admit_scores(self, asked: Completion, jobs: Sequence[Job], tenant: bytes) -> int:
         """Takes room for the tokens that an answer repeats and scores; `release_scores` follows.
 
         Returns:
@@ -170,28 +172,28 @@ class Engine:
             is scored and not sent before its end.
 
         Raises:
-            ApiError: more than the server holds (400), or than it has room for now (429).
+            ApiError: more than one request may have (400), or than there is room for now (429).
         """
         count = asked.n * sum(len(job.prompt) for job in jobs) if asked.echo else 0
         if asked.logprobs is not None and not asked.streams:
             count += asked.num_choices * asked.max_tokens
-        most = self._settings.max_scored
+        most = self._scored.most
         if count > most:
             raise ApiError(
                 400,
                 f"the answer would repeat or score {count} tokens (n x prompt with echo, n x"
-                f" max_tokens with logprobs), this server holds at most {most}; ask for fewer at a"
+                f" max_tokens with logprobs), a request may have at most {most}; ask for fewer at a"
                 " time, or start the server with a larger --max-scored",
                 "n",
             )
-        if self._num_scored + count > most:
-            raise Overloaded
-        self._num_scored += count
+        if count and not self._scored.has_room(tenant, count):
+            raise Overloaded(is_full=self._scored.num_taken + count > self._scored.total)
+        self._scored.take(tenant, count)
         return count
 
-    def release_scores(self, count: int) -> None:
+    def release_scores(self, count: int, tenant: bytes) -> None:
         """Gives back room."""
-        self._num_scored -= count
+        self._scored.give_back(tenant, count)
 
     def _jobs(self, asked: Completion, tenant: bytes) -> list[Job]:
         tokenizer = self.writer.tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,15 +36,14 @@ class Ticket(Presence):
     """What one request holds, from its headers until its answer was sent.
 
     Attributes:
-        tenant: whose request it is.
         num_places: held.
         windows: to be forecast, once the request was read.
         answer: comes when they are.
     """
 
     def __init__(self, tenant: bytes = NOBODY) -> None:
-        super().__init__()
-        self.tenant, self.num_places = tenant, 1
+        super().__init__(tenant)
+        self.num_places = 1
         self.windows: Windows | None = None
         self.answer: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
 
@@ -94,7 +94,7 @@ class ForecastEngine:
             settings.sequence_idle,
         )
         self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
-        self._num_reading = 0
+        self._num_reading: Counter[bytes] = Counter()
         metrics.slots.set(settings.max_streams)
         self.scheduler = Batches(
             model,
@@ -143,21 +143,20 @@ class ForecastEngine:
         return Ticket(tenant)
 
     async def read(self, ticket: Ticket, body: bytes, header_length: int | None) -> Asked:
-        """Returns a request, checked; requests are read one after the other, in their order.
+        """Returns a request, checked; a key's are read one after the other, in their order.
 
         Raises:
             ApiError: 400, it is wrong.
             Disconnected: its client has left.
         """
-        if len(body) <= _SHORT_BODY and not self._num_reading:
+        if len(body) <= _SHORT_BODY and not self._num_reading[ticket.tenant]:
             return parse_request(body, header_length, self.model, self.inputs)
-        self._num_reading += 1
+        self._num_reading[ticket.tenant] += 1
         try:
-            return await ticket.wait(
-                self._reader.call(parse_request, body, header_length, self.model, self.inputs)
-            )
+            given = body, header_length, self.model, self.inputs
+            return await ticket.wait(self._reader.call(parse_request, *given, tenant=ticket.tenant))
         finally:
-            self._num_reading -= 1
+            self._num_reading[ticket.tenant] -= 1
 
     def submit(self, ticket: Ticket, asked: Asked) -> None:
         """Has a request's windows forecast.
@@ -213,11 +212,13 @@ class ForecastEngine:
         """
         if found.parameters.numel() * (1 + len(asked.levels)) <= _FEW_NUMBERS:
             return self._encode(asked, found)
-        return await ticket.wait(self._writer.call(self._encode, asked, found))
+        return await ticket.wait(
+            self._writer.call(self._encode, asked, found, tenant=ticket.tenant)
+        )
 
-    def next_part(self, answer: Answer) -> asyncio.Future[bytes]:
+    def next_part(self, ticket: Ticket, answer: Answer) -> asyncio.Future[bytes]:
         """Has the next part of an answer written; empty when there is none."""
-        return self._writer.call(next, answer.parts, b"")
+        return self._writer.call(next, answer.parts, b"", tenant=ticket.tenant)
 
     def _encode(self, asked: Asked, found: Forecasts) -> Answer:
         make: dict[str, Callable[[], Any]] = {

@@ -126,7 +126,7 @@ class Infer:
             if answer.length is not None:
                 await sender.body(b"".join(answer.parts), is_last=True)
                 return
-            while part := await ticket.wait(engine.next_part(answer)):
+            while part := await ticket.wait(engine.next_part(ticket, answer)):
                 await sender.body(part)
             await sender.body(b"", is_last=True)
         finally:

@@ -24,7 +24,7 @@ class Places:
 
     def __init__(self, total: int, *, is_shared: bool = False) -> None:
         self.total, self._is_shared = total, is_shared
-        self.most = max(1, total // 2) if is_shared else total
+        self.most = min(total, max(1, total // 2)) if is_shared else total
         self.num_taken = 0
         self._held: Counter[bytes] = Counter()
 
@@ -44,6 +44,10 @@ class Places:
             return False
         has_others = self._held[tenant] > held
         return not (self._is_shared and has_others) or self._held[tenant] + count <= num_free
+
+    def is_sharing(self, tenant: bytes) -> bool:
+        """Whether a key holds places of which others must have their share."""
+        return self._is_shared and self._held[tenant] > 0
 
     def take(self, tenant: bytes, count: int) -> None:
         """Takes places; ask `has_room` before."""

@@ -242,10 +242,11 @@ class Scheduler:
         while self._waiting:
             ticket, job = self._waiting[0]
             count = len(job.samplings)
-            if self._slots.num_taken + count > self.max_streams:
+            has_room = self._slots.has_room(ticket.tenant, count)
+            if not has_room and not self._slots.is_sharing(ticket.tenant):
                 break  # in their order: a request for many must not wait for ever
             self._waiting.popleft()
-            if ticket.tenant in full or not self._slots.has_room(ticket.tenant, count):
+            if ticket.tenant in full or not has_room:
                 full.add(ticket.tenant)
                 later.append((ticket, job))
             else:
