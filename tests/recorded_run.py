@@ -45,6 +45,7 @@ START: Event = {
     "optimizer": "muon",
     "learning_rate": 0.02,
     "resumed_from": 1200,
+    "resumed_s": 36.4,
     "seed": 0,
 }
 

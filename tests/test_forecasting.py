@@ -375,7 +375,7 @@ def test_another_table_at_predict_is_refused(fitted: Forecaster) -> None:
         Forecaster().predict()
     with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
         fitted.predict(long_table())
-    with pytest.raises(DataError, match="fewer rows than input_size=24, first 's0' with 20"):
+    with pytest.raises(DataError, match="series 's0' ends in 20 rows without a gap"):
         fitted.predict(waves(20))
     with pytest.raises(DataError, match="the time zone Europe/Berlin, those at fit None"):
         fitted.predict(with_zone("Europe/Berlin"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,3 +98,19 @@ def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> No
     }
     show(10, 10)  # a round that is over at once shows nothing
     assert len(events) == 4
+
+
+@pytest.mark.parametrize(("threads", "is_noted"), [(3, True), (2, False)])
+def test_more_threads_than_cores_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, is_noted: bool
+) -> None:
+    found = SimpleNamespace(gemm_by="x", gemm_gflops=1.0, is_busy=False, is_recalled=False)
+    monkeypatch.setattr(run_session.hardware, "ceilings", lambda *_, **__: found)
+    monkeypatch.setattr(run_session.hardware, "cores", lambda: 2)
+    monkeypatch.setattr(run_session.torch, "get_num_threads", lambda: threads)
+    session = RunSession(RunDirectory(tmp_path), [], 0.0)
+    session.ceiling("fp32")
+    noted = [
+        "3 threads share the 2 cores of this process, which is slower than one thread for each"
+    ]
+    assert session.notes == (noted if is_noted else [])

@@ -501,6 +501,7 @@ class _Session(RunSession):
                 "kernels": kernels,
                 "end": plan.ending.text,
                 "resumed_from": None if found is None else found.step,
+                "resumed_s": None if found is None else found.meta["progress"]["elapsed_s"],
             }
         )
 

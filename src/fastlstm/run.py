@@ -303,6 +303,7 @@ class _Session(RunSession):
                 "kernels": [str(line) for line in explain_training(model, plan)],
                 "end": resolved.ending.text,
                 "resumed_from": None if found is None else found.step,
+                "resumed_s": None if found is None else found.meta["progress"]["elapsed_s"],
                 **{name: getattr(config, name) for name in _ANNOUNCED},
             }
         )

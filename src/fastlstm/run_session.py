@@ -104,6 +104,9 @@ class RunSession:
         found = hardware.ceilings(precision, threads, device=device)
         shape = "x".join(map(str, hardware.GEMM_SHAPE))
         how = f"{found.gemm_by}, {shape} in {precision}, {threads} thread{'s' * (threads != 1)}"
+        if device == "cpu" and threads > (cores := hardware.cores()):
+            text = f"{threads} threads share the {cores} core{'s' * (cores != 1)} of this process"
+            self.notes.append(f"{text}, which is slower than one thread for each")
         if found.is_busy:
             how += ", while the machine was busy"
         if found.is_recalled:

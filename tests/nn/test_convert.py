@@ -212,3 +212,10 @@ def test_a_printed_model_tells_the_two_apart():
 
 def test_a_subclass_prints_its_own_name():
     assert str(type("Mine", (fastlstm.LSTM,), {})(I, H)) == "Mine(5, 7)"
+
+
+@pytest.mark.parametrize("convert", [fastlstm.accelerate, fastlstm.restore])
+@pytest.mark.parametrize("thing", [None, "model", nn.LSTM])
+def test_what_is_no_module_is_refused_in_words(convert, thing):
+    with pytest.raises(UsageError, match=f"the model is a {type(thing).__name__}, expected an nn"):
+        convert(thing)

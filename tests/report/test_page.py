@@ -239,3 +239,15 @@ def test_a_report_that_cannot_be_written(run_dir: Path) -> None:
     (run_dir / "report.html").mkdir()
     with pytest.raises(StorageError):
         write_report(run_dir)
+
+
+def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
+    end = {"event": "end", "reason": "budget 2m", "still_improving": True}
+    end["test_error"] = {"measure": "mae", "forecaster": 2.0, "seasonal_naive": 1.5}
+    note = {"event": "message", "level": "info", "text": "said at every start"}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in (note, note, end))
+    text = outline(write_report(run_dir)).text
+    assert "worse than the seasonal naive forecast on the test part: mae 2 against 1.5" in text
+    assert "a longer run would be better" in text
+    assert text.count("said at every start") == 1

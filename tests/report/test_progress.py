@@ -205,7 +205,7 @@ def test_plain_header_repeats_the_label_of_every_line(events: list[Any]) -> None
     assert sum(line.startswith("kernels: layer ") for line in lines) == 2
     assert "training: muon, learning rate 0.02, 32 lanes x 128 tokens x 4 per step, seed 0" in lines
     assert "ends: after 2m of wall clock, report included" in lines
-    assert "resumed: from step 1,200" in lines
+    assert "resumed: from step 1,200, after 0:36 of wall clock" in lines
 
 
 def test_the_ceiling_says_how_it_was_measured(events: list[Any]) -> None:

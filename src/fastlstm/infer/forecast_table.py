@@ -73,10 +73,11 @@ def _refuse_short(
     short = np.flatnonzero(rows < input_size)
     if len(short):
         name = dataset.series[int(dataset.table.segments.series[last[short[0]]])]
+        which = f"series '{name}' ends in" if name else "the table has"
+        more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
         raise DataError(
-            f"{len(short)} series end in fewer rows than ",
-            Setting("input_size", input_size),
-            f", first '{name}' with {int(rows[short[0]])}; give their past, or fit with a smaller ",
+            f"{which} {int(rows[short[0]])} rows without a gap{more}, a forecast reads the last"
+            f" {input_size}; give more of the past, or train with a smaller ",
             Setting("input_size"),
         )
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from fastlstm.errors import UsageError
 from fastlstm.nn.drop_in import LSTM
 from fastlstm.nn.variants import describe_extras
-from fastlstm.ops.left_alone import recurrent_modules
+from fastlstm.ops.left_alone import check_module, recurrent_modules
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -35,6 +35,9 @@ def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
 
     Returns:
         The model.
+
+    Raises:
+        UsageError: the model is no `nn.Module`.
 
     Warns:
         UserWarning: recurrent modules that are left alone, or a model without any LSTM.
@@ -67,9 +70,11 @@ def restore(model: Module) -> Module:
         The model.
 
     Raises:
-        UsageError: a layer that torch cannot compute (layer norm, zoneout and so on) or a subclass
-            of `fastlstm.LSTM`; its name is told and nothing is changed.
+        UsageError: the model is no `nn.Module`; or it has a layer that torch cannot compute (layer
+            norm, zoneout and so on) or a subclass of `fastlstm.LSTM`: its name is told and nothing
+            is changed.
     """
+    check_module(model)
     layers = {path: m for path, m in model.named_modules() if isinstance(m, LSTM)}
     reasons = {path: why for path, m in layers.items() if (why := _why_not(m)) is not None}
     if reasons:

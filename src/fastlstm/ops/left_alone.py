@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from fastlstm.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,12 +28,19 @@ class LeftAlone(NamedTuple):
     why: str
 
 
+def check_module(model: object) -> None:
+    """Raises UsageError for what is no module."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}, expected an nn.Module")
+
+
 def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:
     """Yields every recurrent module with its path, and why it is left alone, or None.
 
     None is for `nn.LSTM` itself and for fastlstm's own layers. What lies inside of a module that
     is left alone as a whole (quantized, TorchScript) is not named again.
     """
+    check_module(model)
     inside: str | None = None
     for path, module in model.named_modules():
         if inside is not None and path.startswith(inside):

@@ -73,7 +73,9 @@ def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
     after = joined([end.removeprefix("budget "), what], " ")
     rows.append(("ends", f"after {after}" if end else ""))
     if event.get("resumed_from") is not None:
-        rows.append(("resumed", f"from step {event['resumed_from']:,}"))
+        used = number(event, "resumed_s")
+        after = "" if used is None else f", after {clock(used)} of wall clock"
+        rows.append(("resumed", f"from step {event['resumed_from']:,}{after}"))
     return [(label, text) for label, text in rows if text]
 
 

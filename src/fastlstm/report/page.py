@@ -16,7 +16,7 @@ from fastlstm.errors import FastLSTMError, MissingExtraError
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
-from fastlstm.report.lines import score_form
+from fastlstm.report.lines import end_notes, score_form
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
 from fastlstm.storage import MAX_JSON_BYTES, read_bytes, write_file
@@ -106,7 +106,9 @@ def _state(history: History) -> str:
     if history.end is not None:
         reason = str(history.end.get("reason", ""))
         kind, word = ("warn", "") if "stopped" in reason else ("good", "Finished: ")
-        return f'<p class="state {kind}">{to_html(word + reason)}</p>'
+        said = [f'<p class="state {kind}">{to_html(word + reason)}</p>']
+        said += [f'<p class="state warn">{to_html(note)}</p>' for note in end_notes(history.end)]
+        return "\n".join(said)
     if not history.steps:
         return '<p class="state warn">No steps recorded yet</p>'
     done = number(history.steps[-1], "progress")
@@ -367,4 +369,5 @@ def _notes(history: History) -> str:
         rows.append(
             f"<li{' class=warn' if is_warning else ''}>{to_html(clipped(text, MAX_TEXT))}</li>"
         )
-    return f"<h2>Notes</h2>\n<ul>{''.join(rows)}</ul>" if rows else ""
+    once = dict.fromkeys(rows)  # a resumed run says the same again
+    return f"<h2>Notes</h2>\n<ul>{''.join(once)}</ul>" if once else ""

@@ -137,7 +137,10 @@ class Runner:
     def _serve_text(self, writer: Writer) -> str:
         key = self._session_key or secrets.token_bytes(32)
         if self._session_key is None:
-            self._say("session states are signed with a key of this process: they end with it")
+            self._say(
+                "session states are valid until this server ends; --session-key-file keeps them"
+                " valid for the next one"
+            )
         threads = self._settings.threads or _default_threads()
         self.service.served = Engine(
             writer,
