@@ -661,3 +661,15 @@ def test_a_resumed_run_takes_only_what_may_change():
 )
 def test_a_run_that_is_still_improving_is_told_from_a_plateau(losses, is_so):
     assert is_still_improving(losses) is is_so
+
+
+def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
+    table, out = tmp_path / "sales.csv", tmp_path / "run"
+    table.write_text("day,sold\n" + "".join(f"2024-01-{1 + n % 28:02},{n}\n" for n in range(400)))
+    with pytest.raises(DataError, match=r"sales\.csv holds a table: fastlstm\.Forecaster"):
+        train(table, out)
+    assert not out.exists()
+    with pytest.raises(ConfigError, match="'horizon' is for a table; to train a forecaster"):
+        train(table, out, horizon=24)
+    train(table, out, steps=1, as_text=True)
+    assert train(table, out, steps=2, resume=True).bits_per_char > 0

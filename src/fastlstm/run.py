@@ -16,17 +16,20 @@ import torch
 from fastlstm import hardware, measurements
 from fastlstm.config import TrainConfig, from_dict
 from fastlstm.data.lanes import LaneBatches, WindowBatches
+from fastlstm.data.source_kind import kind_of_source
 from fastlstm.data.sources import Source as Documents
 from fastlstm.data.sources import open_source
 from fastlstm.data.text import Splits, TextDataset, prepare_text
 from fastlstm.data.tokenizer import load_tokenizer
 from fastlstm.errors import (
     ConfigError,
+    DataError,
     FormatError,
     Setting,
     UnknownCharacterError,
     UsageError,
 )
+from fastlstm.forecast_config import ForecastConfig
 from fastlstm.infer.language_model import sample_text
 from fastlstm.nn.evaluation import Evaluation
 from fastlstm.nn.initialization import initialize
@@ -97,6 +100,7 @@ def train(
     stop: StopFlag | None = None,
     given: Collection[str] = (),
     began: float | None = None,
+    as_text: bool = False,
     **fields: Any,
 ) -> Run:
     """Trains a language model on a text.
@@ -112,6 +116,7 @@ def train(
         given: the fields of `config` that were chosen and are no defaults; a resumed run checks
             them against what it was begun with.
         began: `time.perf_counter()` from which a budget counts; default now.
+        as_text: train on the characters of a table; else a table is refused.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -126,8 +131,11 @@ def train(
     began = time.perf_counter() if began is None else began
     if config is not None and fields:
         raise ConfigError("give either config=… or single fields, not both")
+    _refuse_options_of_tables(fields)
     config = config if config is not None else from_dict(fields, "train()")
     opened = open_source(source)
+    if not (as_text or resume):
+        _refuse_tables(source)
     path = Path(out) if out is not None else Path("runs") / _source_name(source)
     run = RunDirectory(path)
     run.create()
@@ -344,6 +352,27 @@ def _set_up_device(config: TrainConfig) -> torch.device:
             min(1.0, config.memory_limit_gb * 2**30 / total), device
         )
     return device
+
+
+def _refuse_tables(source: Source) -> None:
+    for name in [source] if isinstance(source, str | Path) else source:
+        kind = kind_of_source(str(name))
+        if kind in ("csv", "binary table", "mixed"):
+            raise DataError(
+                f"{name} holds {'tables and texts' if kind == 'mixed' else 'a table'}:"
+                " fastlstm.Forecaster(horizon=N).fit(table) trains a forecaster; to train a text"
+                " model on the characters, give as_text=True"
+            )
+
+
+def _refuse_options_of_tables(fields: Collection[str]) -> None:
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    for name in fields:
+        if name not in known and name in {f.name for f in dataclasses.fields(ForecastConfig)}:
+            raise ConfigError(
+                f"train() trains a text model and '{name}' is for a table; to train a forecaster:"
+                f" fastlstm.Forecaster({name}=…).fit(table)"
+            )
 
 
 def _source_name(source: Source) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastlstm.cli.kind import kind_of_source, module_of
+from fastlstm.cli.kind import module_of
+from fastlstm.data.source_kind import kind_of_source
 from fastlstm.errors import UsageError
 
 CSV = "date,y\n" + "".join(f"2020-01-{day:02},{day}\n" for day in range(1, 29))

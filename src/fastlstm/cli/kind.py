@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import glob
-import os
-import re
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fastlstm.cli.config_file import config_keys
 from fastlstm.cli.parser import HelpRequested, split_arguments
-from fastlstm.data.corpora import BUILT_IN
-from fastlstm.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, hint_of_file
+from fastlstm.data.source_kind import SourceKind, few, files_of, kind_of_source
+from fastlstm.data.sources import hint_of_file
 from fastlstm.errors import DataError, UsageError, nearest_hint
 from fastlstm.run_directory import kind_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from fastlstm.cli.command import Option
 
 TABLE_MODULES = {"train": "train_series", "evaluate": "evaluate_series"}
 """Verb -> module for tables; the module named as the verb is for texts."""
-_BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
-_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
-_SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
-_DELIMITERS = ",;\t|"
-_MOST_FILES = 100_000
-"""Of a directory, looked at to say what it holds."""
-
-SourceKind = Literal["binary table", "csv", "text", "mixed", "unknown"]
 
 
 def module_of(verb: str, argv: Sequence[str]) -> str:
@@ -140,73 +128,6 @@ def _refuse_unclear(kinds: dict[str, SourceKind]) -> None:
         raise UsageError(f"{table} is a table and {text} is a text; train on one kind at a time")
 
 
-def kind_of_source(source: str) -> SourceKind:
-    """Returns what a source of `train` holds, as far as its names and first lines say.
-
-    "unknown" is what is not there: the verb says so.
-    """
-    tables, texts = files_of(source)
-    if tables and texts:
-        return "mixed"
-    if tables:
-        return "binary table" if any(map(_is_binary, tables)) else "csv"
-    is_built_in = source == "-" or source in BUILT_IN
-    return "text" if texts or is_built_in else "unknown"
-
-
-def files_of(source: str) -> tuple[list[Path], list[Path]]:
-    """Returns the tables and the texts among the files that a source names."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = [p for p in islice(_walk(path), _MOST_FILES) if _is_binary(p) or _is_readable(p)]
-    elif path.exists() or _is_binary(path):
-        files = [path]
-    else:
-        has_magic = glob.has_magic(source)
-        files = [Path(p) for p in glob.glob(str(path), recursive=True)] if has_magic else []
-    tables = [p for p in files if _is_table(p)]
-    return tables, [p for p in files if p not in set(tables)]
-
-
-def _walk(directory: Path) -> Iterator[Path]:
-    for folder, names, files in os.walk(directory):
-        names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-
-
-def _is_readable(path: Path) -> bool:
-    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSED_SUFFIXES]
-    return bool(suffixes) and suffixes[-1] in TEXT_SUFFIXES
-
-
-def _is_binary(path: Path) -> bool:
-    return path.name.lower().endswith(_BINARY_TABLES)
-
-
-def _is_table(path: Path) -> bool:
-    name = path.name.lower()
-    is_named_so = name.endswith((*_BINARY_TABLES, *_CSV))
-    return is_named_so or (name.endswith(".txt") and _has_columns(path))
-
-
-def _has_columns(path: Path) -> bool:
-    """Returns whether the first lines have a delimiter equally often, and all but one digits."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            start = file.read(_SNIFFED_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return False
-    lines = [line for line in start.splitlines()[:_SNIFFED_LINES] if line.strip()]
-    lines = [re.sub(r'"[^"]*"', "0", line) for line in lines]
-    rows = [{line.count(mark) for line in lines} for mark in _DELIMITERS]
-    is_even = any(len(row) == 1 and row != {0} for row in rows)
-    has_digits = all(re.search(r"\d", line) for line in lines[1:])
-    is_one_column = all(re.fullmatch(r"[-+.\deE]+", line.strip()) for line in lines[1:])
-    return len(lines) > 2 and has_digits and (is_even or is_one_column)
-
-
 def require_tables(sources: Sequence[str]) -> None:
     """Sees that the sources of a verb for tables are there and are no texts.
 
@@ -219,8 +140,3 @@ def require_tables(sources: Sequence[str]) -> None:
             raise DataError(f"there is no file {source}{hint_of_file(path)}")
         if kind_of_source(source) == "text":
             raise DataError(f"{source} holds text, expected a table: CSV, Parquet, Arrow or .npy")
-
-
-def few(paths: Sequence[Path]) -> str:
-    """Returns the name of the first of some files, and how many more there are."""
-    return paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1:,} more"

@@ -126,5 +126,6 @@ def run(argv: list[str]) -> int:
             observers=[shown],
             stop=stop,
             began=began,
+            as_text=True,  # a table was refused before, or --as-text was given
         )
     return EXIT_OK

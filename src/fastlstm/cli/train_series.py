@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from fastlstm.cli.command import Command, Positional
-from fastlstm.cli.kind import few, files_of, require_tables
+from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
 from fastlstm.cli.series_options import CONFIG_OPTIONS
+from fastlstm.data.source_kind import few, files_of
 from fastlstm.errors import EXIT_OK
 from fastlstm.forecast_config import ForecastConfig
 
