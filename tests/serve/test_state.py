@@ -132,4 +132,4 @@ def test_states_of_another_key_or_model_are_refused(serve: Any, server: Running)
     same = serve()
     assert same.post(prompt="a", session=blob).status_code == 200
     drawn = serve(session_key=None)
-    assert any("end with it" in text for text in drawn.said)
+    assert any("valid until this server ends" in text for text in drawn.said)
