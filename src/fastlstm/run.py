@@ -366,9 +366,10 @@ def _refuse_tables(source: Source) -> None:
 
 
 def _refuse_options_of_tables(fields: Collection[str]) -> None:
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    of_texts = {field.name for field in dataclasses.fields(TrainConfig)}
+    of_tables = {field.name for field in dataclasses.fields(ForecastConfig)}
     for name in fields:
-        if name not in known and name in {f.name for f in dataclasses.fields(ForecastConfig)}:
+        if name in of_tables - of_texts:
             raise ConfigError(
                 f"train() trains a text model and '{name}' is for a table; to train a forecaster:"
                 f" fastlstm.Forecaster({name}=…).fit(table)"
