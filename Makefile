@@ -13,13 +13,13 @@ BUDGET ?= 90s
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
-NARROWER := from fastlstm.environment import ISA_NAMES; from fastlstm.hardware import cpu; print(*ISA_NAMES[:ISA_NAMES.index(cpu().isa)])
+NARROWER := from fastlstm.system.environment import ISA_NAMES; from fastlstm.system.hardware import cpu; print(*ISA_NAMES[:ISA_NAMES.index(cpu().isa)])
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fastlstm/csrc/*/*.*)
 
 # An environment that was moved or copied points to its old place: make it again.
 $(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
 
-.PHONY: help demo install test test-isa check format sanitize bench docs clean
+.PHONY: help demo install test test-isa gpu check format sanitize bench docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' Makefile
@@ -39,6 +39,9 @@ test-isa: .venv/.dev  ## the tests that depend on the CPU, as on CPUs with narro
 		echo "instruction set: $$isa"; \
 		$(PY) -m pytest -q -m isa --isa $$isa || exit 1; \
 	done
+
+gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
+	$(PY) benchmarks/gpu.py
 
 check: .venv/.dev  ## formatting, lint and types
 	$(PY) -m ruff format --check .

@@ -23,10 +23,10 @@ import numpy as np
 from alternation import Worker, alternate
 from machine import describe_machine, results_folder
 
-from fastlstm import hardware
-from fastlstm.config import ModelConfig
-from fastlstm.infer.decoder import Decoder
-from fastlstm.nn.stored_model import parameter_shapes
+from fastlstm.system import hardware
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.decoder import Decoder
+from fastlstm.text.stored_model import parameter_shapes
 
 MODELS = {
     "H=512": ModelConfig(100, 256, 512, 1),

@@ -27,10 +27,10 @@ def sizes(w: Weights) -> tuple[int, int, int, int]:
 
 def fastlstm_loop(w: Weights, options: list[str]) -> Callable[[int], None]:
     """Options: format, threads, streams, and "all" for every sampler."""
-    from fastlstm import hardware
-    from fastlstm.config import ModelConfig
-    from fastlstm.infer.decoder import Decoder
-    from fastlstm.infer.sampling import Sampling
+    from fastlstm.system import hardware
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.sampling import Sampling
 
     hardware.join_openmp()
     decoder = Decoder(w, ModelConfig(*sizes(w)), options[0])

@@ -36,9 +36,9 @@ from layer_step import Cell
 from machine import describe_machine, results_folder
 from torch import nn
 
-from fastlstm import hardware
 from fastlstm.nn.drop_in import LSTM
 from fastlstm.ops import native_call
+from fastlstm.system import hardware
 
 DTYPES = {"fp32": 4, "bf16": 2}
 

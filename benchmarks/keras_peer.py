@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from machine import describe_machine, results_folder
 
-from fastlstm.config import ModelConfig
-from fastlstm.data.text import prepare_text
-from fastlstm.nn.evaluation import evaluate
-from fastlstm.nn.language_model import LanguageModel
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.text import prepare_text
+from fastlstm.text.evaluation import evaluate
+from fastlstm.text.model import LanguageModel
 
 
 def keras_weights(path: Path) -> list[np.ndarray]:

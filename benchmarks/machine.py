@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import fastlstm
-from fastlstm import hardware
+from fastlstm.system import hardware
 
 
 def describe_machine() -> dict[str, Any]:

@@ -40,8 +40,8 @@ threading.Thread(target=watch, daemon=True).start()
 begin = time.perf_counter()
 """
 READ = """
-from fastlstm.series.dataset import PrepareOptions, prepare_table
-from fastlstm.series.roles import RoleRequest
+from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
+from fastlstm.forecast.data.roles import RoleRequest
 imported = time.perf_counter()
 roles = RoleRequest(target=("y0", "y1", "y2", "y3", "y4"))
 found = prepare_table(sys.argv[1], PrepareOptions(roles), cache_dir=sys.argv[2])
@@ -51,8 +51,8 @@ print(json.dumps({"rows": found.table.num_rows, "seconds": end - imported, "star
                   "windows": len(found.table.segments), "notes": found.notes}))
 """
 TRAIN = """
-from fastlstm.forecast_config import ForecastConfig
-from fastlstm.forecast_run import train_forecaster
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.train import train_forecaster
 config = ForecastConfig(horizon=24, input_size=336, target=("y0", "y1", "y2", "y3", "y4"),
                         steps=300, batch_size=64, evaluations=2, cache_dir=sys.argv[2])
 starts = []

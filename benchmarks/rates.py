@@ -6,7 +6,7 @@ import math
 
 from shapes import Shape
 
-from fastlstm import hardware
+from fastlstm.system import hardware
 
 
 def ceilings(shape: Shape) -> dict[str, float]:

@@ -14,7 +14,6 @@ from decode_tables import decode_page, decode_rows
 from layer_tables import (
     forward_page,
     geometric_mean,
-    grid_means,
     grid_page,
     grid_rows,
     growth_page,
@@ -24,7 +23,8 @@ from layer_tables import (
     variants_page,
 )
 from plot import draw_all, image_suffix, machine_folders
-from series_tables import series_page, series_summary
+from series_tables import series_page
+from summary import summary_table
 
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -198,12 +198,6 @@ def layer_lines(folder: Path, suffix: str) -> list[str]:
     ]
 
 
-def grid_summary(folder: Path) -> list[str]:
-    """Returns the README's sentence on the drop-in layer."""
-    means = grid_means(grid_rows(folder))
-    return [f"The drop-in layer: {'; '.join(means)} (docs/results.md).", ""] if means else []
-
-
 def quality_lines(folder: Path, suffix: str) -> list[str]:
     """Returns what was reached in which time, and draws it; nothing where nothing was measured."""
     quality = newest(folder, "quality.jsonl", "experiment")
@@ -237,13 +231,8 @@ def main() -> None:
         page += [*steps, "By `python benchmarks/training_step.py`.", ""] if steps else []
         page += [*layer_lines(folder, suffix), *series_page(folder)]
         if folder == folders[0]:  # the README tells of one machine
-            summary = [machine, "", *block]
+            summary = [machine, "", *summary_table(folder)]
             summary += ["![quality against time](docs/images/quality.svg)", ""] if block else []
-            summary += [*steps, *grid_summary(folder)]
-            summary += decode_page(decode_rows(folder), f"docs/images/decode{suffix}.svg")
-    told = [series_summary(folder) for folder in folders]
-    # The machine that has most to tell of series.
-    summary += max(told, key=lambda lines: len("".join(lines)), default=[])
     (REPOSITORY / "docs" / "results.md").write_text("\n".join(page), encoding="utf-8")
     readme = REPOSITORY / "README.md"
     whole = readme.read_text(encoding="utf-8")

@@ -14,39 +14,6 @@ def series_page(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def series_summary(folder: Path) -> list[str]:
-    """Returns the README's sentences."""
-    windows = stored_rows(folder / "windows.jsonl", "length", "batch")
-    tables = stored_rows(folder / "prepare.jsonl", "parquet")
-    if not windows or not tables:
-        return []
-    rates, first = windows[-1]["windows_per_s"], tables[-1]["parquet"]["first"]
-    own = rates["fastlstm"]
-    peers = {name: rate for name, rate in rates.items() if name != "fastlstm"}
-    told = "; ".join(f"{own / rate:,.1f}x {name}" for name, rate in peers.items())
-    forecasts = stored_rows(folder / "forecast.jsonl", "table", "horizon")
-    of_etth1 = sorted((r for r in forecasts if r["table"] == "ETTh1.csv"), key=_horizon)
-    accuracy = ""
-    if of_etth1:
-        horizons, errors = (
-            "/".join(shown)
-            for shown in (
-                [str(row["horizon"]) for row in of_etth1],
-                [f"{row['mse']:.3f}" for row in of_etth1],
-            )
-        )
-        seeds = len(of_etth1[0]["runs"])
-        accuracy = f" ETTh1 at {horizons} steps: test MSE {errors}, means of {seeds} seeds."
-    return [
-        f"Series: {own / 1e6:.1f} M windows/s ({told});"
-        f" {first['rows'] / 1e6:,.0f} M rows from Parquet"
-        f" at {first['rows'] / first['seconds'] / 1e6:.2f} M rows/s,"
-        f" {first['peak_anonymous_bytes'] / 1e6:.0f} MB of anonymous memory (docs/results.md,"
-        f" {folder.name}).{accuracy}",
-        "",
-    ]
-
-
 def _horizon(row: Row) -> int:
     return int(row["horizon"])
 

@@ -27,9 +27,9 @@ from pathlib import Path
 
 from machine import describe_machine, results_folder
 
-from fastlstm import hardware
-from fastlstm.infer.loading import load_decoder
-from fastlstm.infer.sampling import Sampling
+from fastlstm.system import hardware
+from fastlstm.text.loading import load_decoder
+from fastlstm.text.sampling import Sampling
 
 CHARS = "".join(map(chr, range(32, 127))) + "\n"
 WARMUP_S = 2.0
@@ -49,11 +49,11 @@ class Client:
 def make_run(path: Path, H: int) -> Path:
     import torch
 
-    from fastlstm.config import ModelConfig
-    from fastlstm.data.tokenizer import CharTokenizer
-    from fastlstm.nn.io import save_language_model
-    from fastlstm.nn.language_model import LanguageModel
-    from fastlstm.run_directory import RunDirectory
+    from fastlstm.runs.run_directory import RunDirectory
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.data.tokenizer import CharTokenizer
+    from fastlstm.text.files import save_language_model
+    from fastlstm.text.model import LanguageModel
 
     torch.manual_seed(0)
     tokenizer = CharTokenizer("".join(sorted(set(CHARS))))

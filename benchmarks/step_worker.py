@@ -22,11 +22,11 @@ Step = Callable[[], object]
 def fastlstm_step(shape: Shape, is_bf16: bool) -> Step:
     import torch
 
-    import fastlstm.hardware
-    from fastlstm.config import ModelConfig
-    from fastlstm.nn.language_model import LanguageModel
+    import fastlstm.system.hardware
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.model import LanguageModel
 
-    fastlstm.hardware.keep_freed_memory()
+    fastlstm.system.hardware.keep_freed_memory()
     E, H, L, B, T = shape
     model = LanguageModel(ModelConfig(vocab_size=V, embed_size=E, rnn_size=H, num_layers=L))
     parameters = list(model.parameters())

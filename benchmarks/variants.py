@@ -20,8 +20,8 @@ from layer_step import autocast
 from machine import describe_machine, results_folder
 from shapes import TOKEN_MODELS, Shape
 
-from fastlstm import hardware
 from fastlstm.nn.drop_in import LSTM
+from fastlstm.system import hardware
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

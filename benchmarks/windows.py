@@ -19,7 +19,7 @@ from alternation import Worker, alternate
 from machine import describe_machine, results_folder
 from windows_worker import BATCH, BATCHES, COLUMNS, LENGTH, ROWS
 
-from fastlstm import hardware
+from fastlstm.system import hardware
 
 
 def main() -> None:

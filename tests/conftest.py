@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import recorded_cpus
-from fastlstm import environment, hardware
 from fastlstm.errors import ConfigError
+from fastlstm.system import environment, hardware
 
 # Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -155,3 +155,14 @@ def fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(kernel(self, call), is_fast=True)
 
     monkeypatch.setattr(NativeBackend, "kernel", fast)
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Fresh memory is NaN, so that reading what nobody wrote fails."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)

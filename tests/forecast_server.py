@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastlstm import Forecaster
-from fastlstm.infer.forecast_windows import WindowForecaster
+from fastlstm.forecast.windows import WindowForecaster
 from series_frames import long_table
 
 L, h = 24, 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastlstm import environment, hardware
+from fastlstm.system import environment, hardware
 
 # Bits as the manuals number them.
 OSXSAVE, AVX, FMA, F16C = 1 << 27, 1 << 28, 1 << 12, 1 << 29

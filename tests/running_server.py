@@ -13,20 +13,20 @@ import httpx
 import numpy as np
 import pytest
 
-from fastlstm.config import ModelConfig
-from fastlstm.data.tokenizer import CharTokenizer, Tokenizer
-from fastlstm.infer.decoder import Decoder, Stream
-from fastlstm.infer.loading import Writer
-from fastlstm.infer.sampling import Sampling
-from fastlstm.infer.writing import begin, write_all
 from fastlstm.serve.server import Runner
 from fastlstm.serve.settings import Settings
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer
+from fastlstm.text.decoder import Decoder, Stream
+from fastlstm.text.loading import TextModel
+from fastlstm.text.sampling import Sampling
+from fastlstm.text.writing import begin, write_all
 
 CHARS = "\n abcdefghijklmnopqrstuvwxyz.é"
 SETTINGS = Settings(port=0, log=False, stall=5.0, grace=5.0, threads=1)
 
 
-def make_writer(tokenizer: Tokenizer | None = None, seed: int = 0, H: int = 24) -> Writer:
+def make_writer(tokenizer: Tokenizer | None = None, seed: int = 0, H: int = 24) -> TextModel:
     tokenizer = tokenizer or CharTokenizer("".join(sorted(CHARS)))
     rng = np.random.default_rng(seed)
     V, E = tokenizer.vocab_size, 8
@@ -44,10 +44,10 @@ def make_writer(tokenizer: Tokenizer | None = None, seed: int = 0, H: int = 24) 
         "layers.0.bias_hh_l0": weight(4 * H),
     }
     decoder = Decoder(weights, ModelConfig(V, E, H, 1), "fp32")
-    return Writer(decoder, tokenizer, {"temperature": 1.0}, "tiny")
+    return TextModel(decoder, tokenizer, {"temperature": 1.0}, "tiny")
 
 
-def solo(writer: Writer, prompt: str, max_tokens: int, **sampling: Any) -> str:
+def solo(writer: TextModel, prompt: str, max_tokens: int, **sampling: Any) -> str:
     """The text as the engine writes it on its own."""
     text = begin(writer.decoder, writer.tokenizer, prompt, max_tokens, Sampling(**sampling))
     return "".join(piece for (piece,) in write_all(writer.decoder, [text]))

@@ -1,4 +1,4 @@
-"""A disk that can lose power: records the system calls of `fastlstm.storage`, replays any prefix.
+"""A disk that can lose power: records the calls of `fastlstm.system.storage`, replays any prefix.
 
 `RecordingOs` stands in for `os` inside storage; `crash_states` then builds every state a crash may
 leave: data or directory entries that were not fsynced may be there, missing or torn.

@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
-from fastlstm.config import TrainConfig, from_dict
 from fastlstm.errors import (
     ConfigError,
     DataError,
     Message,
     MissingExtraError,
     Setting,
+    counted,
     in_flags,
+    in_words,
+    kind_of_value,
     nearest_hint,
 )
+from fastlstm.text.config import TrainConfig, from_dict
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,8 @@ from fastlstm.errors import (
         (Setting("ignore", ["a b", "c"]), "ignore=['a b', 'c']", "--ignore 'a b,c'"),
         (Setting("missing_value", [-9999.0, -99.9]), "missing_value=[-9999, -99.9]",
          "--missing-value -9999,-99.9"),
+        (Setting("learning_rate", 1.2345678), "learning_rate=1.2345678",
+         "--learning-rate 1.2345678"),
         (Setting("target", ...), "target=…", "--target NAME"),
         (Setting("future", ...), "future=…", "--future FILE"),
         (Setting("resume", True), "resume=True", "--resume"),
@@ -55,6 +61,28 @@ def test_a_message_is_a_text_that_keeps_its_other_spelling() -> None:
         assert in_flags("a: ", other) == "a: give --gaps fill"
     assert str(DataError("a: ", note)) == "a: give gaps='fill'"
     assert Message("x", flags="y").flags == "y"
+
+
+def test_a_client_of_the_server_is_told_no_python_and_no_flags() -> None:
+    note = Message("train with ", Setting("vocab", "byte"))
+    error = DataError("leave them out, or ", note, "; ", Setting("top_p"), " is 3")
+    assert in_words(*error.args) == "leave them out, or train with vocab byte; top_p is 3"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "row", "0 rows"), (1, "row", "1 row"), (2, "row", "2 rows"), (1.0, "epoch", "1 epoch"),
+        (1234567, "token", "1,234,567 tokens"), (0.5, "epoch", "0.5 epochs"),
+        (np.int64(1), "gap", "1 gap"), (1, "series", "1 series"), (2, "series", "2 series"),
+    ],
+)  # fmt: skip
+def test_a_number_has_its_noun(number: float, noun: str, text: str) -> None:
+    assert counted(number, noun) == text
+
+
+def test_what_came_has_a_name() -> None:
+    assert [kind_of_value(v) for v in (None, 5, "x", [])] == ["None", "an int", "a str", "a list"]
 
 
 def test_errors_are_what_they_were_to_python() -> None:

@@ -69,7 +69,7 @@ for name in names:
 
 def test_hardware_is_described(tmp_path: Path) -> None:
     code = """
-from fastlstm import hardware
+from fastlstm.system import hardware
 assert hardware.gpu() is None
 hardware.cpu()
 hardware.ceilings("fp32", 1, shape=(8, 8, 8))

@@ -23,7 +23,8 @@ def test_python_blocks_run(repository, tmp_path, monkeypatch, capsys):
     for code in found:
         exec(compile(code.replace('budget="20s"', "steps=3"), "README.md", "exec"), {})
     assert (tmp_path / "runs" / "docs" / "report.html").exists()
-    assert float(capsys.readouterr().out.split()[-1]) > 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(re.fullmatch(r"\d+\.\d+", line) and float(line) > 0 for line in lines)
 
 
 def test_command_lines_run(repository, tmp_path, monkeypatch, capsys):

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fastlstm.config import TrainConfig
     from fastlstm.errors import (
         BudgetError,
         ConfigError,
@@ -38,13 +37,14 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
-    from fastlstm.forecasting import Forecaster
-    from fastlstm.infer.language_model import LM
+    from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.nn.convert import accelerate, restore
     from fastlstm.nn.drop_in import LSTM
     from fastlstm.ops.dispatch import explain, select
-    from fastlstm.run import train
-    from fastlstm.sequences import SequenceClassifier, SequenceRegressor
+    from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
+    from fastlstm.text.config import TrainConfig
+    from fastlstm.text.lm import LM
+    from fastlstm.text.train import train
 
 _ERRORS = (
     "BudgetError",
@@ -64,17 +64,17 @@ _ERRORS = (
     "UsageError",
 )
 _HOMES = {
-    "Forecaster": "fastlstm.forecasting",
-    "LM": "fastlstm.infer.language_model",
+    "Forecaster": "fastlstm.forecast.forecaster",
+    "LM": "fastlstm.text.lm",
     "LSTM": "fastlstm.nn.drop_in",
-    "SequenceClassifier": "fastlstm.sequences",
-    "SequenceRegressor": "fastlstm.sequences",
-    "TrainConfig": "fastlstm.config",
+    "SequenceClassifier": "fastlstm.sequence.estimators",
+    "SequenceRegressor": "fastlstm.sequence.estimators",
+    "TrainConfig": "fastlstm.text.config",
     "accelerate": "fastlstm.nn.convert",
     "explain": "fastlstm.ops.dispatch",
     "restore": "fastlstm.nn.convert",
     "select": "fastlstm.ops.dispatch",
-    "train": "fastlstm.run",
+    "train": "fastlstm.text.train",
     **dict.fromkeys(_ERRORS, "fastlstm.errors"),
 }
 

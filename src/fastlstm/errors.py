@@ -21,7 +21,8 @@
     └── Stopped                  exit code 75: a signal came, the state is saved, --resume goes on
 
 Each message says what came, what was expected and what to do. It is given in parts; a part that is
-a `Setting` reads ``name=value`` in Python and ``--name value`` on the command line.
+a `Setting` reads ``name=value`` in Python, ``--name value`` on the command line and ``name value``
+to a client of the server.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ class Setting:
         text = ",".join(v if isinstance(v, str) else _spelt(v) for v in values)
         return f"--{dashed} {shlex.quote(text)}"
 
+    @property
+    def words(self) -> str:
+        """The same for whom neither Python nor the command line means anything."""
+        return self.name if self.value is None else f"{self.name} {self.value}"
+
 
 def _spelt(value: Any) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
@@ -89,14 +95,31 @@ class Message(str):
 
     Attributes:
         flags: the text for the command line.
+        words: the text for a client of the server.
     """
 
     flags: str
+    words: str
 
     def __new__(cls, *parts: object, flags: str | None = None) -> Message:
         text = super().__new__(cls, "".join(map(str, parts)))
         text.flags = in_flags(*parts) if flags is None else flags
+        text.words = in_words(*parts)
         return text
+
+
+def counted(number: float, noun: str) -> str:
+    """Returns a number with its noun: ``1 row``, ``1,234 rows``, ``0.5 epochs``, ``2 series``."""
+    text = f"{number:,.15g}"
+    return f"{text} {noun}" if text == "1" or noun.endswith("s") else f"{text} {noun}s"
+
+
+def kind_of_value(value: object) -> str:
+    """Returns what sort of thing came: ``None``, ``an int``, ``a DataFrame``."""
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
 def in_flags(*parts: object) -> str:
@@ -108,6 +131,11 @@ def in_flags(*parts: object) -> str:
         else:
             texts.append(part.flags if isinstance(part, Message) else str(part))
     return "".join(texts)
+
+
+def in_words(*parts: object) -> str:
+    """Returns a message, in parts, as a client of the server is told it."""
+    return "".join(p.words if isinstance(p, Setting | Message) else str(p) for p in parts)
 
 
 class FastLSTMError(Exception):
@@ -197,7 +225,7 @@ class NonFiniteError(FastLSTMError):
 
 
 class BudgetError(FastLSTMError):
-    """The budget was over before the first training step."""
+    """The budget was over before the first training step, or the first one of a resumed run."""
 
 
 class Stopped(FastLSTMError):
@@ -248,16 +276,17 @@ _SYNONYMS = (
 """Names that other tools have for the same thing; the first of a line that is known is meant."""
 
 
-def nearest_hint(name: str, known: Iterable[str]) -> str:
+def nearest_hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the known name that is meant, or an empty string.
 
     Args:
         name: what came: a flag, a key, a parameter, a file.
         known: what there is.
+        cutoff: how alike the spelling must be, 1 for another name of the same thing alone.
     """
     plain = {_plain(word): word for word in known}
     found = _synonym(_plain(name), plain)
-    found = found or next(iter(get_close_matches(_plain(name), plain, n=1, cutoff=0.5)), None)
+    found = found or next(iter(get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)), None)
     return "" if found is None else f" (did you mean '{plain[found]}'?)"
 
 
@@ -270,4 +299,4 @@ def _synonym(name: str, known: Container[str]) -> str | None:
 
 
 def _plain(word: str) -> str:
-    return word.lstrip("-").replace("-", "_")
+    return str(word).lstrip("-").replace("-", "_")

@@ -6,6 +6,7 @@ how long its slowest answer took, the answers to the attack, and by how much the
 grew at most.
 
 usage: python tests/campaigns/attacks.py [nothing] [keys] [bodies] [answer] [echo] [chunks] [files]
+       [idle] [flood] [small]
 Without names, all of them.
 """
 
@@ -267,6 +268,89 @@ def files(run: Path, forecaster: Path) -> None:
     server.end()
 
 
+def idle(run: Path, forecaster: Path) -> None:
+    """One client holds every connection and sends nothing, a byte now and then, or a request."""
+    for name, sent, more in (
+        ("silent", b"", b""),
+        ("trickling", b"GET /", b"a"),
+        ("answered", b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n", b""),
+    ):
+        server = Server(run, "--no-log", "--header-timeout", "60", files=400)
+        held = []
+        for _ in range(400):
+            held.append(socket.create_connection(("127.0.0.1", server.port), 10))
+            with contextlib.suppress(OSError):
+                held[-1].sendall(sent)
+        time.sleep(1.5)
+        start_s = time.monotonic()
+        answers: collections.Counter[str] = collections.Counter()
+        while time.monotonic() - start_s < 5:
+            with contextlib.suppress(OSError):
+                held[0].sendall(more)
+            answers[post(server, COMPLETIONS, b'{"prompt":"a","max_tokens":1}', 10)[:3]] += 1
+        print(f"idle ({name}, 400 connections, 400 files): another client: {dict(answers)}")
+        for client in held:
+            client.close()
+        server.end()
+
+
+def knock(port: int, until_s: float) -> None:
+    """Connects and goes, again and again."""
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+
+
+def flood(run: Path, forecaster: Path) -> None:
+    """Connections that come faster than they can be refused, every other one taken."""
+    name = "flood (4 processes, every connection taken)"
+    with attacked(name, run, "--max-streams", "1", "--max-queue", "0") as (server, say):
+        until_s = time.monotonic() + 10
+        crowd = [
+            multiprocessing.Process(target=knock, args=(server.port, until_s)) for _ in range(4)
+        ]
+        for one in crowd:
+            one.start()
+        time.sleep(1)
+        while time.monotonic() < until_s - 1:
+            answer = post(server, COMPLETIONS, b'{"prompt":"a","max_tokens":1}', 10)
+        say(answer)
+        for one in crowd:
+            one.join()
+        found = {name: server.metrics()[f"fastlstm_connections_{name}_total"] for name in FATES}
+        say(str(found))
+
+
+FATES = ("dismissed", "refused")
+
+
+def small(run: Path, forecaster: Path, count: int = 20_000) -> None:
+    """20,000 small requests of each kind, one after the other: the memory is to level off."""
+    window = [[0.5] * C] * L
+    past = {"name": "past", "datatype": "FP32", "shape": [1, L, C], "data": [window]}
+    text = {"prompt": "the ", "max_tokens": 8}
+    kinds: list[tuple[str, Path, str, dict[str, object]]] = [
+        ("text", run, COMPLETIONS, text),
+        ("stream", run, COMPLETIONS, {**text, "stream": True, "n": 2}),
+        ("logprobs", run, COMPLETIONS, {**text, "logprobs": 5, "echo": True}),
+        ("refused", run, COMPLETIONS, {**text, "temperature": 9}),
+        ("forecast", forecaster, INFER, {"inputs": [past]}),
+        ("refused forecast", forecaster, INFER, {"inputs": [{**past, "shape": [1, L, 1]}]}),
+    ]
+    for name, path, url, fields in kinds:
+        server = Server(path, "--no-log")
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        body, sizes = json.dumps(fields), []
+        for number in range(count):
+            connection.request("POST", url, body, {"Content-Type": "application/json"})
+            connection.getresponse().read()
+            if number % (count // 10) == count // 10 - 1:
+                sizes.append(round(server.rss() / 1e6))
+        print(f"small ({name}, {count}): memory in MB after each tenth: {sizes}", flush=True)
+        connection.close()
+        server.end()
+
+
 ATTACKS = {
     "nothing": nothing,
     "keys": keys,
@@ -275,6 +359,9 @@ ATTACKS = {
     "echo": echo,
     "chunks": chunks,
     "files": files,
+    "idle": idle,
+    "flood": flood,
+    "small": small,
 }
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from process import checkpoints, finish, make_text, train_command
 
 from fastlstm.errors import CorruptFileError, FormatError
-from fastlstm.nn.io import load_language_model
-from fastlstm.run_directory import RunDirectory
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text.files import load_language_model
 from fastlstm.training.checkpoint import load_checkpoint
 
 READ_BY_NOTHING = ("report.html", ".lock")

@@ -23,18 +23,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = ("", "_packing", "_variants", "_random", "_memory")
 TESTS = [
     *(f"tests/ops/backends/test_native{part}.py" for part in PARTS),
-    "tests/nn/test_ready.py",
-    "tests/ops/test_recorded.py",
+    "tests/nn/test_prepared.py",
+    "tests/ops/test_autograd.py",
     "tests/nn/test_drop_in_lengths.py",
 ]
-TESTS_OF_DECODING = ["tests/infer/test_decoder.py", "tests/infer/test_sampling.py"]
+TESTS_OF_DECODING = ["tests/text/test_decoder.py", "tests/text/test_sampling.py"]
 TESTS_OF_SERIES = [
-    "tests/series",
-    "tests/nn/test_forecaster.py",
-    "tests/infer/test_forecasts.py",
-    "tests/test_forecasting.py",
-    "tests/test_forecast_run.py",
-    "tests/test_sequences.py",
+    "tests/forecast/data",
+    "tests/forecast/model/test_forecaster.py",
+    "tests/forecast/test_forecasts.py",
+    "tests/forecast/test_forecaster.py",
+    "tests/forecast/test_train.py",
+    "tests/sequence/test_estimators.py",
 ]
 TESTS_OF_PROJECTION = ["tests/ops/test_projection.py", "tests/nn/test_loss.py"]
 TIMEOUT_S = 300
@@ -71,13 +71,15 @@ PROJECTION = "csrc/cpu/projection.h"
 DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
 STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
-READY, RECORDED = "nn/ready.py", "ops/recorded.py"
-WINDOWS_CPP, WINDOWS, ARRANGE = "csrc/windows.cpp", "series/windows.py", "series/arrange.py"
-INTAKE, SPLITS, FORECASTER = "series/intake.py", "series/splits.py", "nn/forecaster.py"
-FORECASTS, OUTPUTS = "infer/forecasts.py", "nn/forecast_outputs.py"
-SEQUENCE_NETWORK, SEQUENCES = "nn/sequence_network.py", "series/sequences.py"
-COUNTS, METRICS = "series/counts.py", "series/metrics.py"
-KNOWN_AHEAD, FORECAST_TRAINER = "infer/known_ahead.py", "training/forecast_trainer.py"
+READY, RECORDED = "nn/prepared.py", "ops/autograd.py"
+WINDOWS_CPP, WINDOWS = "csrc/windows.cpp", "forecast/data/windows.py"
+ARRANGE = "forecast/data/arrange.py"
+INTAKE, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
+FORECASTER = "forecast/model/forecaster.py"
+FORECASTS, OUTPUTS = "forecast/forecasts.py", "forecast/model/outputs.py"
+SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
+COUNTS, METRICS = "forecast/data/counts.py", "forecast/data/metrics.py"
+KNOWN_AHEAD, FORECAST_TRAINER = "forecast/future_covariates.py", "forecast/trainer.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -297,7 +299,7 @@ BUGS = (
         "        layer(k, step);\n        meet();\n", "        layer(k, step);\n"),
     Bug("decode: no meeting after the output", DECODE,
         "        project_output(step);\n        meet();\n", "        project_output(step);\n"),
-    Bug("decode: padding has a chance", "infer/decoder.py", "padded[:] = -np.inf",
+    Bug("decode: padding has a chance", "text/decoder.py", "padded[:] = -np.inf",
         "padded[:] = 0"),
     Bug("decode: NaN not told", DECODE, "if (s_.broken[at] != 0) {", "if (false) {"),
     Bug("decode: state of an earlier step", DECODE, "s_.state(k, steps_) + row",
@@ -360,7 +362,7 @@ BUGS = (
         "cell == std::numeric_limits<int16_t>::min()", "false"),
     Bug("series: small halves are zero", WINDOWS_CPP, "static_cast<float>(fraction) * 0x1p-24f",
         "static_cast<float>(fraction) * 0.0f"),
-    Bug("series: a window across the end", "series/window_index.py",
+    Bug("series: a window across the end", "forecast/data/window_index.py",
         "(last - first - length) // stride + 1", "(last - first - length) // stride + 2"),
     Bug("series: a buffer in use is written", WINDOWS, "if is_free and", "if"),
     Bug("series: last batch dropped", WINDOWS, "steps + (rest >= world_size)", "steps"),
@@ -377,8 +379,8 @@ BUGS = (
         'shift = 1 if self._policy.duplicates == "first" else 0'),
     Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segment]",
         "rows + before[0]"),
-    Bug("series: infinities pass", "series/facts.py", "if len(infinite):", "if False:"),
-    Bug("series: categories by batch", "series/names.py",
+    Bug("series: infinities pass", "forecast/data/facts.py", "if len(infinite):", "if False:"),
+    Bug("series: categories by batch", "forecast/data/names.py",
         "self._numbers.setdefault(name, len(self._values))", "{}.setdefault(name, 0)"),
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
     Bug("series: the scaler sees all rows", SPLITS, "in _merged(list(stretches)):",
@@ -413,13 +415,13 @@ BUGS = (
         "torch.ones_like(steps)"),
     Bug("series: held-out sequences are scaled by", SEQUENCES, "is_used[numbers] = True",
         "is_used[:] = True"),
-    Bug("series: the last weights are kept", "training/sequence_trainer.py",
+    Bug("series: the last weights are kept", "sequence/trainer.py",
         "self.model.load_state_dict(best)", "pass"),
     Bug("series: residuals of another level", FORECASTS,
         "return Calibration(torch.stack(found, 1))",
         "return Calibration(torch.stack(found, 1).flip(0))"),
     Bug("series: intervals of few values too narrow", FORECASTS, "* (count + 1)", "* count"),
-    Bug("series: a missing value is carried by no one", "series/naive.py",
+    Bug("series: a missing value is carried by no one", "forecast/data/naive.py",
         "np.where(np.isnan(by_season), 0, np", "np.where(by_season == 0, 0, np"),
     Bug("series: quantiles cross", FORECASTS, "known = known.sort(-1).values", "pass"),
     Bug("series: counts are shifted", FORECASTER, "return torch.zeros_like(one), 1 +",

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastlstm import environment, hardware
 from fastlstm.ops import native_call
 from fastlstm.ops.lstm import lstm
-from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.sequence import run_sequence
+from fastlstm.system import environment, hardware
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ops.conftest import TOLERANCES
@@ -153,7 +153,7 @@ def make_arguments(case: Case) -> tuple[dict[str, Tensor | None], dict[str, Tens
     return {**given, **fixed}, losses
 
 
-def reference(s: Sequence) -> tuple[Tensor, Tensor, Tensor]:
+def reference(s: LSTMArgs) -> tuple[Tensor, Tensor, Tensor]:
     """The loop, as the equations have it."""
     x = s.rows if s.tokens is None else s.rows[s.tokens]
     h, c, steps = s.h0, s.c0, []
@@ -174,7 +174,7 @@ def reference(s: Sequence) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack(steps) if steps else h.new_zeros(0, *h.shape), h, c
 
 
-def leaves(given: dict[str, Tensor | None], dtype: torch.dtype | None = None) -> Sequence:
+def leaves(given: dict[str, Tensor | None], dtype: torch.dtype | None = None) -> LSTMArgs:
     """Arguments that ask for gradients, strides kept."""
     found = {}
     for name, value in given.items():
@@ -182,10 +182,10 @@ def leaves(given: dict[str, Tensor | None], dtype: torch.dtype | None = None) ->
             value = value.detach() if dtype is None else value.to(dtype)
             value = value.requires_grad_(name != "mask")
         found[name] = value
-    return Sequence(**found)
+    return LSTMArgs(**found)
 
 
-def run(case: Case, s: Sequence) -> tuple[Tensor, Tensor, Tensor]:
+def run(case: Case, s: LSTMArgs) -> tuple[Tensor, Tensor, Tensor]:
     if case.is_empty:
         return lstm(s.rows, s.h0, s.c0, s.w_ih, s.w_hh, s.b_ih, s.b_hh, backend="native")
     return run_sequence(s, case.dtype, keep=True)
@@ -224,9 +224,9 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def shares(
-    s: Sequence,
+    s: LSTMArgs,
     got: tuple[Tensor, ...],
-    exact: Sequence,
+    exact: LSTMArgs,
     want: tuple[Tensor, ...],
     dtype: torch.dtype,
 ) -> dict[str, float]:

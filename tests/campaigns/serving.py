@@ -38,11 +38,11 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 def make_run(path: Path) -> Path:
     import torch
 
-    from fastlstm.config import ModelConfig
-    from fastlstm.data.tokenizer import CharTokenizer
-    from fastlstm.nn.io import save_language_model
-    from fastlstm.nn.language_model import LanguageModel
-    from fastlstm.run_directory import RunDirectory
+    from fastlstm.runs.run_directory import RunDirectory
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.data.tokenizer import CharTokenizer
+    from fastlstm.text.files import save_language_model
+    from fastlstm.text.model import LanguageModel
 
     torch.manual_seed(0)
     tokenizer = CharTokenizer("\n abcdefghijklmnopqrstuvwxyz")

@@ -14,11 +14,11 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A published run whose model is small and untrained; the cache is a temporary one."""
     import torch
 
-    from fastlstm.config import ModelConfig
-    from fastlstm.data.tokenizer import CharTokenizer
-    from fastlstm.nn.io import save_language_model
-    from fastlstm.nn.language_model import LanguageModel
-    from fastlstm.run_directory import RunDirectory
+    from fastlstm.runs.run_directory import RunDirectory
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.data.tokenizer import CharTokenizer
+    from fastlstm.text.files import save_language_model
+    from fastlstm.text.model import LanguageModel
 
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.data.tokenizer import CharTokenizer
 from fastlstm.errors import EXIT_USAGE
-from fastlstm.run_directory import RunDirectory
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text.data.tokenizer import CharTokenizer
 
 GOOD = "a text that is good enough to be trained on, again and again.\n" * 40
 
@@ -122,3 +122,28 @@ def test_a_checkpoint_of_another_tokenizer(capsys, tiny_run):
     other = CharTokenizer("".join(sorted("ABCDEFGHIJKLMNOPQRSTUVWXYZ .\n")))
     RunDirectory(tiny_run).publish({"tokenizer.json": other.to_json()})
     assert "tokenizer" in refused(capsys, "generate", tiny_run)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "{}"),
+        ("info", "{}"),
+        ("serve", "{}"),
+        ("prepare", "{}"),
+        ("forecast", "{}", "data.csv"),
+        ("evaluate", "{}", "book.txt"),
+        ("train", "{}", "--out", "run"),
+        ("train", "{}", "--horizon", "4", "--out", "run"),
+        ("train", "book.txt", "--out", "{}"),
+    ],
+)
+def test_a_name_too_long_for_a_file_is_one_line(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(GOOD)
+    assert "aaa" in refused(capsys, *(part.format("a" * 300) for part in arguments))

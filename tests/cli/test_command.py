@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from fastlstm.cli import forecast
 from fastlstm.cli.command import attribute_help, help_text, options_from_dataclass
 from fastlstm.cli.train import COMMAND, CONFIG_OPTIONS, GROUPS
-from fastlstm.config import TrainConfig
+from fastlstm.text.config import TrainConfig
 
 
 def test_every_field_of_the_configuration_is_a_flag_with_its_default() -> None:
@@ -42,6 +43,11 @@ def test_help_is_grouped_with_text_and_defaults() -> None:
     assert "  --batch-size N          lanes per forward pass, B [32]\n" in text
     assert "  --[no-]layer-norm       normalise the output of every layer [off]\n" in text
     assert "_size" not in text
+
+
+def test_help_calls_a_file_a_file() -> None:
+    usages = {option.flag: option.usage for option in forecast.COMMAND.options}
+    assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
 
 
 def test_help_ends_where_the_next_section_begins() -> None:

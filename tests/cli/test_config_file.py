@@ -8,8 +8,8 @@ import pytest
 
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.cli.train import CONFIG_OPTIONS
-from fastlstm.config import TrainConfig
 from fastlstm.errors import ConfigError
+from fastlstm.text.config import TrainConfig
 
 
 def read(tmp_path: Path, text: str | bytes) -> dict[str, object]:

@@ -13,9 +13,9 @@ import pytest
 
 from fastlstm.cli import generate
 from fastlstm.cli.main import main
-from fastlstm.infer.language_model import LM
-from fastlstm.nn.io import save_language_model
-from fastlstm.run_directory import RunDirectory
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text.files import save_language_model
+from fastlstm.text.lm import LM
 
 
 class Model:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fastlstm import hardware
 from fastlstm.cli.main import main
-from fastlstm.hardware import Ceilings, CpuInfo
+from fastlstm.system import hardware
+from fastlstm.system.hardware import Ceilings, CpuInfo
 
 pytestmark = pytest.mark.isa
 
@@ -23,6 +23,7 @@ def test_a_run(tiny_run: Path, capsys: pytest.CaptureFixture[str], events: list[
     assert "1 LSTM layer of 16 units, embedding 8" in out
     assert "char, 29 tokens" in out
     assert "1.7123 validation bits/char at step 123,456,789" in out
+    assert " tokens/s in the steps alone\n" in out
     assert "ended        budget 2m" in out
     assert "all match their recorded SHA-256" in out
 
@@ -91,8 +92,8 @@ def test_a_note_about_the_files_goes_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fastlstm.cli import loading
-    from fastlstm.infer import language_model
-    from fastlstm.nn import io
+    from fastlstm.text import files as io
+    from fastlstm.text import lm as language_model
 
     loaded = SimpleNamespace(
         model=1, tokenizer=2, config={}, generation={}, note="using\ncheckpoint-5"

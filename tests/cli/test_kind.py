@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from fastlstm.cli.kind import module_of
-from fastlstm.data.source_kind import kind_of_source
-from fastlstm.errors import UsageError
+from fastlstm.cli import evaluate, forecast, train
+from fastlstm.cli.kind import module_of, require_tables
+from fastlstm.cli.main import main
+from fastlstm.errors import DataError, FastLSTMError, UsageError
+from fastlstm.forecast.data.records import require_files
+from fastlstm.text.data import source_kind
+from fastlstm.text.data.source_kind import files_of, kind_of_source
+from fastlstm.text.data.sources import open_source
 
 CSV = "date,y\n" + "".join(f"2020-01-{day:02},{day}\n" for day in range(1, 29))
 PROSE = "One day, 1 of 3, it rained.\nThe next 2 days, too.\nThen, on the 4th, it was dry.\n" * 9
@@ -87,11 +93,23 @@ def test_a_text_model_is_meant(argv: list[str]) -> None:
         (["tables"], ["tables holds a table", "--horizon N", "--as-text"]),
         (["t*s/*.csv"], ["t*s/*.csv holds a table", "--horizon N"]),
         (["mixed"], ["tables (a.csv)", "texts (notes.md)", "--horizon N", "--as-text"]),
-        (["book.txt", "--horizon", "4"], ["book.txt is a text", "leave out --horizon", "a table"]),
+        (
+            ["book.txt", "--horizon", "4"],
+            ["book.txt is a text", "leave out --horizon; to", "a table"],
+        ),
         (["book.txt", "--out", "begun"], ["book.txt is a text", "another --out"]),
         (["data.csv", "--as-text", "--horizon", "4"], ["--as-text", "--horizon", "one of"]),
         (["data.parquet", "book.txt"], ["data.parquet is a table", "book.txt is a text"]),
         (["book.txt", "--hidden-size", "4"], ["leave out --hidden-size", "mean '--rnn-size'?"]),
+        (["book.txt", "--output", "r"], ["leave out --output", "mean '--out'?"]),
+        (
+            ["data.csv", "--horizon", "4", "--vocab", "byte"],
+            ["--vocab is no option for a forecaster; leave it out"],
+        ),
+        (
+            ["data.parquet", "--rnn-size", "4"],
+            ["--rnn-size is no option for", "mean '--hidden-size'?"],
+        ),
         (["book.txt", "--config", "c.yaml"], ["'horizon' in c.yaml is for a table"]),
         (["data.csv", "--lr", "4"], ["unknown flag '--lr' (did you mean '--learning-rate'?)"]),
         (["data.csv", "--horizonn", "4"], ["unknown flag '--horizonn'", "'--horizon'"]),
@@ -109,8 +127,161 @@ def test_what_is_evaluated_is_the_first_argument() -> None:
 
 
 @pytest.mark.parametrize(
+    ("run", "flag", "said"),
+    [
+        ("begun", "--lanes=4", "--lanes is no option for a forecaster; leave it out"),
+        ("book", "--scaled", "--scaled is no option for a text; leave it out"),
+    ],
+)
+def test_options_of_the_other_kind_are_no_unknown_flags(run: str, flag: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        module_of("evaluate", [run, "data", flag])
+    assert module_of("evaluate", [run, "data", flag, "--help"])
+
+
+@pytest.mark.parametrize(
+    ("module", "argv"),
+    [
+        (evaluate, ["book", "book"]),
+        (train, ["book", "--out", "new"]),
+        (forecast, ["begun", "begun"]),
+    ],
+)
+def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
+    Path("book/metrics.jsonl").write_text('{"event": "start"}\n')
+    with pytest.raises(DataError, match=f"^{argv[0]} is a run, expected a text or a table"):
+        module.run(argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["evaluate", "book.txt", "book"], "fastlstm evaluate book book.txt"),
+        (["evaluate", "data.csv", "begun"], "fastlstm evaluate begun data.csv"),
+        (["forecast", "data.csv", "begun"], "fastlstm forecast begun data.csv"),
+    ],
+)
+def test_a_run_comes_before_the_data(
+    argv: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert f"{argv[1]} is a file; the run comes first: {command}" in capsys.readouterr().err
+
+
+def test_a_table_is_scored_as_a_text_aloud() -> None:
+    """Scoring a large one takes long; that it is a table is said first."""
+    with (
+        pytest.warns(UserWarning, match="data.csv holds a table; its characters are scored"),
+        pytest.raises(FastLSTMError),  # the run of this test is not whole
+    ):
+        evaluate.run(["book", "data.csv"])
+
+
+@pytest.mark.parametrize(
     ("source", "kind"),
     [("book.txt", "text"), ("numbers.txt", "csv"), ("nothing.md", "unknown"), ("mixed", "mixed")],
 )
 def test_what_a_source_holds(source: str, kind: str) -> None:
     assert kind_of_source(source) == kind
+
+
+def test_a_key_of_a_file_may_have_dashes() -> None:
+    Path("dashed.yaml").write_text("input-size: 24\n")
+    argv = ["data.csv", "--config", "dashed.yaml", "--out", "r"]
+    assert module_of("train", argv) == "train_series"
+
+
+def test_a_field_in_quotes_may_hold_delimiters() -> None:
+    rows = [f'"{", ".join("abc"[: n % 3 + 1])}",{n}' for n in range(9)]
+    Path("quoted.txt").write_text("\n".join(["name,y", *rows]))
+    assert kind_of_source("quoted.txt") == "csv"
+
+
+def test_hidden_files_do_not_count() -> None:
+    for path in ("texts/.a.csv", "texts/.cache/a.csv"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(CSV)
+    assert kind_of_source("texts") == "text"
+
+
+def test_a_binary_table_that_is_not_there_is_looked_for_as_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "dat.parquet", "--out", "r"]) == 2
+    assert "there is no file dat.parquet" in capsys.readouterr().err
+
+
+def test_a_misspelt_table_is_named() -> None:
+    with pytest.raises(DataError, match=r"no file dat\.csv \(did you mean 'data\.csv'\?\)"):
+        require_tables(["dat.csv"])
+
+
+@pytest.mark.parametrize("name", ["~odd.txt", "~odd.csv"])
+def test_a_name_may_begin_with_a_tilde(name: str) -> None:
+    Path(name).write_text(PROSE if name.endswith("txt") else CSV)
+    assert kind_of_source(name) == ("text" if name.endswith("txt") else "csv")
+    assert [document.path for document in open_source(name).documents] == [Path(name)]
+    assert require_files(name) == [Path(name)]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "", "--out", "r"],
+        ["train", "", "--out", "r", "--horizon", "4"],
+        ["train", "book.txt", "--out", ""],
+        ["prepare", ""],
+        ["generate", ""],
+        ["forecast", "begun", ""],
+        ["train", "x" * 300, "--out", "r"],
+        ["train", "x" * 300, "--out", "r", "--horizon", "4"],
+        ["train", "book.txt", "--out", "x" * 300],
+        ["prepare", "x" * 300],
+        ["generate", "x" * 300],
+    ],
+)
+def test_no_name_and_an_endless_one_are_refused_in_one_line(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The path of an empty name, as of a variable that is not set, is the current directory."""
+    before = sorted(Path().rglob("*"))
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("fastlstm: error: ")
+    assert shown.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_tables_are_named_by_a_pattern_too() -> None:
+    Path("tables/b.CSV").write_text(CSV)
+    found = [Path("tables/a.csv"), Path("tables/b.CSV")]
+    require_tables(["tabl*/*"])
+    for source in ("tabl*/*", "tables", ["tables/a.csv", "tables/b.*"]):
+        assert require_files(source) == found
+    assert require_files("mix*/*") == [Path("mixed/a.csv")]  # as of the directory
+    with pytest.raises(DataError, match="there is no file"):
+        require_tables(["tabl*/*.pq"])
+
+
+def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+
+    class Counted(type(Path())):  # type: ignore[misc]
+        def __hash__(self) -> int:
+            hashed.append(self)
+            return super().__hash__()
+
+    paths = [Counted(f"{n}.csv") for n in range(500)]
+    monkeypatch.setattr(source_kind, "_walk", lambda path: paths)
+    assert files_of("tables") == (paths, [])
+    assert len(hashed) <= len(paths)
+
+
+def test_no_name_is_not_the_directory_of_tables_one_is_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir("tables")
+    assert main(["prepare", ""]) == 2
+    assert "there is no file ''" in capsys.readouterr().err
+    with pytest.raises(DataError, match="there is no file ''"):
+        require_files("")

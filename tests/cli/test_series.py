@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import csv
 from pyarrow import parquet as pq
 
+from fastlstm.cli.forecast import _in_seconds
 from fastlstm.cli.kind import module_of
 from fastlstm.cli.main import main
 from series_frames import long_table
@@ -86,6 +89,32 @@ def test_resume_asks_for_nothing_twice(
     assert "holds a run already (step 6)" in capsys.readouterr().err
 
 
+def test_a_binary_table_needs_a_horizon_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = tmp_path / "table.parquet", tmp_path / "run"
+    pq.write_table(long_table(120), table)
+    assert main(["train", str(table), "--out", str(out)]) == 2
+    assert f"the next N rows of {table}" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_file_that_lacks_a_column_is_named_with_it(
+    run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, other = long_table(120), tmp_path / "other.csv"
+    for column, told in (
+        ("y", f"{other} has no column 'y'"),
+        ("temp", f"{other} has no column 'temp', which this forecaster was fitted on (y, temp)"),
+        ("ds", f"{other} has no column of times, the table at fit had one"),
+    ):
+        csv.write_csv(table.drop_columns([column]), other)
+        assert main(["forecast", run[1], str(other)]) == 2
+        shown = capsys.readouterr().err
+        assert told in shown
+        assert "--target" not in shown
+
+
 def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path: Path) -> None:
     path, out = run
     new = tmp_path / "new"
@@ -118,6 +147,8 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
         (["--horizon", "4", "--split", "9"], "--split is '9', expected"),
         (["--horizon", "4", "--steps", "3", "--epochs", "1"], "contradict each other"),
         (["--horizon", "400"], "needs 401 at least"),
+        (["--target", "y"], "--horizon is missing: give --horizon N to train a forecaster of the"),
+        (["--hidden-size", "8"], "--horizon is missing"),
     ],
 )
 def test_bad_usage_is_one_line_and_two(
@@ -138,7 +169,7 @@ def test_a_forecaster_writes_no_text(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", run[1]]) == 2
-    assert "holds a forecaster: fastlstm forecast" in capsys.readouterr().err
+    assert "holds a forecaster, expected a text model: fastlstm forecast" in capsys.readouterr().err
 
 
 def test_a_path_that_reads_like_a_parameter_is_left_alone(
@@ -171,3 +202,35 @@ def test_a_table_out_of_order_is_told_by_flags(
     csv.write_csv(table.take([1, 0, *range(2, 90)]), tmp_path / "a.csv")
     assert main(["prepare", str(tmp_path / "a.csv")]) == 2
     assert "correct it, or give --disorder sort" in capsys.readouterr().err
+
+
+def test_texts_beside_tables_are_left_out_and_named(
+    run: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from fastlstm.forecast import train as forecast_run
+
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(forecast_run, "train_forecaster", lambda *_, **given: calls.append(given))
+    (tmp_path / "table.csv").write_bytes(Path(run[0]).read_bytes())
+    (tmp_path / "notes.md").write_text("about the table")
+    before = time.perf_counter()
+    assert main(["train", str(tmp_path), "--out", str(tmp_path / "new"), *SMALL]) == 0
+    assert before <= calls[0]["began"] <= time.perf_counter()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "notes.md left out" in told
+    assert "table.csv" not in told
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_without_fractions_are_written_without(zone: str | None) -> None:
+    times = pa.array([0, 3_600_000_000], pa.timestamp("us", zone))
+    table = pa.table({"time": times, "y": [1.0, 2.0]})
+    found = _in_seconds(table)
+    assert found["time"].type == pa.timestamp("s", zone)
+    assert found["time"].cast(times.type).equals(table["time"])
+    assert found.column_names == ["time", "y"]
+    finer = pa.table({"time": pa.array([0, 500_000], pa.timestamp("us", zone))})
+    assert _in_seconds(finer).equals(finer)

@@ -2,22 +2,24 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fastlstm.cli import run_options
 from fastlstm.cli.main import main
-from fastlstm.config import TrainConfig
 from fastlstm.errors import NonFiniteError, Stopped
+from fastlstm.text.config import TrainConfig
 
 
 @pytest.fixture
 def trained(
     monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], tmp_path: Path
 ) -> list[dict[str, Any]]:
-    """Replaces `fastlstm.run.train` by one that notes its arguments and sends made-up events."""
+    """Replaces `train` by one that notes its arguments and sends made-up events."""
     calls: list[dict[str, Any]] = []
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt"):
@@ -29,9 +31,9 @@ def trained(
             for observer in arguments["observers"]:
                 observer(event)
 
-    module = ModuleType("fastlstm.run")
+    module = ModuleType("fastlstm.text.train")
     module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
     return calls
 
 
@@ -102,9 +104,9 @@ def test_the_live_line_is_gone_before_an_error_is_printed(
         arguments["observers"][0](next(event for event in events if event["event"] == "step"))
         raise NonFiniteError("NaN in step 5")
 
-    module = ModuleType("fastlstm.run")
+    module = ModuleType("fastlstm.text.train")
     module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
     monkeypatch.setattr(sys, "stdout", terminal)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r"]) == 1
@@ -126,12 +128,33 @@ def test_a_stop_is_said_once(
         arguments["observers"][0]({"event": "end", "reason": "stopped by SIGINT"})
         raise Stopped("stopped by SIGINT; checkpoint-5 is saved")
 
-    module = ModuleType("fastlstm.run")
+    module = ModuleType("fastlstm.text.train")
     module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.run", module)
+    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
     monkeypatch.setattr("fastlstm.cli.run_options._is_one_stream", lambda: is_one)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r", *flags]) == 75
     out, err = capsys.readouterr()
     assert "stopped by SIGINT" in out
     assert err.count("stopped by SIGINT") == told
+
+
+def test_one_stream_is_told_from_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        for stderr, is_one in ((out, True), (err, False)):
+            monkeypatch.setattr(sys, "stdout", out)
+            monkeypatch.setattr(sys, "stderr", stderr)
+            assert run_options._is_one_stream() is is_one
+
+
+def test_the_budget_counts_from_the_start_of_the_command(trained: list[dict[str, Any]]) -> None:
+    before = time.perf_counter()
+    assert main(["train", "a.txt", "--out", "r"]) == 0
+    assert before <= trained[0]["began"] <= time.perf_counter()
+
+
+def test_what_a_file_gives_is_given_too(trained: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A resumed run is compared with it."""
+    (tmp_path / "c.yaml").write_text("rnn_size: 64\n")
+    assert main(["train", "a.txt", "--out", "r", "--config", "c.yaml", "--steps", "9"]) == 0
+    assert trained[0]["given"] == {"rnn_size", "steps"}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import fastlstm
-from fastlstm.errors import UsageError
+from fastlstm.errors import UsageError, kind_of_value
 from fastlstm.nn import drop_in
 
 I, H = 5, 7  # noqa: E741
@@ -42,8 +42,8 @@ def test_accelerate_keeps_the_objects():
     model[0](torch.zeros(3, 2, I))
     assert seen == [layers[1]]
     (message,) = (str(warning.message) for warning in said)
-    assert "1.1 (forward pass of Own: Own is a subclass of nn.LSTM" in message
-    assert "; 1.2 (nn.GRU: the kernels compute LSTMs only)" in message
+    assert "'1.1' (forward pass of Own: Own is a subclass of nn.LSTM" in message
+    assert "; '1.2' (nn.GRU: the kernels compute LSTMs only)" in message
     fastlstm.accelerate(model[0])
     assert type(model[0]) is fastlstm.LSTM
 
@@ -64,20 +64,20 @@ def test_accelerate_of_a_model_without_lstm():
 
 def test_accelerate_hands_the_budget_on():
     for budget in (7, 0):
-        model = fastlstm.accelerate(nn.Sequential(nn.LSTM(3, 4)), kept_bytes=budget)
-        assert model[0].kept_bytes == budget
+        model = fastlstm.accelerate(nn.Sequential(nn.LSTM(3, 4)), max_activation_bytes=budget)
+        assert model[0].max_activation_bytes == budget
 
 
 def test_accelerate_changes_no_layer_that_is_ours_already():
     class Mine(fastlstm.LSTM):
         pass
 
-    model = nn.Sequential(fastlstm.LSTM(I, H, kept_bytes=7), Mine(H, H), nn.LSTM(H, H))
+    model = nn.Sequential(fastlstm.LSTM(I, H, max_activation_bytes=7), Mine(H, H), nn.LSTM(H, H))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fastlstm.accelerate(model, kept_bytes=100)
+        fastlstm.accelerate(model, max_activation_bytes=100)
     assert [type(m) for m in model] == [fastlstm.LSTM, Mine, fastlstm.LSTM]
-    assert [m.kept_bytes for m in model] == [7, None, 100]
+    assert [m.max_activation_bytes for m in model] == [7, None, 100]
 
 
 def test_a_single_module_that_is_left_alone_has_a_name():
@@ -95,7 +95,7 @@ def test_restore_keeps_the_objects(monkeypatch):
     layer.register_forward_hook(lambda module, args, out: seen.append(module))
     before = {**layer.__dict__}
     parameters = list(model.named_parameters())
-    fastlstm.accelerate(model, kept_bytes=1000)
+    fastlstm.accelerate(model, max_activation_bytes=1000)
     layer.strict, layer.backend = True, "native"
     with torch.no_grad():
         for _ in range(3):
@@ -203,10 +203,10 @@ def test_a_printed_model_tells_the_two_apart():
     model = nn.Sequential(nn.LSTM(I, H))
     assert "(0): LSTM(5, 7)" in str(model)
     assert "(0): fastlstm.LSTM(5, 7)" in str(fastlstm.accelerate(model))
-    model[0].strict, model[0].kept_bytes, model[0].backend = True, 100, "native"
-    assert "(5, 7, kept_bytes=100, backend='native', strict=True)" in str(model)
-    model[0].kept_bytes = 0
-    assert "(5, 7, kept_bytes=0, backend='native', strict=True)" in str(model)
+    model[0].strict, model[0].max_activation_bytes, model[0].backend = True, 100, "native"
+    assert "(5, 7, max_activation_bytes=100, backend='native', strict=True)" in str(model)
+    model[0].max_activation_bytes = 0
+    assert "(5, 7, max_activation_bytes=0, backend='native', strict=True)" in str(model)
     assert "(0): LSTM(5, 7)" in str(fastlstm.restore(model))
 
 
@@ -217,5 +217,5 @@ def test_a_subclass_prints_its_own_name():
 @pytest.mark.parametrize("convert", [fastlstm.accelerate, fastlstm.restore])
 @pytest.mark.parametrize("thing", [None, "model", nn.LSTM])
 def test_what_is_no_module_is_refused_in_words(convert, thing):
-    with pytest.raises(UsageError, match=f"the model is a {type(thing).__name__}, expected an nn"):
+    with pytest.raises(UsageError, match=f"the model is {kind_of_value(thing)}, expected an nn"):
         convert(thing)

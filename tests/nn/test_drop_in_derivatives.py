@@ -20,7 +20,7 @@ OPTIONS = {
     "batch first": {"batch_first": True},
     "stack": {"num_layers": 2, "bidirectional": True},
     "no bias": {"bias": False},
-    "kept in parts": {"kept_bytes": 0},
+    "kept in parts": {"max_activation_bytes": 0},
 }
 LOOP = "ignore:.* Python loop over time"
 SAYS_SO = pytest.warns(UserWarning, match="Python loop over time")
@@ -30,7 +30,7 @@ def pair(**fields):
     """A layer, and torch's in float64."""
     torch.manual_seed(0)
     ours = fastlstm.LSTM(I, H, **fields)
-    fields.pop("kept_bytes", None)
+    fields.pop("max_activation_bytes", None)
     theirs = nn.LSTM(I, H, **fields)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs.double()

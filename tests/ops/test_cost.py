@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastlstm.config import ModelConfig
 from fastlstm.nn import loss
-from fastlstm.nn.language_model import LanguageModel
 from fastlstm.ops.call import LSTMCall
-from fastlstm.ops.cost import (
+from fastlstm.ops.cost import lstm_cost
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.token_cost import (
     decode_bytes_per_token,
     inference_flop_per_token,
-    lstm_cost,
     training_flop_per_token,
 )
 

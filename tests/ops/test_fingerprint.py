@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fastlstm import hardware
-from fastlstm.environment import ISA_NAMES
 from fastlstm.ops import native_call
+from fastlstm.system import hardware
+from fastlstm.system.environment import ISA_NAMES
 
 ISAS = ISA_NAMES[: 1 + ISA_NAMES.index(hardware.cpu().isa)]
 SIZES = [1, 63, 64, 65, 1000, 64 * 511, 64 * 512, 64 * 2048 + 17, 64 * 257 * 256 + 64 * 1000 + 3]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fastlstm import environment, hardware
 from fastlstm.errors import ShapeError
 from fastlstm.nn import loss
 from fastlstm.ops import projection
 from fastlstm.ops.projection import Projection
+from fastlstm.system import environment, hardware
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)

@@ -25,6 +25,7 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
             "precision": "bf16",
             "precision_why": f"measured {NASTY}",
             "num_parameters": 1_387_375,
+            "flop_per_token": 10_233_700,
             "ceiling_gflops": 412.3,
             "vocab_size": 111,
             "train_tokens": 2_893_512,

@@ -44,7 +44,9 @@ def test_a_forecast_has_dates_and_a_legend_with_its_interval() -> None:
     assert "steps" not in text
 
 
-@pytest.mark.parametrize("times", [None, [], ["12024-05-01"] * 4, [1, 2, 3, 4], "2024"])
+@pytest.mark.parametrize(
+    "times", [None, [], ["12024-05-01"] * 4, [1, 2, 3, 4], "2024", ["2024-05-01"] * 3]
+)
 def test_without_dates_steps_are_counted(times: object) -> None:
     text = "".join(drawn({**forecast_event("y"), "times": times}).itertext())
     assert "steps from the start of the forecast" in text

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from fastlstm.report.history import MAX_POINTS, History, read_history, series
+from fastlstm.report import history as history_module
+from fastlstm.report.history import (
+    MAX_EVENTS,
+    MAX_POINTS,
+    History,
+    number,
+    read_history,
+    series,
+)
 
 
 def written(tmp_path: Path, *events: Any, tail: bytes = b"") -> History:
@@ -136,3 +144,62 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert [event["step"] for event in history.steps] == [1, 2]
     assert peak < 200 << 20
+
+
+def test_very_many_events_take_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    best = 12_345
+    with path.open("w") as file:
+        for at in range(1, 100_001):
+            loss = 0.5 if at == best else 1.0
+            file.write(f'{{"event":"step","step":{at},"tokens":{at},"loss":1}}\n')
+            file.write(f'{{"event":"eval","step":{at},"bits_per_char":{loss}}}\n')
+            file.write('{"event":"message","text":"' + at % 100 * "a" + '"}\n{"event":"x"}\n')
+    history = read_history(path)
+    assert MAX_EVENTS // 2 <= len(history.steps) <= MAX_EVENTS
+    assert len(history.notes) <= MAX_EVENTS
+    assert history.steps[-1]["step"] == 100_000
+    assert [event["step"] for event in history.steps] == sorted({e["step"] for e in history.steps})
+    assert history.best is not None
+    assert history.best["step"] == best
+    assert history.tokens_at(50_000) == 50_000
+
+
+def test_very_long_events_take_bounded_memory(tmp_path: Path) -> None:
+    events = [
+        {"event": "sample", "step": at, "text": f"{at}" + (1 << 20) * "a"} for at in range(64)
+    ]
+    history = written(tmp_path, *events)
+    assert 1 < len(history.samples) <= 16
+    assert history.samples[-1]["step"] == 63
+
+
+def test_an_event_that_is_no_name_is_left_out(tmp_path: Path) -> None:
+    assert written(tmp_path, {"event": ["step"], "step": 1}, {"event": {}}) == History()
+
+
+def test_what_was_judged_anew_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    kinds = ("start", "test", "forecast", "forecast", "start", "test", "forecast")
+    events = [{"event": kind, "number": number} for number, kind in enumerate(kinds)]
+    history = written(tmp_path, *events)
+    assert history.test == events[5]
+    assert history.forecasts == [events[6]]
+
+
+def test_a_history_is_read_and_drawn_in_linear_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many evaluations between many lines of progress, and many starts."""
+    looked: list[str] = []
+
+    def counted(event: dict[str, Any], key: str) -> float | None:
+        looked.append(key)
+        return number(event, key)
+
+    monkeypatch.setattr(history_module, "number", counted)
+    starts = [{"event": "start", "resumed_from": at} for at in range(1, 501)]
+    lines = [line for at, start in enumerate(starts, 1) for line in (start, step(at))]
+    found = written(tmp_path, {"event": "start"}, *lines)
+    assert len(found.steps) == 500
+    assert [found.tokens_at(at) for at in range(1, 501)] == [100 * at for at in range(1, 501)]
+    assert len(looked) < 10 * len(lines)

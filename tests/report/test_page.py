@@ -10,6 +10,8 @@ import pytest
 
 from fastlstm.errors import StorageError
 from fastlstm.report import charts
+from fastlstm.report import page as page_module
+from fastlstm.report.history import History
 from fastlstm.report.page import write_report
 from odd_names import NAMES, forecast_event
 
@@ -251,3 +253,36 @@ def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
     assert "worse than the seasonal naive forecast on the test part: mae 2 against 1.5" in text
     assert "a longer run would be better" in text
     assert text.count("said at every start") == 1
+
+
+def test_what_a_section_names_is_escaped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of the configuration, a failure, and a time zone, which stands in a caption."""
+
+    def fail(history: History) -> str:
+        raise ValueError("no <img src=x>")
+
+    monkeypatch.setattr(page_module, "_kernels", fail)
+    (run_dir / "config.json").write_text(json.dumps({"train": {"<img src=y>": 3}}))
+    times = [f"2024-05-0{day}T12:00:00" for day in range(1, 5)]
+    event = {**forecast_event("y"), "times": times, "time_zone": "<img src=z>"}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    page = outline(write_report(run_dir))
+    assert "img" not in page.tags
+    for place in "xyz":
+        assert f"<img src={place}>" in page.text
+
+
+def test_the_policy_leaves_no_place_to_send_to(report: Path) -> None:
+    head = report.read_text(encoding="utf-8").partition("<style>")[0]
+    assert "base-uri 'none'" in head
+    assert "form-action 'none'" in head
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(99.94, "99.9 s"), (100, "1:40 min"), (3599.4, "59:59 min"), (3599.6, "1:00 h"),
+     (7530.0, "2:05 h")],
+)  # fmt: skip
+def test_the_time_of_a_run(seconds: float, shown: str) -> None:
+    assert " ".join(page_module._duration(seconds)) == shown

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fastlstm.report import progress
 from fastlstm.report.progress import JsonOutput, LiveOutput, PlainOutput, live_line, observer_for
 from fastlstm.report.terminal import Style, cell_width
 
@@ -100,8 +101,20 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
     text = COLOUR.sub("", terminal.getvalue())
     assert "done: budget 2m" in text
     assert "1.7123 validation bits/char at step 123,456,789" in text
-    assert "8.65M tokens/s in the steps alone, 61% of the ceiling" in text
+    assert "8.65M tokens/s in the steps alone, " in text
     assert "fastlstm generate 'runs/a book' --length 500" in text
+
+
+def test_the_share_of_the_ceiling_is_that_of_the_speed_beside_it(events: list[Any]) -> None:
+    start = {**events[1], "flop_per_token": 1_000_000, "ceiling_gflops": 100.0}
+    assert start["event"] == "start"
+    step = step_of(events)
+    steps = [{**step, "step": at, "ceiling_share": share} for at, share in ((9, 0.9), (10, 0.001))]
+    stream = io.StringIO()
+    output = PlainOutput(stream)
+    for event in [start, *steps, {**events[-1], "tokens": 10_000, "train_s": 1.0}]:
+        output(event)
+    assert "10.0k tokens/s in the steps alone, 10% of the ceiling" in stream.getvalue()
 
 
 def test_the_end_names_report_and_tensorboard(events: list[Any]) -> None:
@@ -130,9 +143,31 @@ def test_what_is_wrong_with_the_model_is_said_at_the_end(events: list[Any], term
     ]
     LiveOutput(terminal)(end)
     assert "worse than the seasonal naive forecast" in terminal.getvalue()
+    for own in (1.5, 1.50001):  # as good, as far as it is shown
+        equal = plain({**end, "test_error": {**errors, "forecaster": own}})
+        assert "warning: no better than the seasonal naive forecast on the test part: mae 1.5" in (
+            equal
+        )
+        assert "worse" not in equal
     good = {**end, "still_improving": False, "test_error": {**errors, "forecaster": 1.0}}
     for event in (good, {**end, "reason": "stopped by SIGINT"}):
         assert "warning: " not in plain(event)
+
+
+def test_one_is_no_plural(events: list[Any]) -> None:
+    one = {
+        **{"rows": 1, "train_windows": 1, "tbptt": 1, "num_parameters": 1, "threads": 1},
+        **{"batch_size": 1, "seq_length": 1},
+        "model": {"input_size": 1, "horizon": 1, "segment": 1, "num_layers": 1, "hidden_size": 1},
+    }
+    start = plain({"event": "start", "task": "forecast", **one})
+    test = plain({"event": "test", "scores": {"naive": {"mae": 1}}, "windows": 1})
+    end = plain({"event": "end", "reason": "1 step", "step": 1, "tokens": 1})
+    for text in (start, test, end):
+        assert re.findall(r"\b1 \w+s\b", text) == []
+    assert "1 row, " in start
+    assert "1 token" in end
+    assert "test: 1 window, in units" in test
 
 
 def test_what_is_under_way_has_a_bar_of_its_own(terminal: Any) -> None:
@@ -299,3 +334,26 @@ def test_a_stop_is_said_once_on_a_terminal(events: list[Any], terminal: Any) -> 
     LiveOutput(terminal)({**events[-1], "reason": "stopped by SIGINT"})
     text = COLOUR.sub("", terminal.getvalue())
     assert text.count("stopped") == 1
+
+
+def test_figures_beside_a_long_label_are_wrapped(terminal: Any) -> None:
+    figures = {f"coverage_{n}": 0.123456 for n in range(9)}
+    scores = {"seasonal_naive_of_the_same_day": figures}
+    LiveOutput(terminal)({"event": "test", "windows": 9, "of_windows": 9, "scores": scores})
+    lines = COLOUR.sub("", terminal.getvalue()).splitlines()
+    assert max(map(cell_width, lines)) <= 79
+    assert sum(line.count("0.1235") for line in lines) == 9
+
+
+def test_a_log_gets_few_lines_of_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
+    stream = io.StringIO()
+    output = PlainOutput(stream)
+    output({"event": "prepare", "done_bytes": 1, "total_bytes": 9})
+    for done in range(20):
+        now_s[0] += 0.5
+        about = {"doing": "judging", "unit": "windows", "done": done, "total": 20}
+        output({"event": "progress", **about})
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines if "judging" in line] == ["0", "10"]

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fastlstm.data.tokenizer import ByteTokenizer
-from fastlstm.infer.loading import Writer
+from fastlstm.text.data.tokenizer import ByteTokenizer
+from fastlstm.text.loading import TextModel
 from running_server import SETTINGS, Running, make_writer
 
 if TYPE_CHECKING:
     from fastlstm import Forecaster
-    from fastlstm.infer.forecast_windows import WindowForecaster
+    from fastlstm.forecast.windows import WindowForecaster
     from forecast_server import HeldModel
 
 
 @pytest.fixture(scope="session")
-def writer() -> Writer:
+def writer() -> TextModel:
     return make_writer()
 
 
 @pytest.fixture(scope="session")
-def byte_writer() -> Writer:
+def byte_writer() -> TextModel:
     return make_writer(ByteTokenizer(), seed=3)
 
 
 @pytest.fixture
-def serve(writer: Writer) -> Iterator[Callable[..., Running]]:
+def serve(writer: TextModel) -> Iterator[Callable[..., Running]]:
     """Starts servers; they end with the test."""
     started: list[Running] = []
 
@@ -49,7 +49,7 @@ def serve(writer: Writer) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="session")
-def server(writer: Writer) -> Iterator[Running]:
+def server(writer: TextModel) -> Iterator[Running]:
     """A server that tests share; they leave it as it was."""
     running = Running(writer, SETTINGS)
     yield running
@@ -83,7 +83,7 @@ def plain_path(plain: Forecaster, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def plain_model(plain_path: Path) -> WindowForecaster:
-    from fastlstm.infer.forecast_windows import load_window_forecaster
+    from fastlstm.forecast.windows import load_window_forecaster
 
     return load_window_forecaster(plain_path)
 
@@ -119,7 +119,7 @@ def whole() -> Forecaster:
 def whole_forecasts(
     whole: Forecaster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    from fastlstm.infer.forecast_windows import load_window_forecaster
+    from fastlstm.forecast.windows import load_window_forecaster
     from forecast_server import save
 
     path = save(whole, tmp_path_factory.mktemp("whole"))

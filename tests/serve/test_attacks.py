@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -15,9 +16,12 @@ import numpy as np
 import pytest
 
 from fastlstm import Forecaster
-from fastlstm.infer.forecast_windows import load_window_forecaster
-from fastlstm.serve import completions, engine, forecast_engine, logprobs, sender, tensors
+from fastlstm.forecast.windows import load_window_forecaster
+from fastlstm.serve.forecast import engine as forecast_engine
+from fastlstm.serve.forecast import tensors
+from fastlstm.serve.http import sender
 from fastlstm.serve.settings import Settings
+from fastlstm.serve.text import completions, engine, logprobs
 from forecast_server import (
     PAST,
     QUICK,
@@ -190,10 +194,27 @@ def test_nothing_is_kept_of_a_request_that_ended(
     wait_until(lambda: not server.runner.service.stalls.senders)
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+@pytest.mark.parametrize("length", [100, 100_000])
+def test_nothing_is_kept_of_a_request_that_was_refused(
+    serve: Any, plain_model: Any, is_text: bool, length: int
+) -> None:
+    server = serve() if is_text else serve(model=plain_model)
+    path = "/v1/completions" if is_text else PAST
+    content = b'{"prompt":"' + b"x" * length
+    gc.disable()  # so much is made before it looks that many bodies would wait for it
+    try:
+        assert server.client.post(path, content=content, headers=JSON).status_code == 400
+        wait_until(lambda: server.scheduler.num_held == 0)
+        wait_until(lambda: not any(type(x) is json.JSONDecodeError for x in gc.get_objects()))
+    finally:
+        gc.enable()
+
+
 READS_FOR_EVER = """
 import sys, time
 from fastlstm.cli.main import main
-from fastlstm.serve import forecast_engine
+from fastlstm.serve.forecast import engine as forecast_engine
 def read(*given):
     print("reads", file=sys.stderr, flush=True)
     while True:
@@ -230,7 +251,7 @@ def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> N
     assert server.client.post(PAST, json=two).status_code == 200
     answer = server.client.post(PAST, json=body(windows(3), quantiles=[0.25, 0.5]))
     assert answer.status_code == 400
-    said = f"would have {3 * h * 3} numbers (3 windows x {h} steps x 1 targets x 3 values each)"
+    said = f"would have {3 * h * 3:,} numbers (3 windows x {h:,} steps x 1 target x 3 values each)"
     assert said in answer.json()["error"]
     assert f"at most {2 * h * 3};" in answer.json()["error"]
     only = {**body(windows(3), quantiles=[0.25, 0.5]), "outputs": [{"name": "quantiles"}]}
@@ -245,7 +266,7 @@ def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path
     assert server.client.post(PAST, json=body(windows(2))).status_code == 200
     answer = server.client.post(PAST, json=body(windows(3)))
     assert answer.status_code == 400
-    assert f"{3 * h * 2} numbers (3 windows x {h} steps x 2 targets" in answer.json()["error"]
+    assert f"{3 * h * 2:,} numbers (3 windows x {h:,} steps x 2 targets" in answer.json()["error"]
 
 
 def test_a_large_answer_is_made_in_slices_and_is_the_same(
@@ -380,8 +401,8 @@ def test_repeated_and_scored_tokens_are_bounded(
     refused = server.post(**text_request(5, 250))
     assert refused.status_code == 400
     error = refused.json()["error"]
-    assert "would repeat or score 1250 tokens" in error["message"]
-    assert "at most 1000;" in error["message"]
+    assert "would repeat or score 1,250 tokens" in error["message"]
+    assert "at most 1,000;" in error["message"]
     assert error["param"] == "n"
     scored = {"prompt": "a", "max_tokens": 600, "logprobs": 0}
     assert server.post(**scored, n=2).status_code == 400

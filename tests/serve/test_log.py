@@ -13,6 +13,15 @@ from fastlstm.serve.log import Log
 from forecast_server import wait_until
 
 
+def test_what_no_encoding_has_is_written_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    dropped = Counter("dropped", "lines", registry=CollectorRegistry())
+    lines = Log(dropped)
+    lines.write("a file called \ud800 é")
+    lines.close()
+    assert capfd.readouterr().err == "a file called \\ud800 é\n"
+    assert dropped._value.get() == 0
+
+
 def test_lines_that_could_not_be_written_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     opens, fails, written = threading.Event(), [True], list[str]()
 
@@ -32,5 +41,5 @@ def test_lines_that_could_not_be_written_are_counted(monkeypatch: pytest.MonkeyP
     fails[0] = False
     lines.write("after it")
     lines.close()
-    said = "fastlstm: 5 log lines were dropped: standard error was not read in time"
+    said = "fastlstm: 5 log lines dropped: standard error was not read in time"
     assert "".join(written) == f"{said}\nafter it\n"

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from fastlstm import Forecaster
-from fastlstm.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.serve.pages import Page, example_prompt, forecaster_html
+from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from forecast_server import QUICK, save, waves
 from odd_names import NAMES
 from running_server import SETTINGS, Running
@@ -56,7 +56,7 @@ def odd_table(num_rows: int = 120) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    from fastlstm.infer.forecast_windows import load_window_forecaster
+    from fastlstm.forecast.windows import load_window_forecaster
 
     table = odd_table()
     names = table.column_names
@@ -146,6 +146,22 @@ def test_the_policy_lets_run_what_is_in_the_file_only(name: str) -> None:
     assert re.search(
         r"default-src 'none'; script-src 'sha256-\S+='; style-src 'sha256-\S+=';", policy
     )
+
+
+@pytest.mark.parametrize("name", ["page.html", "forecast.html"])
+def test_no_other_page_can_frame_or_redirect_this_one(name: str) -> None:
+    headers = Page(name).headers
+    rules = [rule.strip() for rule in headers["content-security-policy"].split(";")]
+    assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"} <= set(rules)
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["vary"] == "authorization", "what a key opens is no answer to another request"
+
+
+def test_one_step_is_called_one_step(forecasts: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = forecasts.runner.service.forecasts
+    assert f"the next {engine.model.horizon} steps of y" in forecaster_html(engine, "", None)
+    monkeypatch.setattr(engine.model, "horizon", 1)
+    assert "and forecasts the next step of y" in forecaster_html(engine, "", None)
 
 
 def test_the_page_of_a_text_model_has_a_prompt_it_takes(server: Running) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +14,14 @@ import httpx
 import numpy as np
 import pytest
 
-from fastlstm.infer.sampling import Sampling
-from fastlstm.serve import completions, engine, forecast_engine
+from fastlstm.serve.forecast import engine as forecast_engine
+from fastlstm.serve.forecast.batcher import DynamicBatcher
+from fastlstm.serve.http.errors import QueueFull
 from fastlstm.serve.places import Places
-from fastlstm.serve.row import Job
-from fastlstm.serve.scheduler import Scheduler
+from fastlstm.serve.text import completions, engine
+from fastlstm.serve.text.generation import GenerationRequest
+from fastlstm.serve.text.scheduler import Scheduler
+from fastlstm.text.sampling import Sampling
 from forecast_server import PAST, HeldModel, L, body, output, wait_until, waves
 from running_server import FaultyDecoder, Gate, Running
 
@@ -58,9 +63,53 @@ def test_one_tenant_takes_everything_that_several_share() -> None:
 
 
 def test_a_request_takes_at_most_half_of_what_is_shared() -> None:
+    for total in (8, 9):
+        places = Places(total, is_shared=True)
+        assert places.has_room(b"a", 4)
+        assert not places.has_room(b"a", 5)
+
+
+def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
     places = Places(8, is_shared=True)
-    assert places.has_room(b"a", 4)
-    assert not places.has_room(b"a", 5)
+    assert filled(places, b"a") == 4
+    assert filled(places, b"b") == 2
+    assert not places.has_room(b"a", 1, held=1)
+    assert places.has_room(b"a", 0, held=1)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_request_whose_body_comes_late_keeps_its_place(
+    serve: Callable[..., Running], plain_model: Any, is_text: bool
+) -> None:
+    limits: dict[str, Any] = {"keys": KEYS, "max_streams": 4, "max_queue": 4}
+    server = serve(**limits) if is_text else serve(model=plain_model, **limits)
+    path = "/v1/completions" if is_text else PAST
+    request = {"prompt": "a", "max_tokens": 1} if is_text else body(rows(0, 24))
+    content = json.dumps(request).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    clients = []
+    for number, key in enumerate((*[KEYS[0]] * 4, *[KEYS[1]] * 2), 1):
+        client = socket.create_connection(server.address, 10)
+        length = b"content-length: %d\r\n\r\n" % len(content)
+        client.sendall(f"{head}authorization: Bearer {key}\r\n".encode() + length)
+        clients.append(client)
+        wait_until(lambda number=number: server.scheduler.num_held == number)  # type: ignore[misc]
+    for client in clients:
+        client.sendall(content)
+    assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * 6
+    for client in clients:
+        client.close()
+
+
+def test_a_request_for_many_gets_its_places_beside_other_keys(shared: Any) -> None:
+    scheduler, _ = shared
+    others = [scheduler.reserve(2, object(), b"key %d" % k) for k in range(7)]
+    ann = scheduler.reserve(1, object(), b"ann")
+    scheduler.enlarge(ann, 2)  # the last place: that it holds one is no reason to refuse it
+    assert ann.num_places == 2
+    for ticket in (*others, ann):
+        scheduler.release(ticket)
+    assert scheduler.num_held == 0
 
 
 def sequence(
@@ -120,6 +169,37 @@ def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: Held
     assert sorted(answers) == [200] * 5 + [503] * 4
 
 
+def test_more_windows_than_a_key_may_have_are_refused_for_good(
+    serve: Callable[..., Running], plain_model: Any
+) -> None:
+    server = serve(model=plain_model, keys=KEYS, max_streams=4, max_queue=0)
+    server.client.headers.update(ANN)
+    many = server.client.post(PAST, json=body(np.tile(rows(0, 24), (3, 1, 1))))
+    assert many.status_code == 400
+    assert "3 windows, this server forecasts at most 2 at a time" in many.json()["error"]
+    two = server.client.post(PAST, json=body(np.tile(rows(0, 24), (2, 1, 1))))
+    assert two.status_code == 200
+
+
+def test_a_key_is_told_whether_it_or_the_server_is_full(held: HeldModel) -> None:
+    batches = DynamicBatcher(
+        held,  # type: ignore[arg-type]
+        max_batch=4,
+        max_queue=0,
+        threads=1,
+        deliver=lambda batch: None,
+        is_shared=True,
+    )
+    for tenant in (b"ann", b"ann", b"bob"):
+        batches.reserve(1, tenant)
+    with pytest.raises(QueueFull, match="this API key has all the places it may have now"):
+        batches.reserve(1, b"ann")
+    batches.reserve(1, b"cat")
+    with pytest.raises(QueueFull, match="the server is at its capacity"):
+        batches.reserve(1, b"ann")
+    batches.stop()
+
+
 def test_a_prompt_is_known_to_its_key_only(serve: Callable[..., Running]) -> None:
     server = serve(keys=KEYS)
 
@@ -151,7 +231,7 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
             assert "this API key has all the places it may have now" in refused.text
             many = ann.post("/v1/completions", json={"prompt": "a", "n": 3})
             assert many.status_code == 429
-            assert server.scheduler.num_active == 2
+            wait_until(lambda: server.scheduler.num_active == 2)
             server.client.headers.update(BOB)
             assert len(server.text(prompt="b", max_tokens=50)) == 50
             assert server.post(prompt="a", n=3).status_code == 400
@@ -180,10 +260,10 @@ def shared(writer: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
     scheduler.stop()
 
 
-ENDLESS = Job(0, [1], [0], None, (Sampling(seed=1),), (), 10**9)
+ENDLESS = GenerationRequest(0, [1], [0], None, (Sampling(seed=1),), (), 10**9)
 
 
-def ask(scheduler: Scheduler, tenant: bytes, job: Job = ENDLESS) -> tuple[Any, Any]:
+def ask(scheduler: Scheduler, tenant: bytes, job: GenerationRequest = ENDLESS) -> tuple[Any, Any]:
     """Submits a job; returns its ticket and what stands for its channel."""
     channel: Any = object()
     ticket = scheduler.reserve(len(job.samplings), channel, tenant)
@@ -213,6 +293,24 @@ def test_a_request_for_many_of_a_key_that_has_its_share_holds_up_no_other(shared
     _, cat = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
     wait_until(lambda: any(channel is cat and piece.is_last for channel, piece in pieces))
     assert scheduler.num_active == 3
+
+
+def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared: Any) -> None:
+    scheduler, pieces = shared
+
+    def has_ended(channel: Any) -> bool:
+        return any(one is channel and piece.is_last for one, piece in list(pieces))
+
+    first, _ = ask(scheduler, b"ann")
+    wait_until(lambda: scheduler.num_active == 1)
+    samplings = (Sampling(seed=1), Sampling(seed=2))
+    _, large = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5, samplings=samplings))
+    _, small = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5))
+    _, other = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
+    wait_until(lambda: has_ended(other))  # it came last, and what could begin has begun
+    assert not any(channel in (large, small) for channel, _ in list(pieces))
+    scheduler.release(first)
+    wait_until(lambda: has_ended(large) and has_ended(small))
 
 
 def test_one_key_leaves_room_for_scores(

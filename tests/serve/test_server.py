@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,11 +29,11 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published run."""
     import torch
 
-    from fastlstm.config import ModelConfig
-    from fastlstm.data.tokenizer import CharTokenizer
-    from fastlstm.nn.io import save_language_model
-    from fastlstm.nn.language_model import LanguageModel
-    from fastlstm.run_directory import RunDirectory
+    from fastlstm.runs.run_directory import RunDirectory
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.data.tokenizer import CharTokenizer
+    from fastlstm.text.files import save_language_model
+    from fastlstm.text.model import LanguageModel
 
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(vocab_size=4, embed_size=8, rnn_size=16))
@@ -65,7 +67,11 @@ sys.exit(main(sys.argv[1:]))
     (dropped,) = re.findall(r"^fastlstm_log_dropped_total (.*)$", text, re.MULTILINE)
     assert float(dropped) > 200
     assert server.end() == 0
-    said = [int(line.split()[1]) for line in server.lines if "log lines were dropped" in line]
+    said = [
+        int(line.split()[1].replace(",", ""))
+        for line in server.lines
+        if "log lines dropped" in line
+    ]
     num_lines = sum(line.startswith("{") for line in server.lines)
     assert num_lines + sum(said) == 501, "every request is logged or counted"
 
@@ -134,6 +140,71 @@ def test_a_second_signal_leaves_out_the_grace(start: Any) -> None:
         server.process.send_signal(signal.SIGINT)
         assert "shutting down" in "".join(chunks)
     assert server.end(0) == 0
+
+
+QUICK_FLUSH = """
+import sys
+from fastlstm.cli.main import main
+from fastlstm.serve import server
+server._FLUSH_S = 0.3
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_while_a_body_comes(start: Any) -> None:
+    server = start("--grace", "0.3")
+    host, port = server.url.removeprefix("http://").split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((host, int(port)), 30) as client:
+        client.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
+        while "queue_depth 1.0" not in httpx.get(f"{server.url}/metrics").text:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        answer = b""
+        while part := client.recv(4096):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"shutting down" in answer
+    assert server.end(0) == 0
+    assert not any("Traceback" in line or "running task" in line for line in server.lines)
+
+
+def test_a_signal_while_a_client_takes_nothing(start: Any) -> None:
+    server = start("--grace", "0.1", "--max-tokens", "1000000000", code=QUICK_FLUSH)
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "a", "max_tokens": 1_000_000_000, "stream": True})
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        assert client.recv(12) == b"HTTP/1.1 200"
+        written = -1.0
+        while written != (now := metric(server, "tokens_written_total")):
+            written = now
+            time.sleep(0.5)
+        assert server.end() == 0
+    assert not any("Traceback" in line or "running task" in line for line in server.lines)
+    assert [json.loads(one)["outcome"] for one in server.lines if '"POST"' in one] == ["cancelled"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_more_signals_change_nothing(start: Any, number: int) -> None:
+    server = start("--grace", "0", "--max-tokens", "1000000000", code=QUICK_FLUSH)
+    body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        chunks = answer.iter_text()
+        next(chunks)
+        for _ in range(5):
+            server.process.send_signal(number)
+            time.sleep(0.02)
+        assert "shutting down" in "".join(chunks)
+    assert server.end(0) == 0
+
+
+def metric(server: Process, name: str) -> float:
+    found = re.search(f"^fastlstm_{name} (.*)$", httpx.get(f"{server.url}/metrics").text, re.M)
+    return float(found[1]) if found else 0.0
 
 
 def test_keys_come_from_flag_file_and_environment(start: Any, tmp_path: Path) -> None:
@@ -222,6 +293,20 @@ def test_a_session_key_of_any_bytes_is_taken_from_the_environment(
 
 
 def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:
-    from fastlstm.infer.loading import load_decoder
+    from fastlstm.text.loading import load_decoder
 
     assert np.isfinite(load_decoder(run_path).decoder.nbytes)
+
+
+def test_too_many_connections_are_said_by_the_thread_of_the_log(
+    serve: Any, monkeypatch: Any
+) -> None:
+    """Printed by the event loop, a standard error that nobody reads would stop the server."""
+    server = serve()
+    lines: list[str] = []
+    monkeypatch.setattr(server.runner.service.log, "write", lines.append)
+    limits: list[Any] = []
+    server.runner._limit(SimpleNamespace(limit=lambda *given: limits.extend(given)))
+    limits[-1]()
+    assert [line.startswith("fastlstm: WARNING: ") for line in lines] == [True]
+    assert not [text for text in server.said if "connections are open" in text]

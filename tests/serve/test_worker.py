@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from fastlstm.serve.channel import Disconnected, Presence
-from fastlstm.serve.errors import Unavailable
+from fastlstm.serve.http.channel import Disconnected, Presence
+from fastlstm.serve.http.errors import Unavailable
 from fastlstm.serve.worker import Worker
 
 
@@ -115,3 +116,60 @@ def test_a_call_after_the_end_is_an_error() -> None:
             await asyncio.wait_for(worker.call(len, "ab"), 20)
 
     run(check)
+
+
+def test_a_busy_loop_sees_one_call_in_each_of_its_turns() -> None:
+    async def check(worker: Worker) -> None:
+        turn, made = 0, list[int]()
+        calls = [worker.call(lambda: made.append(turn)) for _ in range(5)]
+        while not all(call.done() for call in calls):
+            time.sleep(0.02)  # time enough for all of them
+            turn += 1
+            await asyncio.sleep(0)
+        assert len(made) == len(set(made)) == 5
+
+    run(check)
+
+
+def test_the_loop_has_its_share_from_the_end_of_the_last_call_on() -> None:
+    async def check(worker: Worker) -> None:
+        worker._taken_s, worker._ended_s = 9.0, time.monotonic() - 2.0
+        made: list[float] = []
+        begin_s = time.monotonic()
+        call = worker.call(lambda: made.append(time.monotonic()))
+        while not call.done():
+            time.sleep(0.01)  # a busy loop
+            await asyncio.sleep(0)
+        assert made[0] - begin_s < 1.0  # nine seconds would have been 36 of waiting
+
+    run(check)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration("planted"), KeyboardInterrupt()])
+def test_what_is_no_plain_error_ends_no_thread(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    async def check(worker: Worker) -> None:
+        failing, later = worker.call(fail), worker.call(len, "ab")
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            await asyncio.wait_for(failing, 20)
+        assert await asyncio.wait_for(later, 20) == 2
+
+    run(check)
+
+
+def test_another_thread_may_end_it() -> None:
+    gate = threading.Event()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_debug(True)  # else asyncio does not look who calls it
+        worker = Worker("worker-under-test")
+        calls = [worker.call(gate.wait, 20), worker.call(len, "ab")]
+        await asyncio.to_thread(worker.stop)
+        for call in calls:
+            with pytest.raises(Unavailable, match="shutting down"):
+                await asyncio.wait_for(call, 20)
+        gate.set()
+
+    asyncio.run(main())

@@ -7,10 +7,11 @@ import time
 import pytest
 import torch
 
-from fastlstm import manifest, storage
 from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError, StorageError
-from fastlstm.manifest import FileRecord, Manifest, write_directory
-from fastlstm.run_directory import RunDirectory
+from fastlstm.runs import manifest
+from fastlstm.runs.manifest import FileRecord, Manifest, write_directory
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system import storage
 from fastlstm.training.checkpoint import (
     find_checkpoint,
     load_checkpoint,

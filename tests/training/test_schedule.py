@@ -1,12 +1,12 @@
 import pytest
 
-from fastlstm.config import TrainConfig
 from fastlstm.errors import BudgetError
+from fastlstm.text.config import TrainConfig
 from fastlstm.training import schedule
 from fastlstm.training.schedule import (
     DEFAULT_BUDGET_S,
-    Ending,
     SaveTimes,
+    StopCriterion,
     learning_rate_factor,
 )
 
@@ -25,13 +25,13 @@ def test_no_warmup_and_no_cooldown_is_constant():
 
 
 def test_steps_and_epochs_count_steps():
-    assert Ending.of(TrainConfig(steps=7), 100).total_steps == 7
-    assert Ending.of(TrainConfig(epochs=1.5), 100).total_steps == 150
-    assert Ending.of(TrainConfig(steps=10), 1).progress(5, 10**6) == 0.5
+    assert StopCriterion.of(TrainConfig(steps=7), 100).total_steps == 7
+    assert StopCriterion.of(TrainConfig(epochs=1.5), 100).total_steps == 150
+    assert StopCriterion.of(TrainConfig(steps=10), 1).progress(5, 10**6) == 0.5
 
 
 def test_budget_counts_wall_clock_and_keeps_a_reserve():
-    ending = Ending.of(TrainConfig(budget="2m"), 100)
+    ending = StopCriterion.of(TrainConfig(budget="2m"), 100)
     assert ending.budget_s == 120
     assert ending.progress(10**9, 30) == 0.25
     assert ending.progress(0, 100, reserve_s=20) == 1.0
@@ -41,7 +41,7 @@ def test_budget_counts_wall_clock_and_keeps_a_reserve():
 
 
 def test_of_a_budget_the_steps_get_what_set_up_left():
-    ending = Ending.of(TrainConfig(budget="2m"), 100)
+    ending = StopCriterion.of(TrainConfig(budget="2m"), 100)
     assert ending.progress(0, 20, setup_s=20) == 0.0
     assert ending.progress(5, 70, setup_s=20) == 0.5
     assert ending.progress(5, 60, setup_s=20, reserve_s=20) == 0.5
@@ -67,4 +67,4 @@ def test_the_first_checkpoint_comes_after_fifteen_seconds(monkeypatch):
 
 
 def test_without_an_end_the_default_budget_holds():
-    assert Ending.of(TrainConfig(), 1).budget_s == DEFAULT_BUDGET_S
+    assert StopCriterion.of(TrainConfig(), 1).budget_s == DEFAULT_BUDGET_S

@@ -29,6 +29,7 @@ class Option:
         group: heading it is listed under.
         is_repeatable: may be given several times; the value is a list.
         is_switch: takes no value; present means true.
+        value: what help calls its value; default is by the type.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Option:
     group: str = "options"
     is_repeatable: bool = False
     is_switch: bool = False
+    value: str = ""
 
     @property
     def flag(self) -> str:
@@ -131,6 +133,8 @@ def unwrap_optional(annotation: Any) -> Any:
 
 def value_name(option: Option) -> str:
     """Returns the placeholder for a value: ``N``, ``X``, ``TEXT`` or ``{char,byte,bpe}``."""
+    if option.value:
+        return option.value
     kind = unwrap_optional(option.type)
     if get_origin(kind) is Literal:
         return "{" + ",".join(str(choice) for choice in get_args(kind)) + "}"

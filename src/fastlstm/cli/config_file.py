@@ -1,4 +1,4 @@
-"""`--config file.yaml`: the keys are the fields of TrainConfig, dashes or underscores.
+"""`--config file.yaml`: the keys are the fields of TrainConfig or ForecastConfig.
 
 The `config.json` of a run is accepted too: its "train" section is a complete configuration.
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.parser import typed_object
-from fastlstm.errors import ConfigError, nearest_hint
-from fastlstm.run_directory import FORECASTER, TEXT_RUN
+from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
+from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,8 +95,8 @@ def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:
     if is_run and (loaded.get("format") == TEXT_RUN or loaded.get("kind") == FORECASTER):
         loaded = loaded.get("train")
     if not isinstance(loaded, dict):
-        kind = type(loaded).__name__
         raise ConfigError(
-            f"--config {path}: holds a {kind}, expected keys and values such as 'rnn_size: 512'"
+            f"--config {path}: holds {kind_of_value(loaded)}, expected keys and values such as"
+            " 'rnn_size: 512'"
         )
     return loaded

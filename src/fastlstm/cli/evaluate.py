@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.kind import refuse_runs, refuse_swapped
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
-from fastlstm.config import TrainConfig
-from fastlstm.data.sources import open_source
-from fastlstm.errors import EXIT_OK
-from fastlstm.find_run import require_run
+from fastlstm.errors import EXIT_OK, counted
 from fastlstm.report.terminal import short_count
-from fastlstm.storage import finite
+from fastlstm.runs.find_run import require_run
+from fastlstm.system.storage import finite
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.source_kind import kind_of_source
+from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fastlstm.data.text import TextDataset
-    from fastlstm.infer.language_model import LM
-    from fastlstm.nn.evaluation import Evaluation
+    from fastlstm.text.data.text import TextDataset
+    from fastlstm.text.evaluation import Evaluation
+    from fastlstm.text.lm import LM
 
 Split = Literal["train", "valid", "test"]
 UnknownPolicy = Literal["count", "refuse"]
@@ -67,8 +70,12 @@ def run(argv: list[str]) -> int:
     window = parsed.values.get("zero_state_window")
     lanes = parsed.get(COMMAND, "lanes")
 
+    refuse_swapped("evaluate", path, [text])
     require_run(path, "text")
+    refuse_runs([text])
     open_source(text)  # a misspelt name is said at once
+    if kind_of_source(text) in ("csv", "binary table", "mixed"):
+        warnings.warn(f"{text} holds a table; its characters are scored as a text", stacklevel=2)
     lm = open_model(path)
     result = evaluate_text(
         lm,
@@ -85,7 +92,9 @@ def run(argv: list[str]) -> int:
         sizes = {"lanes": lanes} if window is None else {"zero_state_window": window}
         print_json(finite({**facts, **sizes, **dataclasses.asdict(result)}))
         return EXIT_OK
-    where = f"up to {lanes} lanes" if window is None else f"windows of {window:,} tokens"
+    where = f"up to {counted(lanes, 'lane')}"
+    if window is not None:
+        where = f"windows of {counted(window, 'token')}"
     print_rows(
         [
             ("model", path),
@@ -106,7 +115,7 @@ def evaluate_text(
         DataError: the text cannot be read or is too short, or holds unknown characters that are
             refused.
     """
-    from fastlstm.nn.evaluation import evaluate, with_unknown
+    from fastlstm.text.evaluation import evaluate, with_unknown
 
     data = lm.read(text, unknown)
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
@@ -139,8 +148,8 @@ def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
         ("nats/token", f"{result.nats_per_token:.4f}"),
         (
             "scored",
-            f"{result.num_tokens:,} tokens, {result.num_chars:,} characters,"
-            f" {result.num_bytes:,} bytes",
+            f"{counted(result.num_tokens, 'token')}, {counted(result.num_chars, 'character')},"
+            f" {counted(result.num_bytes, 'byte')}",
         ),
         ("time", f"{result.seconds:.2f} s, {short_count(rate)} tokens/s"),
     ]
@@ -150,15 +159,15 @@ def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
 
 
 def _unknown_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
-    from fastlstm.data.tokenizer import shown_characters
-    from fastlstm.nn.evaluation import unknown_bits
+    from fastlstm.text.data.tokenizer import shown_characters
+    from fastlstm.text.evaluation import unknown_bits
 
     num, bits = result.num_unknown, unknown_bits(vocab_size)
     return [
         (
             "unknown",
-            f"{num:,} characters of the text ({result.unknown_share:.2%}) that the vocabulary does"
-            f" not hold, left out above: {shown_characters(result.first_unknown)}",
+            f"{counted(num, 'character')} of the text ({result.unknown_share:.2%}) that the"
+            f" vocabulary does not hold, left out above: {shown_characters(result.first_unknown)}",
         ),
         (
             "with unknown",

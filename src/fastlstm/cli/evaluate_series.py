@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.kind import require_tables
+from fastlstm.cli.kind import refuse_swapped, require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import READ_OPTIONS, read_settings
 from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_OK
-from fastlstm.find_run import require_run
-from fastlstm.storage import finite
+from fastlstm.runs.find_run import require_run
+from fastlstm.system.storage import finite
 
 COMMAND = Command(
     verb="evaluate",
@@ -38,12 +38,13 @@ def run(argv: list[str]) -> int:
     """Prints the figures on standard output; returns the exit code."""
     parsed = parse(COMMAND, argv)
     path, *data = parsed.positionals
+    refuse_swapped("evaluate", path, data)
     require_run(path, "forecaster")
     require_tables(data)
     others = {"json", *(option.name for option in READ_OPTIONS)}
     given = {o.name: parsed.get(COMMAND, o.name) for o in COMMAND.options if o.name not in others}
 
-    from fastlstm.forecasting import Forecaster
+    from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.report.lines import score_text
 
     model = Forecaster.load(path, **read_settings(parsed))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.kind import require_tables
+from fastlstm.cli.kind import refuse_swapped, require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import READ_OPTIONS, read_settings
-from fastlstm.errors import EXIT_OK, ConfigError, StorageError
-from fastlstm.find_run import require_run
-from fastlstm.storage import temporary_name
+from fastlstm.errors import EXIT_OK, ConfigError, StorageError, counted
+from fastlstm.runs.find_run import require_run
+from fastlstm.system.storage import temporary_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,10 +28,20 @@ COMMAND = Command(
     ),
     options=(
         Option(
-            "out", str | None, None, "a .parquet, .csv or .arrow file; default CSV on standard out"
+            "out",
+            str | None,
+            None,
+            "a .parquet, .csv or .arrow file; default CSV on standard out",
+            value="FILE",
         ),
         Option("quantiles", str | None, None, "levels with commas, such as 0.1,0.5,0.9"),
-        Option("future", str | None, None, "a table of what is known of the steps to be forecast"),
+        Option(
+            "future",
+            str | None,
+            None,
+            "a table of what is known of the steps to be forecast",
+            value="FILE",
+        ),
         *READ_OPTIONS,
     ),
     examples=(
@@ -50,10 +60,11 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--out is {out!r}, expected a file that ends in {', '.join(_SUFFIXES)}")
     levels = _levels(parsed.values.get("quantiles"))
     future = parsed.values.get("future")
+    refuse_swapped("forecast", path, data)
     require_run(path, "forecaster")
     require_tables(data if future is None else [*data, future])
 
-    from fastlstm.forecasting import Forecaster
+    from fastlstm.forecast.forecaster import Forecaster
 
     model = Forecaster.load(path, **read_settings(parsed))
     frame: Any = data[0] if len(data) == 1 else data
@@ -82,7 +93,7 @@ def _write(table: pa.Table, out: str | None) -> None:
     from pyarrow import csv, ipc, parquet
 
     if out is None:
-        csv.write_csv(table, pa.PythonFile(sys.stdout.buffer, mode="w"))
+        csv.write_csv(_in_seconds(table), pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
     temporary = temporary_name(Path(out))
     try:
@@ -90,7 +101,7 @@ def _write(table: pa.Table, out: str | None) -> None:
             if out.endswith(".parquet"):
                 parquet.write_table(table, file)
             elif out.endswith(".csv"):
-                csv.write_csv(table, file)
+                csv.write_csv(_in_seconds(table), file)
             else:
                 with ipc.new_file(file, table.schema) as writer:
                     writer.write_table(table)
@@ -100,4 +111,18 @@ def _write(table: pa.Table, out: str | None) -> None:
         raise StorageError(
             f"{out} cannot be written ({error.strerror or error}); choose another --out"
         ) from None
-    print(f"{out}: {table.num_rows:,} rows of {', '.join(table.column_names)}")
+    print(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.column_names)}")
+
+
+def _in_seconds(table: pa.Table) -> pa.Table:
+    """Returns a table whose times are written without a fraction, where none has one."""
+    import pyarrow as pa
+
+    for number, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type):
+            try:
+                times = table.column(number).cast(pa.timestamp("s", field.type.tz))
+            except pa.ArrowInvalid:
+                continue
+            table = table.set_column(number, field.name, times)
+    return table

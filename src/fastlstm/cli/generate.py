@@ -11,13 +11,13 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json
-from fastlstm.errors import EXIT_OK, DataError, PromptError
+from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
 from fastlstm.report.terminal import clean, is_terminal, one_line, short_count, style_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fastlstm.infer.language_model import LM
+    from fastlstm.text.lm import LM
 
 Weights = Literal["fp32", "bf16", "int8"]
 FLUSH_EVERY_S = 0.05
@@ -181,15 +181,15 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
         )
         return
     speed = f", {short_count(rate)} tokens/s" if rate is not None else ""
-    line = f"{tokens:,} tokens in {seconds:.2f} s{speed}"
+    line = f"{counted(tokens, 'token')} in {seconds:.2f} s{speed}"
     print(style_for(sys.stderr)(line, "dim"), file=sys.stderr, flush=True)
 
 
 def _print_weights(lm: LM, *, use_json: bool) -> None:
     """Measures the format of the weights beside fp32, where the run's text is at hand."""
     from fastlstm.cli.evaluate import split_of
-    from fastlstm.infer.decoder import Decoder
-    from fastlstm.infer.weight_report import report_weights
+    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.weight_report import report_weights
 
     try:
         ids = split_of(lm, lm.config.get("data", {}).get("source", ""), "valid")

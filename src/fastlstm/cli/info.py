@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
-from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError
-from fastlstm.find_run import require_run
+from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
 from fastlstm.report.history import number
-from fastlstm.report.lines import si
+from fastlstm.report.lines import ceiling_share, si
 from fastlstm.report.terminal import clock, short_bytes, short_count
-from fastlstm.storage import finite
+from fastlstm.runs.find_run import require_run
+from fastlstm.system.storage import finite
 
 if TYPE_CHECKING:
-    from fastlstm.nn.io import LoadedModel
     from fastlstm.report.history import Event, History
+    from fastlstm.text.files import LoadedModel
 
 COMMAND = Command(
     verb="info",
@@ -49,9 +49,9 @@ def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
     """Facts of a run; every published file and checkpoint is checked against its hash."""
     require_run(path)
 
-    from fastlstm.nn.io import load_language_model
     from fastlstm.report.history import read_history
-    from fastlstm.run_directory import RunDirectory, holds_forecaster
+    from fastlstm.runs.run_directory import RunDirectory, holds_forecaster
+    from fastlstm.text.files import load_language_model
 
     directory = RunDirectory(path)
     model: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
 
 
 def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    from fastlstm.infer.forecaster_files import read_forecaster
+    from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
     sizes, fit = stored.network.config, stored.fit
@@ -101,12 +101,12 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
         "columns": list(fit.columns),
         "num_parameters": parameters,
     }
-    layers = f"{sizes.num_layers} LSTM layer{'s' if sizes.num_layers != 1 else ''}"
+    layers = counted(sizes.num_layers, "LSTM layer")
     return facts, [
         ("forecasts", f"{', '.join(targets)}, every {str(fit.frequency).removeprefix('1 ')}"),
-        ("model", f"{sizes.input_size} steps read, {sizes.horizon} answered; {layers} of"
-         f" {sizes.hidden_size} units"),
-        ("size", f"{parameters:,} parameters, {short_bytes(4 * parameters)} in fp32"),
+        ("model", f"{counted(sizes.input_size, 'step')} read, {sizes.horizon} answered; {layers} of"
+         f" {counted(sizes.hidden_size, 'unit')}"),
+        ("size", f"{counted(parameters, 'parameter')}, {short_bytes(4 * parameters)} in fp32"),
     ]  # fmt: skip
 
 
@@ -125,13 +125,17 @@ def _model_facts(loaded: LoadedModel) -> dict[str, Any]:
 
 def _model_rows(loaded: LoadedModel) -> list[Row]:
     config = loaded.model.config
-    layers = f"{config.num_layers} LSTM layer{'s' if config.num_layers != 1 else ''}"
-    source = (loaded.config.get("data") or {}).get("source")
+    layers = counted(config.num_layers, "LSTM layer")
+    data = loaded.config.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
     weights = 4 * loaded.model.num_parameters
     rows = [
-        ("model", f"{layers} of {config.rnn_size} units, embedding {config.embed_size}"),
-        ("size", f"{loaded.model.num_parameters:,} parameters, {short_bytes(weights)} in fp32"),
-        ("vocabulary", f"{loaded.tokenizer.kind}, {loaded.tokenizer.vocab_size:,} tokens"),
+        ("model", f"{layers} of {counted(config.rnn_size, 'unit')}, embedding {config.embed_size}"),
+        (
+            "size",
+            f"{counted(loaded.model.num_parameters, 'parameter')}, {short_bytes(weights)} in fp32",
+        ),
+        ("vocabulary", f"{loaded.tokenizer.kind}, {counted(loaded.tokenizer.vocab_size, 'token')}"),
     ]
     rows += [("trained on", str(source))] if source else []
     return rows + ([("note", loaded.note)] if loaded.note else [])
@@ -147,7 +151,7 @@ def _history_facts(history: History) -> dict[str, Any]:
         "step": _whole("step", end, last),
         history.unit: _whole(history.unit, end, last),
         f"{history.unit}_per_s": history.rate,
-        "ceiling_share": history.mean("ceiling_share"),
+        "ceiling_share": ceiling_share(history.start, history.rate),
         "elapsed_s": history.elapsed_s,
         "end": end.get("reason"),
         "kernels": history.start.get("kernels"),
@@ -170,8 +174,8 @@ def _history_rows(history: History) -> list[Row]:
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
     if None not in (facts["step"], facts[unit], facts["elapsed_s"]):
         rate = facts[f"{unit}_per_s"]
-        speed = f", {short_count(rate)} {unit}/s" if rate is not None else ""
-        amount = f"{facts['step']:,} steps, {facts[unit]:,} {unit}"
+        speed = f", {short_count(rate)} {unit}/s in the steps alone" if rate is not None else ""
+        amount = f"{counted(facts['step'], 'step')}, {counted(facts[unit], unit[:-1])}"
         rows.append(("trained", f"{amount} in {clock(facts['elapsed_s'])}{speed}"))
     if facts["step"] is not None:
         rows.append(("ended", str(facts["end"] or "no end recorded: still running, or killed")))
@@ -181,7 +185,7 @@ def _history_rows(history: History) -> list[Row]:
 
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
-    from fastlstm import hardware
+    from fastlstm.system import hardware
 
     cpu, gpu = hardware.cpu(), hardware.gpu()
     threads = hardware.default_threads()
@@ -204,7 +208,7 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     rows = [
         ("cpu", cpu.model),
         ("kernels up to", cpu.isa),
-        ("cores", f"{cpu.cores} for this process, {threads} threads by default"),
+        ("cores", f"{cpu.cores} for this process, {counted(threads, 'thread')} by default"),
         ("caches", ", ".join(caches) or "unknown"),
         ("gpu", gpu.name if gpu is not None else "none that torch can use"),
     ]

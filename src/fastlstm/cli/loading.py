@@ -5,23 +5,23 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fastlstm.find_run import require_run
 from fastlstm.report.terminal import one_line
+from fastlstm.runs.find_run import require_run
 
 if TYPE_CHECKING:
-    from fastlstm.infer.language_model import LM
+    from fastlstm.text.lm import LM
 
 
 def open_model(path: str) -> LM:
     """Loads the model of a run or checkpoint; a note about the choice of files is printed.
 
     Raises:
-        FastLSTMError: as `fastlstm.nn.io.load_language_model`.
+        FastLSTMError: as `fastlstm.text.files.load_language_model`.
     """
     require_run(path, "text")
 
-    from fastlstm.infer.language_model import LM
-    from fastlstm.nn.io import load_language_model
+    from fastlstm.text.files import load_language_model
+    from fastlstm.text.lm import LM
 
     loaded = load_language_model(path)
     if loaded.note:

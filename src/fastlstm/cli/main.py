@@ -18,7 +18,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fastlstm import environment
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.kind import module_of
 from fastlstm.cli.parser import HelpRequested
@@ -32,6 +31,7 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.report.terminal import one_line
+from fastlstm.system import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -56,7 +56,7 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
     positionals, given = split_arguments(command.verb, command.options, argv)
     _check_positionals(command, positionals)
     for name in command.required:
-        if not any(option.name == name for option, _ in given):
+        if not any(option.name == name and value for option, value in given):
             option = next(option for option in command.options if option.name == name)
             raise UsageError(f"{option.flag} is missing; usage: {command.usage}")
     return Parsed(positionals, typed_values([option for option, _ in given], given))

@@ -10,12 +10,12 @@ from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.series_options import TABLE_OPTIONS
 from fastlstm.cli.table import print_json, print_rows
-from fastlstm.config import built
-from fastlstm.errors import EXIT_OK, in_flags
-from fastlstm.forecast_config import ForecastConfig
+from fastlstm.errors import EXIT_OK, counted, in_flags
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.system.fields import built
 
 if TYPE_CHECKING:
-    from fastlstm.series.dataset import SeriesDataset
+    from fastlstm.forecast.data.dataset import SeriesDataset
 
 Dtype = Literal["auto", "float32", "float16", "int16"]
 
@@ -25,7 +25,7 @@ COMMAND = Command(
     positionals=(
         Positional(
             "DATA",
-            "CSV (.gz, .zst), Parquet, Arrow or .npy files, or directories of them",
+            "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
             is_many=True,
         ),
     ),
@@ -47,8 +47,8 @@ def run(argv: list[str]) -> int:
     given = {o.name: parsed.values[o.name] for o in TABLE_OPTIONS if o.name in parsed.values}
     config = built(ForecastConfig, given, "command line")
 
+    from fastlstm.forecast.data.configured import prepare
     from fastlstm.report.progress import default_output
-    from fastlstm.series.configured import prepare
 
     paths = parsed.positionals
     require_tables(paths)
@@ -71,7 +71,10 @@ def run(argv: list[str]) -> int:
             ("columns", ", ".join(found.table.columns)),
             ("target", ", ".join(found.roles.target)),
             ("step", str(found.frequency)),
-            ("stored as", f"{found.table.values.dtype.name}, {found.table.values.nbytes:,} bytes"),
+            (
+                "stored as",
+                f"{found.table.values.dtype.name}, {counted(found.table.values.nbytes, 'byte')}",
+            ),
             *(("note", in_flags(note)) for note in found.notes),
             (
                 "time",

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Option
 from fastlstm.cli.config_file import read_config_file
-from fastlstm.config import built
 from fastlstm.errors import Stopped, in_flags
+from fastlstm.system.fields import built
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from fastlstm.cli.parser import Parsed
-    from fastlstm.config import ConfigT
+    from fastlstm.system.fields import ConfigT
 
     Observer = Callable[[dict[str, Any]], None]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastlstm.cli.command import Option, options_from_dataclass
 from fastlstm.cli.parser import Parsed
-from fastlstm.forecast_config import READING, ForecastConfig
+from fastlstm.forecast.config import READING, ForecastConfig
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "forecast": ("horizon", "input_size", "segment", "split"),
@@ -29,15 +29,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Headings of the help text and the fields under them."""
 
 
-def _as_text(option: Option) -> Option:
-    """Column names are one text on the command line and in YAML."""
+def _as_flag(option: Option) -> Option:
+    """Column names are one text on the command line and in YAML; the horizon has no default."""
+    if option.name == "horizon":
+        return dataclasses.replace(option, default=None)
     if "tuple" not in str(option.type):
         return option
     return dataclasses.replace(option, type=str | None, default=None)
 
 
 CONFIG_OPTIONS = tuple(
-    _as_text(option) for option in options_from_dataclass(ForecastConfig, GROUPS)
+    _as_flag(option) for option in options_from_dataclass(ForecastConfig, GROUPS)
 )
 READ_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.name in READING)
 TABLE_OPTIONS = tuple(option for option in CONFIG_OPTIONS if option.group in ("columns", "table"))

@@ -7,13 +7,13 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from fastlstm import environment
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.parser import parse
-from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError
-from fastlstm.find_run import require_run
+from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError, counted
 from fastlstm.report.terminal import one_line
+from fastlstm.runs.find_run import require_run
 from fastlstm.serve.settings import GROUPS, Settings
+from fastlstm.system import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,8 +110,8 @@ def _session_key(parsed: Parsed) -> bytes | None:
     key = _read(path).strip() if path is not None else os.fsencode(given) if given else None
     if key is not None and len(key) < _MIN_SESSION_KEY:
         raise ConfigError(
-            f"the session key has {len(key)} bytes, expected at least {_MIN_SESSION_KEY};"
-            " 'openssl rand -hex 32' makes one"
+            f"the session key has {counted(len(key), 'byte')}, expected at least"
+            f" {_MIN_SESSION_KEY}; 'openssl rand -hex 32' makes one"
         )
     return key
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.kind import refuse_runs
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
-from fastlstm.config import TrainConfig
-from fastlstm.data.sources import open_source
 from fastlstm.errors import EXIT_OK
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.sources import open_source
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
@@ -102,6 +103,7 @@ def run(argv: list[str]) -> int:
     began = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, TrainConfig)
+    refuse_runs(parsed.positionals)
     open_source(parsed.positionals)  # a misspelt name is said at once
 
     from fastlstm.report.progress import default_output
@@ -115,7 +117,7 @@ def run(argv: list[str]) -> int:
         default_output(use_json=use_json) as output,
         Shown(output, use_json) as shown,
     ):
-        from fastlstm.run import train
+        from fastlstm.text.train import train
 
         train(
             sources[0] if len(sources) == 1 else sources,

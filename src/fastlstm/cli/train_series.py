@@ -9,9 +9,10 @@ from fastlstm.cli.kind import require_tables
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
 from fastlstm.cli.series_options import CONFIG_OPTIONS
-from fastlstm.data.source_kind import few, files_of
-from fastlstm.errors import EXIT_OK
-from fastlstm.forecast_config import ForecastConfig
+from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.text.data.source_kind import few, files_of
 
 COMMAND = Command(
     verb="train",
@@ -19,7 +20,7 @@ COMMAND = Command(
     positionals=(
         Positional(
             "DATA",
-            "CSV (.gz, .zst), Parquet, Arrow or .npy files, or directories of them",
+            "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
             is_many=True,
         ),
     ),
@@ -41,6 +42,12 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, ForecastConfig)
     require_tables(parsed.positionals)
+    if "horizon" not in given and kind_of_run(parsed.values["out"]) != "forecaster":
+        table = ", ".join(parsed.positionals)
+        raise UsageError(
+            f"--horizon is missing: give --horizon N to train a forecaster of the next N rows of"
+            f" {table}"
+        )
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
@@ -53,7 +60,7 @@ def run(argv: list[str]) -> int:
         default_output(use_json=use_json) as output,
         Shown(output, use_json) as shown,
     ):
-        from fastlstm.forecast_run import train_forecaster
+        from fastlstm.forecast.train import train_forecaster
 
         for source in sources:
             tables, texts = files_of(source)

@@ -1,4 +1,4 @@
-// Decoding in Python: addresses come in as integers from infer/decoder.py, which knows the sizes.
+// Decoding in Python: addresses come in as integers from text/decoder.py, which knows the sizes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,5 +1,5 @@
 // The LSTM kernels in Python: addresses come in as integers from
-// ops/native_call.py and nn/ready.py, which know the sizes.
+// ops/native_call.py and nn/prepared.py, which know the sizes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -1,5 +1,5 @@
-// Windows of a table in Python: addresses come in as integers from series/windows.py, which knows
-// the sizes and keeps what they point to alive.
+// Windows of a table in Python: addresses come in as integers from forecast/data/windows.py, which
+// knows the sizes and keeps what they point to alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 

@@ -1,1 +1,1 @@
-"""Modules: the language model, its initial weights, its loss and its evaluation."""
+"""Modules: `fastlstm.LSTM`, its options and conversion, the layer of our models, and the loss."""

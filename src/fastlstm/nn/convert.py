@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.drop_in import LSTM, check_max_activation_bytes
 from fastlstm.nn.variants import describe_extras
 from fastlstm.ops.left_alone import check_module, recurrent_modules
 
@@ -19,7 +19,7 @@ _OWN_FIELDS = ("strict", "backend", "extras", "_ready", "_last_shape", "_kept_by
 """What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""
 
 
-def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
+def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Module:
     """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
 
     The layers stay the same objects: parameters, hooks, references and training state are kept.
@@ -31,24 +31,30 @@ def accelerate(model: Module, *, kept_bytes: int | None = None) -> Module:
 
     Args:
         model: any module.
-        kept_bytes: of every layer that is accelerated now, as in `LSTM`.
+        max_activation_bytes: of every layer that is accelerated now, as in `LSTM`.
 
     Returns:
         The model.
 
     Raises:
         UsageError: the model is no `nn.Module`.
+        ConfigError: `max_activation_bytes` is no number of bytes.
 
     Warns:
         UserWarning: recurrent modules that are left alone, or a model without any LSTM.
     """
+    check_max_activation_bytes(max_activation_bytes)
     found = list(recurrent_modules(model))
     for _, module, _ in found:
         if type(module) is nn.LSTM:
             module.__class__ = LSTM
-            if kept_bytes is not None:
-                module.kept_bytes = kept_bytes
-    names = [f"{path or 'the model'} ({left.runs}: {left.why})" for path, _, left in found if left]
+            if max_activation_bytes is not None:
+                module.max_activation_bytes = max_activation_bytes
+    names = [
+        f"{repr(path) if path else 'the model'} ({left.runs}: {left.why})"
+        for path, _, left in found
+        if left
+    ]
     if names:
         warnings.warn(f"accelerate leaves to torch {'; '.join(names)}", stacklevel=2)
     elif not found:
@@ -60,8 +66,9 @@ def restore(model: Module) -> Module:
     """Makes every `fastlstm.LSTM` of a model torch's own `nn.LSTM` again, in place.
 
     The layers stay the same objects: parameters, hooks, training state, dtype and device are kept.
-    `strict`, `backend` and `kept_bytes` are dropped, they mean nothing to an `nn.LSTM`. A model
-    that is to be quantized, scripted, or pickled for a machine without fastlstm is restored first.
+    `strict`, `backend` and `max_activation_bytes` are dropped, they mean nothing to an `nn.LSTM`.
+    A model that is to be quantized, scripted, or pickled for a machine without fastlstm is restored
+    first.
 
     Args:
         model: any module.

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError
 from fastlstm.nn.lengths import Lanes, Padding, is_inside, lanes_of, without_padding
-from fastlstm.nn.ready import Ready, can_be_ready
+from fastlstm.nn.prepared import PreparedCall, can_be_ready
 from fastlstm.nn.variants import (
     Extra,
     add_norms,
@@ -29,12 +29,25 @@ from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMOutput, LSTMWeights, compute_dtype, describe_call, is_autocast
 from fastlstm.ops.dispatch import active_extras, left_to_reference, left_to_torch, select
 from fastlstm.ops.lstm import lstm
-from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.sequence import run_sequence
 from fastlstm.ops.variant import Extras, Variant
 
 if TYPE_CHECKING:
     State = tuple[Tensor, Tensor]
+
+
+_SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
+
+
+def check_max_activation_bytes(value: int | None) -> None:
+    """Raises ConfigError for what is no number of bytes, and not None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(
+            f"max_activation_bytes is {value!r}, expected a whole number of bytes or None"
+        )
+    if value is not None and value < 0:
+        raise ConfigError(f"max_activation_bytes is {value}, expected 0 or more, or None")
 
 
 class LSTM(nn.LSTM):
@@ -67,9 +80,9 @@ class LSTM(nn.LSTM):
         activation: of candidate and cell: "tanh", "sigmoid", "hard_sigmoid", "relu", "softsign" or
             "linear".
         recurrent_activation: of the gates, one of the same.
-        kept_bytes: how much one call of a layer and direction may keep for its backward pass,
-            beside input and output. What it needs beyond is computed a second time, in parts of
-            the sequence. None keeps everything; so does a compiled or exported graph.
+        max_activation_bytes: how much one call of a layer and direction may keep for its backward
+            pass, beside input and output. What it needs beyond is computed a second time, in parts
+            of the sequence. None keeps everything; so does a compiled or exported graph.
 
     Attributes:
         extras: the five options, or None where all are torch's; each is an attribute too, and can
@@ -83,7 +96,7 @@ class LSTM(nn.LSTM):
     backend: str | None = None
     is_drop_in = True
     extras: Extras | None = None
-    _ready: Ready | None = None
+    _ready: PreparedCall | None = None
     _last_shape: torch.Size | None = None
 
     layer_norm = Extra()
@@ -94,16 +107,13 @@ class LSTM(nn.LSTM):
     _kept_bytes: int | None = None
 
     @property
-    def kept_bytes(self) -> int | None:
+    def max_activation_bytes(self) -> int | None:
         """How much may be kept for backward, or None; can be set."""
         return self._kept_bytes
 
-    @kept_bytes.setter
-    def kept_bytes(self, value: int | None) -> None:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"kept_bytes is {value!r}, expected a whole number of bytes or None")
-        if value is not None and value < 0:
-            raise ConfigError(f"kept_bytes is {value}, expected 0 or more, or None")
+    @max_activation_bytes.setter
+    def max_activation_bytes(self, value: int | None) -> None:
+        check_max_activation_bytes(value)
         self._kept_bytes = value
 
     def __init__(
@@ -114,12 +124,20 @@ class LSTM(nn.LSTM):
         zoneout: float | tuple[float, float] = 0.0,
         activation: str = "tanh",
         recurrent_activation: str = "sigmoid",
-        kept_bytes: int | None = None,
+        max_activation_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        if kept_bytes is not None:
-            self.kept_bytes = kept_bytes
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError as error:  # of torch's own kind, and in words
+            sizes = zip(_SIZES[:3], args, strict=False)
+            given = dict(sizes) | {n: v for n, v in kwargs.items() if n in _SIZES}
+            wrong = [f"{n} is {v!r}" for n, v in given.items() if not isinstance(v, int)]
+            if not wrong:
+                raise
+            raise TypeError(f"{', '.join(wrong)}, expected a whole number") from error
+        if max_activation_bytes is not None:
+            self.max_activation_bytes = max_activation_bytes
         options = (layer_norm, recurrent_dropout, zoneout, activation, recurrent_activation)
         extras = checked_extras(*options, proj_size=self.proj_size)
         if extras is not None:
@@ -138,7 +156,7 @@ class LSTM(nn.LSTM):
         parts = [super().extra_repr()]
         if self.extras is not None:
             parts.append(describe_extras(self.extras))
-        own = {"kept_bytes": None, "backend": None, "strict": False}
+        own = {"max_activation_bytes": None, "backend": None, "strict": False}
         values = {name: getattr(self, name) for name in own}
         parts += [f"{name}={value!r}" for name, value in values.items() if value != own[name]]
         return ", ".join(parts)
@@ -217,7 +235,7 @@ class LSTM(nn.LSTM):
             return self._unfit(input, hx, lengths is not None)
         if may_be_ready and is_ours:
             if self._last_shape == input.shape and can_be_ready(self, input):
-                self._ready = Ready(self, weights[0], input)
+                self._ready = PreparedCall(self, weights[0], input)
             self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
@@ -440,14 +458,14 @@ class LSTM(nn.LSTM):
             tensors = [t for t in (x, h0, c0, *weights, *norm) if t is not None]
             keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
             begins, ends = lanes or (None, None)
-            sequence = Sequence(x, None, h0, c0, *weights, None, begins, ends)
+            sequence = LSTMArgs(x, None, h0, c0, *weights, None, begins, ends)
             strict = self.strict or self.backend is not None
             out = run_sequence(
                 sequence,
                 dtype,
                 keep=keep,
                 variant=variant,
-                kept_bytes=self.kept_bytes,
+                max_activation_bytes=self.max_activation_bytes,
                 strict=strict,
             )
         return out._replace(y=out.y.flip(0)) if is_reverse else out

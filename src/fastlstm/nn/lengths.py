@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlstm.errors import ShapeError
+from fastlstm.errors import ShapeError, counted, kind_of_value
 
 Padding = Literal["right", "left"]
 
@@ -32,11 +32,13 @@ def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x:
     T, B = x.shape[:2]
     if padding not in ("right", "left"):
         raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")
+    if not _is_list(lengths):
+        raise ShapeError(f"lengths is {kind_of_value(lengths)}, expected {B} whole numbers")
     steps = torch.as_tensor(lengths, device=x.device)
     if steps.shape != (B,) or steps.dtype.is_floating_point or steps.dtype == torch.bool:
         raise ShapeError(
-            f"lengths are {steps.dtype} {tuple(steps.shape)}, expected {B} whole numbers, one per"
-            " sequence"
+            f"lengths are {steps.dtype} {tuple(steps.shape)}, expected"
+            f" {counted(B, 'whole number')}, one per sequence"
         )
     steps = steps.to(torch.int64)
     if torch.compiler.is_compiling():
@@ -48,6 +50,10 @@ def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x:
     if padding == "right":
         return Lanes(torch.zeros_like(steps), steps)
     return Lanes(T - steps, torch.full_like(steps, T))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Tensor | list | tuple) or hasattr(value, "__array__")
 
 
 def is_inside(x: Tensor, lanes: Lanes) -> Tensor:

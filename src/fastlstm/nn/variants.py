@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.ops.call import LSTMOutput, LSTMWeights, is_autocast
 from fastlstm.ops.reference import lstm_reference
 from fastlstm.ops.variant import Extras, Norm, Variant, check_activation
+from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,12 +58,12 @@ def checked_extras(
     """
     if not isinstance(layer_norm, bool):
         raise ConfigError(f"layer_norm is {layer_norm!r}, expected True or False")
-    if not _is_number(recurrent_dropout) or not 0 <= recurrent_dropout < 1:
+    if not is_number(recurrent_dropout) or not 0 <= recurrent_dropout < 1:
         raise ConfigError(
             f"recurrent_dropout is {recurrent_dropout!r}, expected a probability in [0, 1)"
         )
     pair = tuple(zoneout) if isinstance(zoneout, tuple | list) else (zoneout, zoneout)
-    if len(pair) != 2 or not all(_is_number(p) and 0 <= p <= 1 for p in pair):
+    if len(pair) != 2 or not all(is_number(p) and 0 <= p <= 1 for p in pair):
         raise ConfigError(
             f"zoneout is {zoneout!r}, expected a probability in [0, 1] or two of them, of the"
             " output and of the cell"
@@ -187,7 +187,3 @@ def _norm(layer: nn.LSTM, names: list[str], device: torch.device) -> Norm:
                 f" {device}"
             )
     return norm
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

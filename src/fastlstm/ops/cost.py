@@ -1,4 +1,4 @@
-"""Floating-point operations and bytes of a call, and of one token of a language model."""
+"""Floating-point operations and bytes of a call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastlstm.config import ModelConfig
     from fastlstm.ops.call import LSTMCall
 
 
@@ -52,28 +51,3 @@ def lstm_cost(call: LSTMCall) -> Cost:
         flop=passes * lstm_flop(call.T, call.B, call.I, call.H),
         bytes=size * (passes * (weights + activations) + 2 * gates),
     )
-
-
-def inference_flop_per_token(config: ModelConfig) -> int:
-    """Returns the operations of a language model's forward pass per token.
-
-    The embedding is a row gather and counts nothing.
-    """
-    E, H, V, L = config.embed_size, config.rnn_size, config.vocab_size, config.num_layers
-    layers = 8 * H * (E + H) + (L - 1) * 8 * H * (H + H)
-    return layers + 2 * H * V
-
-
-def training_flop_per_token(config: ModelConfig) -> int:
-    """Returns the operations of a training step per token: three times the forward pass."""
-    return 3 * inference_flop_per_token(config)
-
-
-def decode_bytes_per_token(config: ModelConfig, *, itemsize: int = 4) -> int:
-    """Returns the least bytes one decoded token of a single stream reads: each weight once.
-
-    The first layer's input product is a row of a table.
-    """
-    H, V, L = config.rnn_size, config.vocab_size, config.num_layers
-    layers = 4 * H * (H + 1) + (L - 1) * 4 * H * (2 * H + 1)
-    return itemsize * (layers + V * H + V)

@@ -16,12 +16,12 @@ from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fastlstm.ops.native_call import Cell, Sequence
+    from fastlstm.ops.native_call import Cell, LSTMArgs
 
     Grads = tuple[Tensor | None, ...]
 
 
-def why_operators(s: Sequence, grads: Grads) -> str | None:
+def why_operators(s: LSTMArgs, grads: Grads) -> str | None:
     """Returns why a backward pass cannot run on the native kernels, or None.
 
     Args:
@@ -42,7 +42,7 @@ def why_operators(s: Sequence, grads: Grads) -> str | None:
 
 
 def gradients_by_operators(
-    s: Sequence, cell: Cell, grads: Grads, needs: dict[str, bool], why: str, *, strict: bool
+    s: LSTMArgs, cell: Cell, grads: Grads, needs: dict[str, bool], why: str, *, strict: bool
 ) -> list[Tensor | None]:
     """Runs a sequence forward and backward as torch's operators, in float32.
 
@@ -85,7 +85,7 @@ def gradients_by_operators(
     ]
 
 
-def outputs_by_operators(s: Sequence, cell: Cell, *, strict: bool) -> tuple[Tensor, ...]:
+def outputs_by_operators(s: LSTMArgs, cell: Cell, *, strict: bool) -> tuple[Tensor, ...]:
     """Runs a sequence forward as torch's operators, in float32, for derivatives in forward mode.
 
     Args:
@@ -111,7 +111,7 @@ def _say(why: str, *, strict: bool) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _outputs(s: Sequence, cell: Cell) -> tuple[Tensor, ...]:
+def _outputs(s: LSTMArgs, cell: Cell) -> tuple[Tensor, ...]:
     floats = s._replace(
         **{
             name: t.float()

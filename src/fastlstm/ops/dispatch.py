@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fastlstm.errors import KernelError, Setting, nearest_hint
+from fastlstm.errors import KernelError, Setting, ShapeError, kind_of_value, nearest_hint
+from fastlstm.ops.autograd import describe_kept
 from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall, is_autocast
 from fastlstm.ops.left_alone import recurrent_modules
-from fastlstm.ops.recorded import describe_kept
 from fastlstm.ops.variant import Extras
+from fastlstm.system.fields import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,8 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
     Raises:
         KernelError: an unknown backend, one that cannot run the call, or a slow path with `strict`.
     """
+    if not isinstance(call, LSTMCall):
+        raise KernelError(f"the call is {kind_of_value(call)}, expected an LSTMCall")
     candidates = BACKENDS if backend is None else (_named(backend),)
     refusals = []
     for candidate in candidates:
@@ -81,7 +84,7 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
 
 def _named(name: str) -> Backend:
     known = {backend.name: backend for backend in BACKENDS}
-    if name not in known:
+    if str(name) not in known:
         raise KernelError(
             f"no backend is called '{name}'{nearest_hint(name, known)}; there are"
             f" {', '.join(known)}"
@@ -156,7 +159,14 @@ def explain(
         that prints as a table.
     """
     if input is not None:
+        if not isinstance(input, torch.Tensor) or input.dim() < 2:
+            raise ShapeError(
+                f"the input is {kind_of_value(input)}, expected a tensor (T, B) or (T, B, I)"
+            )
         T, B = input.shape[0], input.shape[1]
+    for name, size in (("T", T), ("B", B)):
+        if not is_whole(size):
+            raise ShapeError(f"{name} is {size!r}, expected a whole number")
     reports = KernelReport()
     layers = 0
     for path, child, left in recurrent_modules(module):
@@ -211,11 +221,11 @@ def _report_extras(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) 
 
 def _kept(lstm: nn.LSTM, call: LSTMCall, chosen: Selection) -> str:
     """What a layer with a stated budget keeps for backward, in words; empty without one."""
-    kept_bytes: int | None = getattr(lstm, "kept_bytes", None)
-    if kept_bytes is None or not call.requires_grad or chosen.backend is not BACKENDS[0]:
+    max_activation_bytes: int | None = getattr(lstm, "max_activation_bytes", None)
+    if max_activation_bytes is None or not call.requires_grad or chosen.backend is not BACKENDS[0]:
         return ""
     is_bf16, has_norm = call.dtype == torch.bfloat16, bool(getattr(lstm, "layer_norm", False))
-    return f", {describe_kept(call.T, call.B, call.H, is_bf16, has_norm, kept_bytes)}"
+    return f", {describe_kept(call.T, call.B, call.H, is_bf16, has_norm, max_activation_bytes)}"
 
 
 def active_extras(lstm: nn.LSTM) -> list[str]:

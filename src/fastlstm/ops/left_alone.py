@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from fastlstm.errors import UsageError
+from fastlstm.errors import UsageError, kind_of_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ class LeftAlone(NamedTuple):
 def check_module(model: object) -> None:
     """Raises UsageError for what is no module."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is a {type(model).__name__}, expected an nn.Module")
+        raise UsageError(f"the model is {kind_of_value(model)}, expected an nn.Module")
 
 
 def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:

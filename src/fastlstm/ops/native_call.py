@@ -14,9 +14,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastlstm import hardware
 from fastlstm.errors import ShapeError
 from fastlstm.ops.variant import ACTIVATIONS
+from fastlstm.system import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,12 +28,12 @@ _INNER = 32
 _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work than this runs on one thread: meeting the others would cost more."""
 CHUNK_ROWS = 128
-"""Rows of whole steps that lie together in `Kept`: chunk_steps of csrc/lstm.h."""
+"""Rows of whole steps that lie together in `SavedActivations`: chunk_steps of csrc/lstm.h."""
 _HUGE = 4 << 20
 """Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
 
 
-class Sequence(NamedTuple):
+class LSTMArgs(NamedTuple):
     """Arguments of one layer over one sequence.
 
     Attributes:
@@ -93,7 +93,7 @@ class Cell(NamedTuple):
     zoneout_c: float = 0.0
 
 
-class Kept(NamedTuple):
+class SavedActivations(NamedTuple):
     """What the backward pass needs, in the kernels' own order.
 
     Attributes:
@@ -147,7 +147,7 @@ def element_dtype(is_bf16: bool) -> torch.dtype:
 
 
 def kept_sizes(T: int, B: int, H: int, is_bf16: bool, has_norm: bool) -> tuple[int, ...]:
-    """Returns the number of values in each of `Kept`."""
+    """Returns the number of values in each of `SavedActivations`."""
     kernel = fastest_kernels(is_bf16)
     padded = -(-H // kernel.lanes) * kernel.lanes
     gates, cells = kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
@@ -155,20 +155,20 @@ def kept_sizes(T: int, B: int, H: int, is_bf16: bool, has_norm: bool) -> tuple[i
 
 
 def kept_dtypes(is_bf16: bool) -> tuple[torch.dtype, ...]:
-    """Returns the dtype of each of `Kept`."""
+    """Returns the dtype of each of `SavedActivations`."""
     element = element_dtype(is_bf16)
     return element, torch.float32, element, torch.float32
 
 
 def forward(
-    s: Sequence,
+    s: LSTMArgs,
     is_bf16: bool,
     keep: bool,
     cell: Cell = PLAIN,
     *,
     first_row: int = 0,
     y: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Kept | None]:
+) -> tuple[Tensor, Tensor, Tensor, SavedActivations | None]:
     """Runs a sequence.
 
     Args:
@@ -197,7 +197,7 @@ def forward(
     if keep:
         sizes = kept_sizes(T, B, H, is_bf16, s.gamma_hh is not None)
         dtypes = kept_dtypes(is_bf16)
-        kept = Kept(*(empty((n,), d) for n, d in zip(sizes, dtypes, strict=True)))
+        kept = SavedActivations(*(empty((n,), d) for n, d in zip(sizes, dtypes, strict=True)))
     state = [_floats(t) for t in (s.h0, s.c0, s.mask)]
     whole = [_dense(t) for t in (s.begins, s.ends)]
     tokens = _dense(s.tokens)
@@ -215,9 +215,9 @@ def forward(
 
 
 def backward(
-    s: Sequence,
+    s: LSTMArgs,
     y: Tensor,
-    kept: Kept,
+    kept: SavedActivations,
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     needs: tuple[bool, bool, bool, bool],
     cell: Cell = PLAIN,
@@ -278,7 +278,7 @@ def profiled(name: str, *tensors: Tensor) -> Any:
     return torch._C._profiler._RecordFunctionFast(name, list(tensors))
 
 
-def _check_tokens(s: Sequence) -> None:
+def _check_tokens(s: LSTMArgs) -> None:
     """The kernels read, and in backward write, the rows that tokens name."""
     if s.tokens is None:
         return
@@ -297,7 +297,9 @@ class _Variant(NamedTuple):
     tensors: tuple[Tensor | None, ...]
 
 
-def _variant(s: Sequence, cell: Cell, first_row: int, kept: Kept | None) -> _Variant | None:
+def _variant(
+    s: LSTMArgs, cell: Cell, first_row: int, kept: SavedActivations | None
+) -> _Variant | None:
     """Returns None for torch's cell."""
     if cell == PLAIN and s.gamma_hh is None:
         return None
@@ -308,7 +310,7 @@ def _variant(s: Sequence, cell: Cell, first_row: int, kept: Kept | None) -> _Var
     )
 
 
-def _pack(s: Sequence, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
+def _pack(s: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
     """Lays the weights out as the kernels read them."""
     _, _, I, H = s.sizes  # noqa: E741
     given = [_floats(t) for t in (s.w_ih, s.w_hh, s.b_ih, s.b_hh)]
@@ -383,7 +385,7 @@ _PACKED: tuple[Any, Any] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
 
 def packed(
-    s: Sequence,
+    s: LSTMArgs,
     kernel: Any,
     threads: int,
     *,

@@ -1,7 +1,7 @@
 """The native sequence for torch: autograd functions, and one operator for what traces.
 
 Being one operator it is one node for torch.compile and torch.export. Outside of a trace the
-functions (ops/recorded.py) cost less per call, and a backward pass may overwrite what was kept.
+functions (ops/autograd.py) cost less per call, and a backward pass may overwrite what was kept.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
+from fastlstm.ops.autograd import (
+    CheckpointedLSTMFunction,
+    LSTMFunction,
+    by_argument,
+    saved_tensors,
+    steps_per_part,
+)
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cost import lstm_flop
 from fastlstm.ops.differentiable import (
@@ -21,28 +28,21 @@ from fastlstm.ops.differentiable import (
     outputs_by_operators,
     why_operators,
 )
-from fastlstm.ops.native_call import PLAIN, Cell, Kept, Sequence
-from fastlstm.ops.recorded import (
-    Recomputed,
-    Recorded,
-    by_argument,
-    saved_tensors,
-    steps_per_part,
-)
+from fastlstm.ops.native_call import PLAIN, Cell, LSTMArgs, SavedActivations
 from fastlstm.ops.variant import ACTIVATIONS, Variant
 
 _OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
-_NUM_TENSORS = len(Sequence._fields)
+_NUM_TENSORS = len(LSTMArgs._fields)
 _NUM_OPTIONS = len(Cell._fields) + 2
 
 
 def run_sequence(
-    s: Sequence,
+    s: LSTMArgs,
     dtype: torch.dtype,
     *,
     keep: bool,
     variant: Variant | None = None,
-    kept_bytes: int | None = None,
+    max_activation_bytes: int | None = None,
     strict: bool = False,
 ) -> LSTMOutput:
     """Runs a layer on the native kernels, recorded for autograd with `keep`.
@@ -52,8 +52,9 @@ def run_sequence(
         dtype: float32 or bfloat16, of the matrix operands and `y`.
         keep: a gradient will be asked for.
         variant: what the cell computes, with its tensors; default torch's.
-        kept_bytes: how much may be kept for the backward pass, beside arguments and `y`; what it
-            needs beyond is computed a second time. A graph that is traced keeps everything.
+        max_activation_bytes: how much may be kept for the backward pass, beside arguments and
+            `y`; what it needs beyond is computed a second time. A graph that is traced keeps
+            everything.
         strict: refuse a derivative that the kernels have not got, a tangent in forward mode too,
             instead of forming it slowly by torch's operators.
 
@@ -70,22 +71,24 @@ def run_sequence(
     elif is_traced(*s):
         y, hT, cT, *_ = lstm_sequence(*s, *cell, is_bf16, keep)
     elif keep:
-        y, hT, cT = _recorded(s, cell, is_bf16, kept_bytes, strict)
+        y, hT, cT = _recorded(s, cell, is_bf16, max_activation_bytes, strict)
     else:
         y, hT, cT, _ = native_call.forward(s, is_bf16, keep=False, cell=cell)
     return LSTMOutput(y, hT, cT)
 
 
-def _recorded(s: Sequence, cell: Cell, is_bf16: bool, kept_bytes: int | None, strict: bool) -> Any:
-    if kept_bytes is not None:
+def _recorded(
+    s: LSTMArgs, cell: Cell, is_bf16: bool, max_activation_bytes: int | None, strict: bool
+) -> Any:
+    if max_activation_bytes is not None:
         T, B, _, H = s.sizes
-        steps, _ = steps_per_part(T, B, H, is_bf16, s.gamma_hh is not None, kept_bytes)
+        steps, _ = steps_per_part(T, B, H, is_bf16, s.gamma_hh is not None, max_activation_bytes)
         if steps < T:
-            return Recomputed.apply(steps, strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
-    return Recorded.apply(strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+            return CheckpointedLSTMFunction.apply(steps, strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
+    return LSTMFunction.apply(strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
 
 
-def _with_variant(s: Sequence, variant: Variant) -> tuple[Sequence, Cell]:
+def _with_variant(s: LSTMArgs, variant: Variant) -> tuple[LSTMArgs, Cell]:
     norm = variant.norm or (None, None, None, None)
     names = ("mask", "gamma_ih", "gamma_hh", "gamma_c", "beta_c", "seed")
     found = zip(names, (variant.mask, *norm, variant.seed), strict=True)
@@ -123,20 +126,22 @@ def lstm_sequence(
     is_bf16: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns y, hT, cT, and what backward needs: `Kept`, empty without `keep`."""
+    """Returns y, hT, cT, and what backward needs: `SavedActivations`, empty without `keep`."""
     norm = (gamma_ih, gamma_hh, gamma_c, beta_c)
-    s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh, mask, begins, ends, *norm, seed)
+    s = LSTMArgs(rows, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh, mask, begins, ends, *norm, seed)
     cell = Cell(activation, recurrent_activation, zoneout_h, zoneout_c)
     y, hT, cT, kept = native_call.forward(s, is_bf16, keep, cell)
     if kept is None:
-        kept = Kept(*(native_call.empty((0,), d) for d in native_call.kept_dtypes(is_bf16)))
+        kept = SavedActivations(
+            *(native_call.empty((0,), d) for d in native_call.kept_dtypes(is_bf16))
+        )
     return y, hT, cT, *kept
 
 
 @lstm_sequence.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
     *_, is_bf16, keep = args
-    s = Sequence(*args[:_NUM_TENSORS])
+    s = LSTMArgs(*args[:_NUM_TENSORS])
     T, B, _, H = s.sizes
     sizes: tuple[int, ...] = (0,) * 4
     if keep:
@@ -186,9 +191,9 @@ def lstm_sequence_backward(
     What was kept is left alone.
     """
     norm = (gamma_ih, gamma_hh, gamma_c, beta_c)
-    s = Sequence(rows, tokens, h0, c0, w_ih, w_hh, None, None, mask, begins, ends, *norm, seed)
+    s = LSTMArgs(rows, tokens, h0, c0, w_ih, w_hh, None, None, mask, begins, ends, *norm, seed)
     cell = Cell(activation, recurrent_activation, zoneout_h, zoneout_c)
-    kept = Kept(gates.clone(), cells, normed.clone(), moments)
+    kept = SavedActivations(gates.clone(), cells, normed.clone(), moments)
     found = native_call.backward(s, y, kept, (dy, dhT, dcT), (True,) * 4, cell)
     return [t for t in found if t is not None]
 
@@ -221,7 +226,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None,) * (_NUM_TENSORS + _NUM_OPTIONS)
     if not ctx.has_kept:
         raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
-    needs = dict(zip(Sequence._fields, ctx.needs_input_grad, strict=False))
+    needs = dict(zip(LSTMArgs._fields, ctx.needs_input_grad, strict=False))
     if (why := why_operators(s, grads[:3])) is not None:
         slow = gradients_by_operators(s, ctx.cell, grads[:3], needs, why, strict=False)
         return (*slow, *(None,) * _NUM_OPTIONS)

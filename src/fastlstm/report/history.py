@@ -11,19 +11,22 @@ import math
 import sys
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.storage import MAX_JSON_BYTES, open_regular
+from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 Event = dict[str, Any]
 
 MAX_POINTS = 800
 """Points per curve; more cannot be told apart on a page and make it heavy."""
+MAX_EVENTS = 1 << 15
+"""Events of one kind that are kept: of a longer run evenly spread ones, and the best evaluation."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,19 @@ class History:
         """The validation with the fewest bits per character, or the least loss."""
         return min(self.validations, key=lambda event: event[self.measure], default=None)
 
+    @cached_property
+    def _tokens(self) -> tuple[list[float], list[float]]:
+        """Steps and the tokens trained on at them."""
+        known = [event for event in self.steps if _has(event, "tokens")]
+        return [event["step"] for event in known], [event["tokens"] for event in known]
+
     def tokens_at(self, step: float) -> float | None:
         """Returns the tokens trained on at a step, from the nearest progress line at or before."""
-        known = [(event["step"], event["tokens"]) for event in self.steps if _has(event, "tokens")]
-        if not known:
+        steps, counts = self._tokens
+        if not steps:
             return None
-        index = bisect_right([at for at, _ in known], step) - 1
-        at, tokens = known[max(index, 0)]
+        index = max(bisect_right(steps, step) - 1, 0)
+        at, tokens = steps[index], counts[index]
         return float(tokens) * step / at if at else 0.0
 
     def mean(self, key: str) -> float | None:
@@ -134,37 +143,78 @@ def number(event: Event, key: str) -> float | None:
 
 def read_history(path: Path) -> History:
     """Reads metrics.jsonl; a missing or damaged file gives what can be read of it."""
-    kinds = ("starts", "steps", "evals", "samples", "notes", "forecasts")
-    history: dict[str, Any] = {kind: [] for kind in kinds}
+    kept = {kind: _Kept() for kind in dict.fromkeys(_KINDS.values())}
     end: Event | None = None
     judged: dict[str, Any] = {}
-    for event in _events(path):
-        kind = event.get("event")
+    for event, num_bytes in _events(path):
+        kind = str(event.get("event"))
         if kind == "start":
-            _forget_after(history, number(event, "resumed_from") or 0.0)
-            history["starts"].append(event)
+            for name in ("steps", "evals", "samples"):
+                kept[name].forget_after(number(event, "resumed_from") or 0.0)
             end = None
-        elif kind == "step" and _has(event, "step"):
-            history["steps"].append(event)
-        elif kind == "eval" and _has(event, "step"):
-            history["evals"].append(event)
-        elif kind == "sample":
-            history["samples"].append(event)
-        elif kind in ("message", "skip"):
-            history["notes"].append(event)
-        elif kind == "test":
-            judged[kind], history["forecasts"] = event, []
-        elif kind == "calibration":
+        if kind in ("test", "calibration"):
             judged[kind] = event
-        elif kind == "forecast":
-            history["forecasts"].append(event)
+        if kind == "test":
+            kept["forecasts"] = _Kept()
         elif kind == "end":
             end = event
-    return History(**history, **judged, end=end)
+        elif kind in _KINDS and (kind not in ("step", "eval") or _has(event, "step")):
+            kept[_KINDS[kind]].add(event, num_bytes)
+    lists: dict[str, Any] = {name: part.events for name, part in kept.items()}
+    return History(**lists, **judged, end=end)
 
 
-def _events(path: Path) -> list[Event]:
-    events: list[Event] = []
+_KINDS = {
+    "start": "starts",
+    "step": "steps",
+    "eval": "evals",
+    "sample": "samples",
+    "message": "notes",
+    "skip": "notes",
+    "forecast": "forecasts",
+}
+
+
+class _Kept:
+    """Events of one kind: all, or of very many evenly spread ones, the best and the newest."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Event, int]] = []
+        self._num_bytes = 0
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for event, _ in self._pairs]
+
+    def add(self, event: Event, num_bytes: int) -> None:
+        """Takes an event that was written in so many bytes."""
+        self._pairs.append((event, num_bytes))
+        self._num_bytes += num_bytes
+        if len(self._pairs) > MAX_EVENTS or self._num_bytes > MAX_JSON_BYTES:
+            best = min(self._pairs, key=lambda pair: _score(pair[0]))
+            newest_first = enumerate(reversed(self._pairs))
+            self._keep([p for at, p in newest_first if at % 2 == 0 or p is best][::-1])
+
+    def forget_after(self, step: float) -> None:
+        """Drops what came after a step; events are written in the order of their steps."""
+        while self._pairs and (number(self._pairs[-1][0], "step") or 0) > step:
+            self._num_bytes -= self._pairs.pop()[1]
+
+    def _keep(self, pairs: list[tuple[Event, int]]) -> None:
+        self._pairs, self._num_bytes = pairs, sum(num_bytes for _, num_bytes in pairs)
+
+
+def _score(event: Event) -> float:
+    """Returns what a validation is judged by, infinity of anything else."""
+    if event.get("split", "valid") != "valid":
+        return math.inf
+    score = number(event, "bits_per_char")
+    score = number(event, "loss") if score is None else score
+    return math.inf if score is None else score
+
+
+def _events(path: Path) -> Iterator[tuple[Event, int]]:
+    """Yields the events of a file, each with the bytes of its line."""
     try:
         with (
             open_regular(path) as (descriptor, _),
@@ -177,15 +227,9 @@ def _events(path: Path) -> list[Event]:
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(event, dict):
-                    events.append(event)
+                    yield event, len(line)
     except FastLSTMError:
-        return []
-    return events
-
-
-def _forget_after(history: dict[str, Any], step: float) -> None:
-    for kind in ("steps", "evals", "samples"):
-        history[kind] = [event for event in history[kind] if (number(event, "step") or 0) <= step]
+        return
 
 
 def _has(event: Event, *keys: str) -> bool:

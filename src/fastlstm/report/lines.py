@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from fastlstm.errors import counted
 from fastlstm.report.terminal import (
     Glyphs,
     clean,
@@ -40,10 +41,10 @@ def number(event: Event, key: str) -> float | None:
     return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
-def counted(event: Event, key: str, word: str) -> str:
+def count_of(event: Event, key: str, noun: str) -> str:
     """Returns ``123,456,789 tokens``, or an empty string when absent."""
     value = number(event, key)
-    return "" if value is None else f"{value:,.0f} {word}"
+    return "" if value is None else counted(round(value), noun)
 
 
 def joined(parts: list[str], separator: str = ", ") -> str:
@@ -84,7 +85,7 @@ def _data_text(event: Event) -> str:
         series = number(event, "series") or 1
         many = f" of {series:,.0f} series" if series > 1 else ""
         every = f"every {text_of(event, 'frequency').removeprefix('1 ')}"
-        rows = counted(event, "rows", "rows") + many
+        rows = count_of(event, "rows", "row") + many
         return joined([text_of(event, "source"), rows, every])
     size = number(event, "vocab_size")
     vocab = text_of(event, "vocab")
@@ -94,12 +95,12 @@ def _data_text(event: Event) -> str:
 
 def _split_text(event: Event) -> str:
     splits = ("train_tokens", "train"), ("valid_tokens", "validation"), ("test_tokens", "test")
-    return joined([counted(event, key, word) for key, word in splits if event.get(key)])
+    return joined([f"{n:,.0f} {word}" for key, word in splits if (n := number(event, key))])
 
 
 def _windows_text(event: Event) -> str:
     parts = ("train_windows", "training"), ("valid_windows", "validation")
-    found = [counted(event, key, word) for key, word in parts if event.get(key)]
+    found = [f"{n:,.0f} {word}" for key, word in parts if (n := number(event, key))]
     roles = ("target", "of"), ("past", "past"), ("future", "known ahead"), ("static", "static")
     named = [f"{word} {text_of(event, role)}" for role, word in roles if event.get(role)]
     return joined([joined([*found, *named[:1]]), *named[1:]], "; ")
@@ -111,32 +112,33 @@ def _model_text(event: Event) -> str:
         return ""
     if "horizon" in model:
         return _forecaster_text(model)
-    layers = model.get("num_layers", 1)
-    plural = "s" if layers != 1 else ""
     return joined(
         [
-            f"{layers} LSTM layer{plural} of {model.get('rnn_size', '?')} units",
+            f"{_layers_text(model)} of {count_of(model, 'rnn_size', 'unit') or '? units'}",
             f"embedding {model['embed_size']}" if "embed_size" in model else "",
         ]
     )
 
 
 def _forecaster_text(model: dict[str, Any]) -> str:
-    layers = model.get("num_layers", 1)
     return joined(
         [
-            f"{model.get('input_size')} steps read, {model['horizon']} answered, in segments of"
-            f" {model.get('segment')}",
-            f"{layers} LSTM layer{'s' if layers != 1 else ''} of {model.get('hidden_size')} units",
+            f"{count_of(model, 'input_size', 'step')} read, {model['horizon']} answered, in"
+            f" segments of {model.get('segment')}",
+            f"{_layers_text(model)} of {count_of(model, 'hidden_size', 'unit') or '? units'}",
             f"targets {model.get('channels')}",
         ]
     )
 
 
+def _layers_text(model: dict[str, Any]) -> str:
+    return count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer")
+
+
 def _order_text(event: Event) -> str:
     """How a forecaster's training windows are drawn, where it is not each once an epoch."""
     if is_number(event.get("tbptt")):
-        return f"streams in order, {event['tbptt']} steps a chunk, state carried on"
+        return f"streams in order, {count_of(event, 'tbptt', 'step')} a chunk, state carried on"
     return "every series equally often" if event.get("balance") is True else ""
 
 
@@ -161,7 +163,7 @@ def _cost_text(event: Event) -> str:
     flop = number(event, f"flop_per_{unit}")
     return joined(
         [
-            counted(event, "num_parameters", "parameters"),
+            count_of(event, "num_parameters", "parameter"),
             f"{si(flop)}FLOP per {unit}" if flop is not None else "",
         ]
     )
@@ -179,9 +181,10 @@ def _training_text(event: Event, glyphs: Glyphs) -> str:
     size = ""
     if batch is not None and length is not None:
         factor = f" {glyphs.times} {accumulate:.0f}" if accumulate > 1 else ""
-        size = f"{batch:.0f} lanes {glyphs.times} {length:.0f} tokens{factor} per step"
+        lanes, tokens = counted(batch, "lane"), counted(length, "token")
+        size = f"{lanes} {glyphs.times} {tokens}{factor} per step"
     elif batch is not None:
-        size = f"{batch:.0f} windows per step"
+        size = f"{counted(batch, 'window')} per step"
     seed = event.get("seed")
     return joined(
         [
@@ -194,12 +197,12 @@ def _training_text(event: Event, glyphs: Glyphs) -> str:
 
 
 def _machine_text(event: Event) -> str:
-    threads, peak = number(event, "threads"), number(event, "ceiling_gflops")
+    peak = number(event, "ceiling_gflops")
     how = text_of(event, "ceiling_how") or "measured"
     return joined(
         [
             text_of(event, "device"),
-            f"{threads:.0f} thread{'s' if threads != 1 else ''}" if threads is not None else "",
+            count_of(event, "threads", "thread"),
             f"ceiling {si(1e9 * peak)}FLOP/s ({how})" if peak is not None else "",
         ]
     )
@@ -259,8 +262,9 @@ def test_rows(event: Event) -> list[tuple[str, str]]:
         rows.append((clean(str(who)).replace("_", " "), score_text(found)))
     windows, of_windows = number(event, "windows"), number(event, "of_windows")
     if rows and windows is not None:
-        share = f" of {of_windows:,.0f}" if of_windows and of_windows > windows else ""
-        rows.insert(0, ("test", f"{windows:,.0f}{share} windows, in units of the table"))
+        share = f"{windows:,.0f} of " if of_windows and of_windows > windows else ""
+        judged = f"{share}{counted(max(windows, of_windows or 0), 'window')}"
+        rows.insert(0, ("test", f"{judged}, in units of the table"))
     return rows
 
 
@@ -282,8 +286,14 @@ def is_unfinished(event: Event) -> bool:
     return any(word in reason for word in ("stopped", "signal", "sigterm", "sigint", "interrupt"))
 
 
-def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
-    """Returns (label, text) rows for the end of a run."""
+def ceiling_share(start: Event, rate: float | None) -> float | None:
+    """Returns the share of the ceiling that so many tokens per second reach, where it is known."""
+    flop, ceiling = number(start, "flop_per_token"), number(start, "ceiling_gflops")
+    return rate * flop / 1e9 / ceiling if rate and flop and ceiling else None
+
+
+def end_rows(event: Event, start: Event) -> list[tuple[str, str]]:
+    """Returns (label, text) rows for the end of a run; `start` is the event of its start."""
     elapsed, train_s = number(event, "elapsed_s"), number(event, "train_s")
     is_forecast = event.get("task") == "forecast"
     unit = "windows" if is_forecast else "tokens"
@@ -291,6 +301,7 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
     tokens = number(event, unit)
     best = number(event, "best_loss" if is_forecast else "best_bits_per_char")
     rate = tokens / train_s if tokens and train_s else None
+    share = ceiling_share(start, rate)
     memory = number(event, "peak_memory_bytes")
     best_step = number(event, "best_step")
     where = f" at step {best_step:,.0f}" if best_step is not None else ""
@@ -301,15 +312,15 @@ def end_rows(event: Event, mean_ceiling: float | None) -> list[tuple[str, str]]:
             "speed",
             [
                 f"{short_count(rate)} {unit}/s in the steps alone" if rate is not None else "",
-                f"{percent(mean_ceiling)} of the ceiling" if mean_ceiling is not None else "",
+                f"{percent(share)} of the ceiling" if share is not None else "",
                 f"{short_count(overall)} {unit}/s over the whole time" if overall else "",
             ],
         ),
         (
             "trained",
             [
-                counted(event, "step", "steps"),
-                counted(event, unit, unit),
+                count_of(event, "step", "step"),
+                count_of(event, unit, unit[:-1]),
                 f"{short_bytes(memory)} of memory at most" if memory is not None else "",
             ],
         ),
@@ -346,8 +357,9 @@ def end_notes(event: Event) -> list[str]:
             if is_number(errors.get(name)) and errors[name] <= own
         }
         notes += [
-            f"worse than the {name.replace('_', ' ')} forecast on the test part:"
-            f" {measure} {own:.4g} against {error:.4g}; do not rely on this model"
+            f"{'no better' if f'{error:.4g}' == f'{own:.4g}' else 'worse'} than the"
+            f" {name.replace('_', ' ')} forecast on the test part: {measure} {own:.4g} against"
+            f" {error:.4g}; do not rely on this model"
             for name, error in better.items()
         ]
     if event.get("still_improving") is True:

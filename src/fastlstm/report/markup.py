@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from html import escape
 
@@ -20,9 +21,22 @@ def visible(value: object, keep: str = "") -> str:
         value: what is to be shown.
         keep: control characters that stay, such as line ends.
     """
-    return "".join(
-        char if char in keep or not _is_control(char) else _written(char) for char in str(value)
-    )
+    return str(value).translate(_shown(keep))
+
+
+class _Shown(dict[int, str]):
+    """What stands for each character, found once: a text may have millions."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__({ord(char): char for char in keep})
+
+    def __missing__(self, point: int) -> str:
+        char = chr(point)
+        self[point] = _written(char) if _is_control(char) else char
+        return self[point]
+
+
+_shown = functools.cache(_Shown)
 
 
 def _is_control(char: str) -> bool:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastlstm.errors import FastLSTMError, MissingExtraError
+from fastlstm.errors import FastLSTMError, MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
-from fastlstm.report.lines import end_notes, score_form
+from fastlstm.report.lines import ceiling_share, end_notes, score_form
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
-from fastlstm.storage import MAX_JSON_BYTES, read_bytes, write_file
+from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Styles stand in the page and in its charts; nothing else is needed."""
@@ -85,7 +85,7 @@ def _head(name: str, history: History) -> str:
     start = history.start
     parts = [_source_text(start)]
     if (parameters := number(start, "num_parameters")) is not None:
-        parts.append(f"{parameters:,.0f} parameters")
+        parts.append(counted(parameters, "parameter"))
     if start.get("device"):
         parts.append(f"{start['device']}, {start.get('precision', '')}".rstrip(", "))
     lead = " · ".join(part for part in parts if part)
@@ -128,7 +128,7 @@ def _numbers(history: History) -> str:
     if (elapsed := history.elapsed_s) is not None:
         value, unit = _duration(elapsed)
         cells.append(_number("Time", value, unit, "evaluations and saves included"))
-    if (share := history.mean("ceiling_share")) is not None:
+    if (share := ceiling_share(history.start, history.rate)) is not None:
         peak = number(history.start, "ceiling_gflops")
         note = f"of {peak:,.0f} GFLOP/s measured" if peak is not None else ""
         cells.append(_number("Share of the ceiling", f"{100 * share:.0f}%", "", note))
@@ -149,10 +149,10 @@ def _test(history: History) -> str:
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None
     windows, of_windows = (number(test, key) or 0 for key in ("windows", "of_windows"))
-    share = f" of {of_windows:,.0f}" if of_windows > windows else ""
+    share = f"{windows:,.0f} of " if of_windows > windows else ""
     note = (
-        f"{windows:,.0f}{share} windows of the test part, all targets together, in units of the"
-        " table. Lower is better; a coverage should be near its level."
+        f"{share}{counted(max(windows, of_windows), 'window')} of the test part, all targets"
+        " together, in units of the table. Lower is better; a coverage should be near its level."
     )
     heads = ["", *(name_text(name) for name in names)]
     table = _table(heads, rows, best)

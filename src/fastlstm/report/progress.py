@@ -28,7 +28,7 @@ from fastlstm.report.terminal import (
     style_for,
     wrap,
 )
-from fastlstm.storage import finite
+from fastlstm.system.storage import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +48,7 @@ class Output:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.is_closed = False
-        self._ceiling_steps = 0.0
-        self._ceiling_sum = 0.0
-        self._last_step = 0.0
+        self._start: Event = {}
 
     def __call__(self, event: Event) -> None:
         """Shows one event; unknown kinds are ignored."""
@@ -79,21 +77,6 @@ class Output:
             self.stream.flush()
         except (OSError, ValueError):
             self.is_closed = True
-
-    def count(self, event: Event) -> None:
-        """Adds a step event to the mean share of the ceiling, weighted by steps."""
-        step, share = words.number(event, "step"), words.number(event, "ceiling_share")
-        if step is None:
-            return
-        weight, self._last_step = max(0.0, step - self._last_step), step
-        if share is not None:
-            self._ceiling_steps += weight
-            self._ceiling_sum += weight * share
-
-    @property
-    def mean_ceiling(self) -> float | None:
-        """Mean share of the ceiling so far, or None when no step reported one."""
-        return self._ceiling_sum / self._ceiling_steps if self._ceiling_steps else None
 
 
 def observer_for(stream: TextIO, *, use_json: bool) -> Output:
@@ -145,6 +128,7 @@ class PlainOutput(Output):
         return [("warning: " if level == "warning" else "") + words.text_of(event, "text")]
 
     def _on_start(self, event: Event) -> list[str]:
+        self._start = event
         rows = words.header_rows(event, self.glyphs)
         lines, label = [], ""
         for name, text in rows:
@@ -153,7 +137,6 @@ class PlainOutput(Output):
         return lines
 
     def _on_step(self, event: Event) -> list[str]:
-        self.count(event)
         step = words.number(event, "step") or 0
         elapsed = words.number(event, "elapsed_s")
         parts = [part.text for part in step_parts(event)]
@@ -181,7 +164,7 @@ class PlainOutput(Output):
         reason = words.text_of(event, "reason")
         lines = [reason if words.is_unfinished(event) else "finished: " + reason]
         label = ""
-        for name, text in words.end_rows(event, self.mean_ceiling):
+        for name, text in words.end_rows(event, self._start):
             label = name or label
             lines.append(f"{label}: {text}")
         lines += [f"warning: {note}" for note in words.end_notes(event)]
@@ -253,11 +236,11 @@ class LiveOutput(Output):
     def _on_start(self, event: Event) -> None:
         self._draw("")
         title = "  " + self.style("fastlstm", "bold", "cyan") + self.style(" training", "bold")
+        self._start = event
         rows = words.header_rows(event, self.glyphs)
         self._permanent(["", title, "", *self._rows(rows), ""])
 
     def _on_step(self, event: Event) -> None:
-        self.count(event)
         self._draw(live_line(event, columns(), self.style, self._bar))
 
     def _on_eval(self, event: Event) -> None:
@@ -305,7 +288,7 @@ class LiveOutput(Output):
             "  " + self.style(("next" if index == 0 else "").ljust(LABEL_WIDTH), "dim") + command
             for index, command in enumerate(words.next_commands(event))
         ]
-        rows = self._rows(words.end_rows(event, self.mean_ceiling))
+        rows = self._rows(words.end_rows(event, self._start))
         notes = [n for text in words.end_notes(event) for n in self._note("!", text, "yellow")]
         title = "  " + self.style(title, "bold", colour)
         self._permanent(["", title, "", *rows, *notes, *commands, ""])

@@ -8,7 +8,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TextIO
 
-from fastlstm import environment
+from fastlstm.system import environment
 
 MIN_COLUMNS = 40
 _CODES = {

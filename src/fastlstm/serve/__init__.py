@@ -1,1 +1,1 @@
-"""`fastlstm serve`: a model behind the OpenAI API for text completions."""
+"""`fastlstm serve`: text by OpenAI's completions API, forecasts by the Open Inference Protocol."""

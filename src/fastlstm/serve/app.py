@@ -9,16 +9,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
 from fastlstm.report.markup import to_html
-from fastlstm.serve.access import Access
-from fastlstm.serve.completions import Completions
-from fastlstm.serve.errors import ApiError
-from fastlstm.serve.forecast_engine import ForecastEngine
-from fastlstm.serve.forecast_openapi import forecast_document
-from fastlstm.serve.inference import inference_routes
-from fastlstm.serve.keys import KeyGate
+from fastlstm.serve.forecast.engine import ForecastEngine
+from fastlstm.serve.forecast.inference import inference_routes
+from fastlstm.serve.forecast.openapi import forecast_document
+from fastlstm.serve.http.access import Access
+from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
-from fastlstm.serve.openapi import document
 from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
+from fastlstm.serve.text.completions import Completions
+from fastlstm.serve.text.openapi import document
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -10,6 +10,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from fastlstm.errors import counted
+
 if TYPE_CHECKING:
     from prometheus_client import Counter
 
@@ -62,8 +64,9 @@ class Log:
 
     def _say_dropped(self) -> None:
         if self._num_unsaid:
-            text = f"fastlstm: {self._num_unsaid} log lines were dropped: standard error was not"
-            self._lines.append(f"{text} read in time")
+            lost = counted(self._num_unsaid, "log line")
+            text = f"fastlstm: {lost} dropped: standard error was not read in time"
+            self._lines.append(text)
             self._num_unsaid = 0
 
     def _run(self) -> None:

@@ -26,6 +26,9 @@ class Metrics:
         self.disconnects = self._counter("disconnects", "Clients that left before the end")
         self.stalls = self._counter("stalls", "Clients cut off because they took nothing")
         self.refused = self._counter("connections_refused", "Connections beyond the limit, closed")
+        self.dismissed = self._counter(
+            "connections_dismissed", "Idle connections closed for others"
+        )
         self.log_dropped = self._counter("log_dropped", "Log lines dropped, as nobody read them")
         self.tokens_written = self._counter("tokens_written", "Tokens written")
         self.tokens_read = self._counter("tokens_read", "Tokens of prompts read")

@@ -48,6 +48,7 @@ def shared_paths() -> Schema:
     paths = {
         "/metrics": {"get": get("counters, for Prometheus", text_of("text/plain"))},
         "/openapi.json": {"get": get("this document", json_of({"type": "object"}))},
+        "/": {"get": without_key(get("the page", text_of("text/html")))},
         "/health/live": {"get": without_key(get("whether requests go on", health))},
         "/health/ready": {"get": without_key(get("whether requests are taken", health))},
     }

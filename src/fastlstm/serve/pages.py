@@ -14,16 +14,16 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, counted
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastlstm.data.tokenizer import Tokenizer
-    from fastlstm.infer.forecast_windows import Columns, WindowForecaster
-    from fastlstm.serve.forecast_engine import ForecastEngine
-    from fastlstm.serve.tensors import Spec
+    from fastlstm.forecast.windows import Columns, WindowForecaster
+    from fastlstm.serve.forecast.engine import ForecastEngine
+    from fastlstm.serve.forecast.tensors import Spec
+    from fastlstm.text.data.tokenizer import Tokenizer
 
 _PROMPTS = ("Once upon a time", "The ", "the ")
 _NUM_LETTERS = 8
@@ -105,8 +105,9 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
     examples = Examples(model, engine.inputs, f"http://{address}{path}/infer", key)
     return (
         f"<h1>fastlstm <small>{to_html(name_text(engine.name))}</small></h1>\n"
-        f"<p>A forecaster, served by the Open Inference Protocol. It reads {model.input_size}"
-        f" rows{every}, and forecasts {ahead} of {to_html(targets)}.</p>\n"
+        "<p>A forecaster, served by the Open Inference Protocol. It reads"
+        f" {counted(model.input_size, 'row')}{every}, and forecasts {ahead} of"
+        f" {to_html(targets)}.</p>\n"
         f"<h2>What it takes</h2>\n{_table(engine.inputs, model)}\n"
         f"<h2>What it gives</h2>\n{_table(engine.outputs, model)}\n"
         "<p class=quiet>B is how many windows one request has. Quantiles are given where the"

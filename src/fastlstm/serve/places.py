@@ -39,6 +39,8 @@ class Places:
 
     def has_room(self, tenant: bytes, count: int, held: int = 0) -> bool:
         """Whether a key may take so many places now, for a request that holds some already."""
+        if count == 0:
+            return True  # what it holds stays its own, whatever others have taken since
         num_free = self.total - self.num_taken - count
         if num_free < 0 or count + held > self.most:
             return False

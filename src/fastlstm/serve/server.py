@@ -12,38 +12,39 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from fastlstm import hardware
-from fastlstm.errors import ConfigError
-from fastlstm.infer.loading import Writer, load_decoder
-from fastlstm.run_directory import holds_forecaster
+from fastlstm.errors import ConfigError, counted
+from fastlstm.runs.run_directory import holds_forecaster
 from fastlstm.serve.app import make_app
-from fastlstm.serve.engine import Engine
-from fastlstm.serve.forecast_engine import ForecastEngine
-from fastlstm.serve.keys import Keys, is_local
-from fastlstm.serve.listener import Listener, Notice, max_connections
+from fastlstm.serve.forecast.engine import ForecastEngine
+from fastlstm.serve.http.keys import Keys, is_local
+from fastlstm.serve.http.listener import A_TURN, Listener, Notice, max_connections
+from fastlstm.serve.http.protocol import protocol_class
 from fastlstm.serve.log import LogHandler
-from fastlstm.serve.protocol import protocol_class
 from fastlstm.serve.service import Service
+from fastlstm.serve.text.engine import Engine
+from fastlstm.serve.worker import Worker
+from fastlstm.system import hardware
+from fastlstm.text.loading import TextModel, load_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from fastlstm.infer.forecast_windows import WindowForecaster
+    from fastlstm.forecast.windows import WindowForecaster
     from fastlstm.serve.settings import Settings
 
-_BACKLOG = 2048
 _SEND_BUFFER = 1 << 18
 """What the kernel may hold of one connection; by itself it would let a slow reader have 4 MB."""
-_FLUSH_S = 5
+_FLUSH_S, _CANCEL_S = 5, 1.0
 """What clients have to take the end of their texts, after the last one was written."""
+_LOOK_S = 0.05
 _SWITCH_S = 0.001
 """The engine waits at most so long for the interpreter, when a call has returned."""
-_GARBAGE_AFTER = 100_000
+_GARBAGE_AFTER = 400_000
 """Objects between two looks for garbage. Reading a body of a megabyte makes so many that with the
 default of 700 most of the time would go there, and nobody else has the interpreter meanwhile."""
 
@@ -70,7 +71,7 @@ class Runner:
 
     def __init__(
         self,
-        load: Callable[[], Writer | WindowForecaster],
+        load: Callable[[], TextModel | WindowForecaster],
         settings: Settings,
         keys: Sequence[str] = (),
         session_key: bytes | None = None,
@@ -95,29 +96,38 @@ class Runner:
         server = Server(_config(self._settings, self.service))
         serving = asyncio.create_task(server.serve([bound]))
         watching = asyncio.create_task(self.service.stalls.watch())
-        try:
-            with self._signals():
+        with self._signals():
+            try:
                 await self._open(bound)
                 await self._ending.wait()
                 await self._drain()
-        finally:
-            await asyncio.to_thread(self.service.stop)
-            server.should_exit = True
-            await serving
-            watching.cancel()
-            self.service.log.close()
+            finally:
+                await asyncio.to_thread(self.service.stop)
+                await _end_answers(server.server_state)
+                server.should_exit = True
+                await serving
+                watching.cancel()
+                self.service.log.close()
 
     def _limit(self, bound: Listener) -> None:
         settings = self._settings
         # Far more than places: who finds none is to be told so.
         most = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
-        notice = Notice(self._say, most)
+        service = self.service
+        # By the log's thread: who reads standard error slowly must not hold the event loop up.
+        notice = Notice(lambda text: service.log.write(f"fastlstm: {text}"), most)
+
+        def make_room() -> bool:
+            notice.too_many()
+            is_made = service.waiting.make_room()
+            service.metrics.dismissed.inc(is_made)
+            return is_made
 
         def on_refused() -> None:
-            self.service.metrics.refused.inc()
-            notice.refused()
+            notice.too_many()
+            service.metrics.refused.inc()
 
-        bound.limit(most, on_refused)
+        bound.limit(most, make_room, on_refused)
 
     def end(self) -> None:
         """Begins to end; a second time leaves out the grace."""
@@ -129,12 +139,29 @@ class Runner:
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._warn(host)
-        model = await asyncio.to_thread(self._load)
+        model = await self._loaded()
+        if model is None:
+            return
         gc.freeze()  # what is loaded stays: no look for garbage goes through it again
-        described = self._serve_text(model) if isinstance(model, Writer) else self._forecast(model)
+        described = (
+            self._serve_text(model) if isinstance(model, TextModel) else self._forecast(model)
+        )
         self._say(f"serving {model.name} at http://{shown}:{port}/ ({described})")
 
-    def _serve_text(self, writer: Writer) -> str:
+    async def _loaded(self) -> TextModel | WindowForecaster | None:
+        """Returns the model; None where a signal came before it was there."""
+        loader = Worker("fastlstm-loader")
+        loading, ending = loader.call(self._load), asyncio.create_task(self._ending.wait())
+        either: set[asyncio.Future[Any]] = {loading, ending}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._ending.is_set() else loading.result()
+        finally:
+            ending.cancel()
+            loading.cancel()
+            loader.stop()
+
+    def _serve_text(self, writer: TextModel) -> str:
         key = self._session_key or secrets.token_bytes(32)
         if self._session_key is None:
             self._say(
@@ -163,8 +190,9 @@ class Runner:
             is_shared=self.service.keys.are_several,
         )
         return (
-            f"Open Inference Protocol; reads {model.input_size} rows of {len(model.past.names)}"
-            f" columns, forecasts {model.horizon} of {len(model.targets)}; fp32, threads: {threads}"
+            f"Open Inference Protocol; reads {counted(model.input_size, 'row')} of"
+            f" {counted(len(model.past.names), 'column')}, forecasts {model.horizon} of"
+            f" {len(model.targets)}; fp32, threads: {threads}"
         )
 
     def _warn(self, host: str) -> None:
@@ -180,7 +208,7 @@ class Runner:
         while self.service.num_held and time.monotonic() < end_s:
             if self._must_hurry.is_set():
                 break
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_LOOK_S)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -198,6 +226,22 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+async def _end_answers(state: uvicorn.server.ServerState) -> None:
+    """Has the clients take what is written, for a while, and ends whatever is open then."""
+    end_s = time.monotonic() + _FLUSH_S
+    await asyncio.sleep(_LOOK_S)  # what waited for the engine says why it ends
+    connections: Any = state.connections
+    while any(one.is_sending for one in connections) and time.monotonic() < end_s:
+        await asyncio.sleep(_LOOK_S)
+    for connection in list(connections):  # before: a task may wait until its client takes more
+        if connection.is_sending:
+            connection.abort()
+    for task in state.tasks:
+        task.cancel()
+    if state.tasks:
+        await asyncio.wait(state.tasks, timeout=_CANCEL_S)
 
 
 def serve(
@@ -227,9 +271,9 @@ def serve(
     asyncio.run(run())
 
 
-def _load(path: str, settings: Settings) -> Writer | WindowForecaster:
+def _load(path: str, settings: Settings) -> TextModel | WindowForecaster:
     if holds_forecaster(path):
-        from fastlstm.infer.forecast_windows import load_window_forecaster  # brings torch
+        from fastlstm.forecast.windows import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)
     return load_decoder(path, settings.weights)
@@ -254,7 +298,7 @@ def _config(settings: Settings, service: Service) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
-        backlog=_BACKLOG,
+        backlog=A_TURN,
     )
 
 

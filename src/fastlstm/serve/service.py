@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastlstm.serve.engine import Engine
-from fastlstm.serve.errors import ENDING, ApiError, Unavailable
-from fastlstm.serve.forecast_engine import ForecastEngine
+from fastlstm.serve.forecast.engine import ForecastEngine
+from fastlstm.serve.http.body import Bodies
+from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.listener import Waiting
+from fastlstm.serve.http.sender import Stalls
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
-from fastlstm.serve.sender import Stalls
+from fastlstm.serve.text.engine import Engine
 
 if TYPE_CHECKING:
-    from fastlstm.serve.keys import Keys
+    from fastlstm.serve.http.keys import Keys
     from fastlstm.serve.settings import Settings
 
 
@@ -26,18 +28,22 @@ class Service:
     Attributes:
         settings: as given.
         keys: as given.
+        bodies: receives them.
         metrics: counts.
         log: writes lines on standard error.
         stalls: the answers under way.
+        waiting: the connections that wait for a request.
         is_draining: nothing new is admitted.
         is_local: it can be reached from this machine only.
     """
 
     def __init__(self, settings: Settings, keys: Keys) -> None:
         self.settings, self.keys = settings, keys
+        self.bodies = Bodies(settings.max_body, settings.body_timeout)
         self.metrics = Metrics()
         self.log = Log(self.metrics.log_dropped)
         self.stalls = Stalls(settings.stall)
+        self.waiting = Waiting()
         self.is_draining = self.is_local = False
         self._engine: Engine | ForecastEngine | None = None
 

@@ -1,28 +1,39 @@
 """Work that takes long, away from the event loop: one daemon thread, which no end waits for.
 
-The keys take turns: a key that has much to do does not keep the others waiting.
+The keys take turns: a key that has much to do does not keep the others waiting. And the thread
+takes turns with the loop. Most of its calls hold the interpreter while they last, and the loop
+lets go of it at every read and write of a connection: with calls back to back a turn of the loop
+with a hundred connections would wait for a hundred calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from fastlstm.serve.errors import ENDING, Unavailable
-from fastlstm.serve.keys import NOBODY
+from fastlstm.serve.http.errors import ENDING, Unavailable
+from fastlstm.serve.http.keys import NOBODY
 
 Result = TypeVar("Result")
+
+_QUIET_S = 0.0002
+"""A turn of the loop that is shorter had nothing to do."""
+_LOOP_SHARE, _LONGEST_S = 4.0, 1.0
+"""While the loop is busy it has so many times as long to itself as the last call took, at most a
+second."""
 
 
 class Worker:
     """Makes calls one after the other, those of a key in their order.
 
-    To be made on the loop that awaits them.
+    To be made on the loop that awaits them, and used from there; `stop` from anywhere.
 
     Args:
         name: of the thread.
@@ -30,13 +41,15 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed = threading.Condition()
         self._waiting: dict[asyncio.Future[Any], tuple[bytes, Callable[[], Any]]] = {}
         self._num_made = 0
         self._last: Counter[bytes] = Counter()  # number of the newest call of each key
+        self._taken_s = self._ended_s = 0.0  # how long the last call took, and when it ended
         self._since_s: float | None = None
         self._made: asyncio.Future[Any] | None = None
-        self._is_stopping = False
+        self._is_busy = self._is_stopping = False
+        self._work: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]
+        self._work = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
@@ -58,62 +71,84 @@ class Worker:
             tenant: whose turn it takes.
         """
         future: asyncio.Future[Result] = self._loop.create_future()
+        if self._is_stopping:
+            future.set_exception(Unavailable(ENDING))
+            return future
+        self._waiting[future] = tenant, lambda: function(*args)
         future.add_done_callback(self._drop)
-        with self._changed:
-            if self._is_stopping:
-                future.set_exception(Unavailable(ENDING))
-                return future
-            self._waiting[future] = tenant, lambda: function(*args)
-            self._changed.notify()
+        self._begin()
         return future
 
     def stop(self) -> None:
         """Ends every call with an error; one that is being made is not waited for."""
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify()
-            ended = [*([] if self._made is None else [self._made]), *self._waiting]
-        for future in ended:
-            self._tell(future, None, Unavailable(ENDING))
+        self._is_stopping = True
+        self._work.put(None)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+            self._loop.call_soon_threadsafe(self._end_all)
+
+    def _end_all(self) -> None:
+        for future in [*([] if self._made is None else [self._made]), *self._waiting]:
+            _settle(future, None, Unavailable(ENDING))
 
     def _drop(self, future: asyncio.Future[Any]) -> None:
-        with self._changed:
-            self._waiting.pop(future, None)
+        self._waiting.pop(future, None)
+
+    def _begin(self) -> None:
+        """Has the next call made once the loop is quiet."""
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._after_turn, time.monotonic())
+
+    def _after_turn(self, turn_s: float) -> None:
+        """Hands the next call over, if a turn was short or the loop has had its share."""
+        now_s = time.monotonic()
+        waiting = [future for future in self._waiting if not future.done()]
+        if not waiting or self._is_stopping:
+            self._is_busy = False
+            return
+        share_s = min(_LONGEST_S, _LOOP_SHARE * self._taken_s)
+        if now_s - turn_s > _QUIET_S and now_s - self._ended_s < share_s:
+            self._loop.call_soon(self._after_turn, now_s)
+            return
+        # The oldest call of the key that has waited longest for its turn.
+        future = min(waiting, key=lambda one: self._last[self._waiting[one][0]])
+        tenant, call = self._waiting.pop(future)
+        self._num_made += 1
+        self._last[tenant] = self._num_made
+        self._made, self._since_s = future, now_s
+        self._work.put((future, call))
+
+    def _end(
+        self, future: asyncio.Future[Any], result: Any, error: Exception | None, taken_s: float
+    ) -> None:
+        self._taken_s, self._ended_s = taken_s, time.monotonic()
+        self._made = self._since_s = None
+        self._is_busy = False
+        _settle(future, result, error)
+        self._begin()
 
     # What follows runs on the thread.
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._since_s = self._made = None
-                while not (self._is_stopping or self._waiting):
-                    self._changed.wait()
-                if self._is_stopping:
-                    return
-                future, call = self._next()
-                self._since_s, self._made = time.monotonic(), future
-            result, error = None, None
+        while (given := self._work.get()) is not None:
+            future, call = given
+            result: Any = None
+            error: Any = None
+            begin_s = time.monotonic()
             try:
-                result = call()
-            except Exception as raised:
-                error = raised
+                result = None if future.cancelled() else call()
+            except BaseException as raised:
+                # A future takes no StopIteration, and whoever waits shall not be ended by it.
+                is_plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+                error = raised if is_plain else RuntimeError(repr(raised))
                 traceback.clear_frames(raised.__traceback__)  # what they had in memory
-            self._tell(future, result, error)
-            del future, call, result, error  # nothing of a request is kept while the next one waits
-
-    def _next(self) -> tuple[asyncio.Future[Any], Callable[[], Any]]:
-        """Takes the oldest call of the key that has waited longest for its turn."""
-        future = min(self._waiting, key=lambda one: self._last[self._waiting[one][0]])
-        tenant, call = self._waiting.pop(future)
-        self._num_made += 1
-        self._last[tenant] = self._num_made
-        return future, call
-
-    def _tell(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(_settle, future, result, error)
-        except RuntimeError:
-            pass  # the loop has ended, and whoever waited with it
+            taken_s = time.monotonic() - begin_s
+            try:
+                self._loop.call_soon_threadsafe(self._end, future, result, error, taken_s)
+            except RuntimeError:
+                return  # the loop has ended, and whoever waited with it
+            # Nothing of a request is kept while the next one waits.
+            del given, future, call, result, error
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -1,1 +1,1 @@
-"""Training: the loop, optimizers, precision, checkpoints and metrics."""
+"""What every kind of training shares: session, checkpoints, optimizers, schedule, precision."""

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastlstm import storage
 from fastlstm.errors import (
+    ConfigError,
     CorruptFileError,
     FastLSTMError,
     FormatError,
     RunDirectoryError,
     StorageError,
 )
-from fastlstm.manifest import (
+from fastlstm.runs.manifest import (
     MANIFEST,
     FileRecord,
     Manifest,
@@ -39,14 +39,16 @@ from fastlstm.manifest import (
     verify_metrics_mark,
     write_directory,
 )
-from fastlstm.nn.io import decode_tensors, encode_tensors
-from fastlstm.run_directory import TRAINER_FILE, RunDirectory, checkpoint_step
+from fastlstm.runs.run_directory import TRAINER_FILE, RunDirectory, checkpoint_step
+from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from fastlstm.system import storage
 
 __all__ = [
     "Checkpoint",
     "find_checkpoint",
     "load_checkpoint",
     "metrics_mark",
+    "reading",
     "save_checkpoint",
     "truncate_metrics",
     "verify_metrics_mark",
@@ -55,6 +57,7 @@ __all__ = [
 FORMAT = "fastlstm-checkpoint"
 FORMAT_VERSION = 1
 _TENSORS = ".safetensors"
+_SENSELESS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,25 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise run.with_offer(error, besides=directory.absolute()) from None
 
 
+@contextlib.contextmanager
+def reading(found: Checkpoint) -> Iterator[None]:
+    """Turns what the values of a checkpoint raise that make no sense into an error that names it.
+
+    Raises:
+        CorruptFileError: in place of what Python, torch or a configuration raised.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise CorruptFileError(f"{found.path}: {error} is missing in its files") from error
+    except (ConfigError, *_SENSELESS) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise CorruptFileError(
+            f"{found.path}: what it holds makes no sense ({reason}); go on from another checkpoint"
+            " or start a new run"
+        ) from error
+
+
 def _load(directory: Path) -> Checkpoint:
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
@@ -225,8 +247,8 @@ def _parse_trainer(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     version = trainer.get("format_version")
     if type(version) is not int or version > FORMAT_VERSION:
         raise FormatError(
-            f"{path}: has format version {version}, this fastlstm reads up to {FORMAT_VERSION};"
-            " update it: pip install -U fastlstm"
+            f"{path}: has format version {version!s:.60}, this fastlstm reads up to"
+            f" {FORMAT_VERSION}; update it: pip install -U fastlstm"
         )
     step, meta = trainer.get("step"), trainer.get("meta")
     if type(step) is not int or step < 0 or not isinstance(meta, dict):

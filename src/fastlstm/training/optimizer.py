@@ -18,6 +18,17 @@ DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 4e-3, "adamw": 4e-3, "nadam": 4e-
 """Peak learning rates, measured at H = 512 and 4096 tokens a step (docs/log.md)."""
 
 
+_COUNTERS = frozenset({"step", "mu_product"})
+_STATES = {
+    Muon: {"momentum"},
+    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.NAdam: {"step", "exp_avg", "exp_avg_sq", "mu_product"},
+    torch.optim.SGD: {"momentum_buffer"},
+}
+"""What each optimizer keeps of a parameter; counters are one float32 each."""
+
+
 class OptimizerChoice(Protocol):
     """What says which optimizer: `TrainConfig`, a forecaster's plan."""
 
@@ -81,9 +92,25 @@ class OptimizerSet:
                     " resume with the options of the first start"
                 )
             optimizer, parameter = parameters[name]
+            # The fused updates read and write as many numbers as the parameter has.
+            is_counter = key in _COUNTERS
+            shape = torch.Size() if is_counter else parameter.shape
+            dtype = torch.float32 if is_counter else parameter.dtype
+            if value.shape != shape or value.dtype != dtype:
+                raise FormatError(
+                    f"the optimizer state has '{full_name}' of {tuple(value.shape)} {value.dtype},"
+                    f" expected {tuple(shape)} {dtype}; use another checkpoint"
+                )
             # Counters stay on the CPU, where torch's optimizers keep them.
             device = parameter.device if value.dim() else value.device
             optimizer.state[parameter][key] = value.to(device, copy=True)
+        for name, (optimizer, parameter) in parameters.items():
+            known = optimizer.state.get(parameter, {})
+            if known and known.keys() != _STATES[type(optimizer)]:
+                raise FormatError(
+                    f"the optimizer state of '{name}' holds {', '.join(known)}, expected"
+                    f" {', '.join(sorted(_STATES[type(optimizer)]))}; use another checkpoint"
+                )
 
 
 def _build(

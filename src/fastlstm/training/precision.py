@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from fastlstm import hardware, measurements
-from fastlstm.config import Precision
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.nn.language_model import LanguageModel
 from fastlstm.ops.backends.onednn import bf16_instructions
+from fastlstm.system import hardware, measurements
+from fastlstm.system.fields import Precision
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_GAIN = 1.1
-_TIMED_STEPS = 3
+_QUIET_SHARE = 0.7
+"""Of the threads' time that was spent computing, where the machine was ours."""
+_SHORT_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,22 @@ def check_precision(name: str, device: torch.device) -> None:
 
 
 def choose_precision(
-    asked: Precision, model: LanguageModel, device: torch.device, batch: tuple[int, int]
+    asked: Precision,
+    device: torch.device,
+    about: Mapping[str, Any],
+    time_pass: Callable[[str], float],
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates on the real model and batch.
+    """Returns the precision to train in; `auto` times the candidates.
 
     Args:
         asked: what the configuration says.
-        model: on its device; its gradients are cleared, its weights and the RNG left alone.
         device: where the steps run.
-        batch: (T, B) of one forward pass.
+        about: the model and the batch, which the seconds are remembered for.
+        time_pass: returns the seconds of a forward and backward pass in the precision of that
+            name; may switch TF32 on or off.
     """
     check_precision(asked, device)
-    times = _PassTimes(model, device, batch)
+    times = _PassTimes(device, about, time_pass)
     choice = _choose(asked, device, times)
     allow_tf32(choice.name)
     return replace(choice, is_recalled=times.is_recalled)
@@ -92,13 +98,13 @@ class _PassTimes:
         is_recalled: whether none was measured just now.
     """
 
-    def __init__(self, model: LanguageModel, device: torch.device, batch: tuple[int, int]) -> None:
-        self._model, self._device, self._batch = model, device, batch
-        self._about = {
-            **hardware.machine(device.type, torch.get_num_threads()),
-            "model": asdict(model.config),
-            "batch": list(batch),
-        }
+    def __init__(
+        self, device: torch.device, about: Mapping[str, Any], time_pass: Callable[[str], float]
+    ) -> None:
+        self._time_pass, self._threads = time_pass, torch.get_num_threads()
+        self._on_cpu = device.type == "cpu"
+        machine = hardware.machine(device.type, self._threads)
+        self._about = {**machine, **about, "quiet": True}  # earlier ones may be of a busy machine
         self.is_recalled = True
 
     def of(self, name: str) -> float:
@@ -108,7 +114,12 @@ class _PassTimes:
         if isinstance(known, float) and 0 < known < math.inf:
             return known
         self.is_recalled = False
-        seconds = _step_seconds(self._model, name, self._device, self._batch)
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        seconds = self._time_pass(name)
+        wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+        is_long = self._on_cpu and wall_s > _SHORT_S  # a GPU's seconds are not the processors'
+        if is_long and cpu_s < _QUIET_SHARE * wall_s * self._threads:
+            return seconds  # others had the machine: not what to remember of it
         measurements.remember("pass", about, {"seconds": seconds})
         return seconds
 
@@ -117,23 +128,3 @@ def allow_tf32(name: str) -> None:
     """Switches TF32 matrix products on for precision tf32 and off for every other."""
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     torch.backends.cudnn.allow_tf32 = name == "tf32"
-
-
-def _step_seconds(
-    model: LanguageModel, name: str, device: torch.device, batch: tuple[int, int]
-) -> float:
-    allow_tf32(name)
-    generator_state = torch.get_rng_state()
-    tokens = torch.zeros(batch, dtype=torch.long, device=device)
-    seconds = []
-    for _ in range(_TIMED_STEPS):
-        start = time.perf_counter()
-        with autocast(name, device):
-            loss, _ = model.loss(tokens, tokens, model.initial_state(batch[1], device=device))
-        loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-        model.zero_grad(set_to_none=True)
-    torch.set_rng_state(generator_state)
-    return statistics.median(seconds[1:])

@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from fastlstm.config import TrainConfig, parse_duration
-from fastlstm.errors import BudgetError
+from fastlstm.errors import BudgetError, Setting, counted
+from fastlstm.system.fields import parse_duration
 
 DEFAULT_BUDGET_S = 300.0
 _FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
 
 
+class HasEnd(Protocol):
+    """A configuration which says how long a run lasts, by one of three fields or by none."""
+
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def epochs(self) -> float | None: ...
+    @property
+    def budget(self) -> str | None: ...
+
+
 @dataclass(frozen=True)
-class Ending:
+class StopCriterion:
     """How long a run lasts, counted in steps or in seconds of wall clock.
 
     Attributes:
@@ -23,24 +34,30 @@ class Ending:
         total_steps: number of optimizer steps (steps and epochs), or None.
         budget_s: seconds of wall clock (budget), or None.
         text: the sentence shown to people, such as ``"budget 2m"``.
+        over_at: the step that the run came to its end at before, of a budget; steps after it are
+            expected now.
     """
 
     kind: Literal["steps", "epochs", "budget"]
     total_steps: int | None
     budget_s: float | None
     text: str
+    over_at: int = 0
 
     @staticmethod
-    def of(config: TrainConfig, steps_per_epoch: int) -> Ending:
+    def of(config: HasEnd, steps_per_epoch: int) -> StopCriterion:
         """Reads the end from the configuration; without one a run lasts five minutes."""
         if config.steps is not None:
-            return Ending("steps", config.steps, None, f"{config.steps} steps")
+            return StopCriterion("steps", config.steps, None, counted(config.steps, "step"))
         if config.epochs is not None:
             steps = max(1, math.ceil(config.epochs * steps_per_epoch))
-            return Ending("epochs", steps, None, f"{config.epochs:g} epochs = {steps} steps")
+            text = f"{counted(config.epochs, 'epoch')} = {counted(steps, 'step')}"
+            return StopCriterion("epochs", steps, None, text)
         if config.budget is not None:
-            return Ending("budget", None, parse_duration(config.budget), f"budget {config.budget}")
-        return Ending("budget", None, DEFAULT_BUDGET_S, "budget 5m (default)")
+            return StopCriterion(
+                "budget", None, parse_duration(config.budget), f"budget {config.budget}"
+            )
+        return StopCriterion("budget", None, DEFAULT_BUDGET_S, "budget 5m (default)")
 
     def progress(
         self, step: int, elapsed_s: float, setup_s: float = 0.0, reserve_s: float = 0.0
@@ -62,11 +79,21 @@ class Ending:
         return min(1.0, (elapsed_s - setup_s) / max(left_s - reserve_s, 0.25 * left_s))
 
     def require_steps(self, step: int, setup_s: float) -> None:
-        """Raises BudgetError when the budget was over before the first step."""
+        """Raises BudgetError when the budget was over before the first step, or the first new one.
+
+        Args:
+            step: optimizer steps done.
+            setup_s: seconds of set-up.
+        """
         if step == 0:
             raise BudgetError(
                 f"trained 0 steps: the budget was too small for set-up, which took {setup_s:.1f} s"
                 f" ({self.text}); give a larger budget"
+            )
+        if step == self.over_at:
+            raise BudgetError(
+                f"trained 0 further steps: the run has used its {self.text}; give a larger ",
+                Setting("budget"),
             )
 
 

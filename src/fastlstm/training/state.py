@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,11 @@ from fastlstm.training.guard import NonFiniteGuard
 from fastlstm.training.optimizer import OptimizerSet
 
 Tensors = dict[str, dict[str, torch.Tensor]]
+BuiltT = TypeVar("BuiltT")
+_PLAIN: dict[str, Any] = {
+    "int": int, "float": (int, float), "dict[str, float]": dict, "list[str]": list,
+}  # fmt: skip
+"""Types of counters by how a field is annotated."""
 
 
 @dataclass
@@ -75,6 +80,43 @@ class Progress:
         return {name: value for name, value in asdict(self).items() if value != float("inf")}
 
 
+def require_like(
+    own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], stem: str
+) -> None:
+    """Sees that stored tensors fit into those of the same names; torch would stretch some.
+
+    Raises:
+        ValueError: one is missing, or of another shape or kind of number.
+    """
+    for name, tensor in own.items():
+        found = stored.get(name)
+        if (
+            found is None
+            or found.shape != tensor.shape
+            or found.is_floating_point() != tensor.is_floating_point()
+        ):
+            came = "missing" if found is None else f"{tuple(found.shape)} {found.dtype}"
+            wanted = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise ValueError(f"'{name}' of {stem}.safetensors is {came}, expected {wanted}")
+
+
+def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
+    """Returns counters from a checkpoint's values; raises TypeError where one is of another type"""
+    built = kind(**values)
+    for each in fields(built):  # type: ignore[arg-type]
+        value = getattr(built, each.name)
+        parts = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        )
+        known = _PLAIN[str(each.type)]
+        if not isinstance(value, known) or isinstance(value, bool):
+            raise TypeError(f"{each.name} is {value!r:.80}")
+        for part in parts:
+            if not isinstance(part, str if isinstance(value, list) else (int, float)):
+                raise TypeError(f"{each.name} holds {part!r:.80}")
+    return built
+
+
 @dataclass
 class TrainingState:
     """The mutable parts of a run.
@@ -102,7 +144,7 @@ class TrainingState:
         if device.type == "cuda":
             rng["rng_cuda"] = torch.cuda.get_rng_state(device)
         tensors: Tensors = {
-            "model": dict(self.model.named_parameters()),
+            "model": {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())},
             "optimizer": self.optimizers.tensors(),
             "state": {**dict(zip("hc", self.carried, strict=False)), **rng},
         }
@@ -128,23 +170,27 @@ class TrainingState:
             meta: plain values, as captured.
             keep_guard: keep today's trouble counters (a roll-back must not forget them).
         """
+        carried = dict(zip("hc", self.carried, strict=False))
+        require_like(dict(self.model.named_parameters()), tensors["model"], "model")
+        require_like(carried, tensors["state"], "state")
+        # Not strict: of tied weights one is stored, and buffers came later than format 1.
+        self.model.load_state_dict(tensors["model"], strict=False)
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors["model"][name])
-            for name, own in zip("hc", self.carried, strict=False):
-                own.copy_(tensors["state"][name])
+            for name, tensor in carried.items():
+                tensor.copy_(tensors["state"][name])
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
         if "rng_cuda" in tensors["state"]:
             device = next(self.model.parameters()).device
             torch.cuda.set_rng_state(tensors["state"]["rng_cuda"].clone(), device)
         if self.average is not None:
-            self.average.load(tensors["average"], meta["average_updates"])
+            require_like(self.average.tensors(), tensors["average"], "average")
+            self.average.load(tensors["average"], int(meta["average_updates"]))
         if self.scaler is not None:
             self.scaler.load_state_dict(meta["scaler"])
-        self.progress = Progress(**meta["progress"])
+        self.progress = _built(Progress, meta["progress"])
         if not keep_guard:
-            self.guard = NonFiniteGuard(**meta["guard"])
+            self.guard = _built(NonFiniteGuard, meta["guard"])
         loader: dict[str, int] = meta["loader"]
         return loader
 

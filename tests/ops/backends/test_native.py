@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from fastlstm import environment, hardware
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops import native_call
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.lstm import lstm, lstm_tokens
-from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.sequence import run_sequence
+from fastlstm.system import environment, hardware
 
 pytestmark = pytest.mark.isa
 
@@ -76,7 +76,7 @@ def run_one_unit_each(dtype, T, logits, c0, *, keep=False):
     H = logits.shape[1]
     weights = torch.zeros(4 * H, 1), torch.zeros(4 * H, H), logits.flatten(), torch.zeros(4 * H)
     x, h0 = torch.zeros(T, 1, 1, dtype=dtype), torch.zeros(1, H)
-    return run_sequence(Sequence(x, None, h0, c0[None], *weights), dtype, keep=keep)
+    return run_sequence(LSTMArgs(x, None, h0, c0[None], *weights), dtype, keep=keep)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -173,7 +173,7 @@ def test_a_token_outside_the_embedding_is_named_in_a_graph(ops, route, token):
     embedding = torch.ones(5, 4)
 
     def call(tokens):
-        return run_sequence(Sequence(embedding, tokens, *args), torch.float32, keep=True)[0]
+        return run_sequence(LSTMArgs(embedding, tokens, *args), torch.float32, keep=True)[0]
 
     if route == "compiled":
         torch._dynamo.reset()
@@ -224,7 +224,7 @@ def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
     ops.backpropagate(exact, want)
     given = args.copy(dtype)
     x, h0, c0, *weights = given.list()
-    s = Sequence(x, None, h0, c0, *weights, mask, begins, ends)
+    s = LSTMArgs(x, None, h0, c0, *weights, mask, begins, ends)
     out = run_sequence(s, dtype, keep=True)
     ops.backpropagate(given, out)
     for name, value, exact_value in zip(("y", "hT", "cT"), out, want, strict=True):
@@ -290,7 +290,7 @@ def test_tiny_and_huge_inputs(ops, isa, scale):
 def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
     x, h0, c0, *weights = ops.make(3, 2, 4, 8).copy(torch.float32).list()
     mask = torch.ones(2, 8, requires_grad=True)
-    y = run_sequence(Sequence(x, None, h0, c0, *weights, mask), torch.float32, keep=True).y
+    y = run_sequence(LSTMArgs(x, None, h0, c0, *weights, mask), torch.float32, keep=True).y
     with pytest.raises(KernelError, match="mask has no gradient"):
         y.sum().backward()
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastlstm import environment, hardware
+from fastlstm.system import environment, hardware
 
 PAGE = mmap.PAGESIZE
 PATTERN = 0xFF  # a NaN in float and bf16

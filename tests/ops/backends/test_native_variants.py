@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from fastlstm import environment, hardware
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMWeights
-from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.reference import lstm_reference
 from fastlstm.ops.sequence import run_sequence
 from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant
+from fastlstm.system import environment, hardware
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 SHAPES = {
@@ -103,7 +103,7 @@ def native(tensors, fields, dtype, lanes=(None, None)):
     def run(leaves):
         arguments, variant = split(leaves, fields)
         x, h0, c0, *weights = arguments
-        sequence = Sequence(x, None, h0, c0, *weights, None, *lanes)
+        sequence = LSTMArgs(x, None, h0, c0, *weights, None, *lanes)
         return run_sequence(sequence, dtype, keep=True, variant=variant)
 
     return outcome(tensors, run, torch.float32)
@@ -193,7 +193,7 @@ def test_tokens(variant):
 
     def ours(arguments, v):
         rows, h0, c0, *weights = arguments
-        sequence = Sequence(rows, tokens, h0, c0, *weights)
+        sequence = LSTMArgs(rows, tokens, h0, c0, *weights)
         return run_sequence(sequence, torch.float32, keep=True, variant=v)
 
     def theirs(arguments, v):
@@ -212,7 +212,7 @@ def test_without_gradients(variant):
     x, h0, c0, *weights = arguments
     with torch.no_grad():
         got = run_sequence(
-            Sequence(x, None, h0, c0, *weights), torch.float32, keep=False, variant=v
+            LSTMArgs(x, None, h0, c0, *weights), torch.float32, keep=False, variant=v
         )
     kept = native(tensors, fields, torch.float32)
     for name, value in zip(("y", "hT", "cT"), got, strict=True):
@@ -224,7 +224,7 @@ def test_a_second_pass_over_the_graph():
     leaves = [t.clone().requires_grad_() for t in tensors]
     arguments, v = split(leaves, VARIANTS["everything"])
     x, h0, c0, *weights = arguments
-    out = run_sequence(Sequence(x, None, h0, c0, *weights), torch.float32, keep=True, variant=v)
+    out = run_sequence(LSTMArgs(x, None, h0, c0, *weights), torch.float32, keep=True, variant=v)
     first = torch.autograd.grad(out.y.sum(), leaves, retain_graph=True)
     second = torch.autograd.grad(out.y.sum(), leaves)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,4 +1,5 @@
-// exp, sigmoid and tanh on vectors. Measured over all finite floats in tests/ops/test_native.py.
+// exp, sigmoid and tanh on vectors. Measured over all finite floats in
+// tests/ops/backends/test_native.py.
 #pragma once
 
 #include "cpu/simd.h"

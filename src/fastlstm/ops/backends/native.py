@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm import environment, hardware
+from fastlstm.errors import counted
 from fastlstm.ops import native_call
 from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
-from fastlstm.ops.native_call import Sequence
+from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.sequence import run_sequence
+from fastlstm.system import environment, hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ class NativeBackend:
         split = "1 thread"
         if threads > 1:
             owned = "lanes" if table.splits_lanes(call.B, call.H, threads) else "units"
-            split = f"{threads} threads by {owned}"
+            split = f"{counted(threads, 'thread')} by {owned}"
         panel = f"panels of {table.lanes} units"
         name = f"fused LSTM {_DTYPES[call.dtype]} ({_UNITS[table.isa]}, {split}, {panel})"
         return Kernel(name, is_fast=table.isa != "scalar", why="; ".join(_slower(table, threads)))
@@ -57,7 +58,7 @@ class NativeBackend:
         self, call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
     ) -> LSTMOutput:
         """Runs a supported call."""
-        sequence = Sequence(x, None, h0, c0, *weights)
+        sequence = LSTMArgs(x, None, h0, c0, *weights)
         return run_sequence(sequence, call.dtype, keep=call.requires_grad, strict=call.strict)
 
     def run_tokens(
@@ -74,7 +75,7 @@ class NativeBackend:
         Raises:
             ShapeError: a token that is no row of the embedding.
         """
-        sequence = Sequence(embedding, tokens, h0, c0, *weights)
+        sequence = LSTMArgs(embedding, tokens, h0, c0, *weights)
         return run_sequence(sequence, call.dtype, keep=call.requires_grad, strict=call.strict)
 
 

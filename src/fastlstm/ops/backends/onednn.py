@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm import hardware
 from fastlstm.errors import KernelError
 from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
+from fastlstm.system import hardware
 
 if TYPE_CHECKING:
     from torch import Tensor

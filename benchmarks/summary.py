@@ -1,0 +1,113 @@
+"""The README's table: one row per claim, from the stored results of one machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from decode_tables import decode_rows
+from layer_tables import grid_means, grid_rows, stored_rows
+
+_SHAPE = {"E": 256, "H": 512, "L": 1, "B": 128, "T": 100}
+_MODEL = {"V": 100, "H": 512, "L": 1}
+
+
+def summary_table(folder: Path) -> list[str]:
+    """Returns the rows of what was measured there."""
+    rows = [*_quality(folder), *_step(folder), *_layer(folder), *_writing(folder)]
+    rows += [*_windows(folder), *_tables(folder), *_forecasts(folder)]
+    return ["| what | fastlstm | others |", "|---|---|---|", *rows, ""] if rows else []
+
+
+def _quality(folder: Path) -> list[str]:
+    rows = [
+        r for r in stored_rows(folder / "quality.jsonl", "experiment") if "2m" in r["experiment"]
+    ]
+    return [
+        f"| War and Peace in {r['elapsed_s']:.0f} s, start to stored model |"
+        f" {r['bits_per_char']:.3f} bits/char | |"
+        for r in rows
+        if r["experiment"] == "war-and-peace-2m"
+    ]
+
+
+def _step(folder: Path) -> list[str]:
+    path = folder / "training_step.jsonl"
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    found = [line["median_s"] for line in lines if line["shape"] == _SHAPE]
+    if not found:
+        return []
+    own, others = _parted(found[-1], 1e3)
+    return [f"| training step, H=512, B=128, T=100, ms | {own} | {others} |"]
+
+
+def _layer(folder: Path) -> list[str]:
+    found = [mean.split(": ", 1) for mean in grid_means(grid_rows(folder))]
+    return [f"| `fastlstm.LSTM`, {what} | {ratio} | |" for what, ratio in found]
+
+
+def _writing(folder: Path) -> list[str]:
+    rows = [
+        row["characters_per_s"]
+        for row in decode_rows(folder)
+        if {key: row[key] for key in _MODEL} == _MODEL
+    ]
+    if not rows:
+        return []
+    rates: dict[str, Any] = rows[-1]
+    own = {name: rate for name, rate in rates.items() if name.startswith("fastlstm int8")}
+    best = max(own.values())
+    single = rates["fastlstm int8 2 1"]
+    others = ", ".join(
+        f"{name} {rates[name]:,.0f}" for name in rates if not name.startswith("fastlstm")
+    )
+    return [
+        f"| characters written per second, H=512 | {single:,.0f}; 64 streams {best:,.0f} |"
+        f" {others} |"
+    ]
+
+
+def _windows(folder: Path) -> list[str]:
+    rows = stored_rows(folder / "windows.jsonl", "length", "batch")
+    if not rows:
+        return []
+    own, others = _parted(rows[-1]["windows_per_s"], 1e-6)
+    return [f"| windows of a table per second, millions | {own} | {others} |"]
+
+
+def _tables(folder: Path) -> list[str]:
+    rows = stored_rows(folder / "prepare.jsonl", "parquet")
+    if not rows:
+        return []
+    first = rows[-1]["parquet"]["first"]
+    return [
+        f"| {first['rows'] / 1e6:,.0f} M rows of Parquet prepared |"
+        f" {first['rows'] / first['seconds'] / 1e6:.2f} M rows/s,"
+        f" {first['peak_anonymous_bytes'] / 1e6:.0f} MB of memory | |"
+    ]
+
+
+def _forecasts(folder: Path) -> list[str]:
+    rows = stored_rows(folder / "forecast.jsonl", "table", "horizon")
+    found = sorted((r for r in rows if r["table"] == "ETTh1.csv"), key=lambda r: int(r["horizon"]))
+    if not found:
+        return []
+    steps = "/".join(str(r["horizon"]) for r in found)
+    errors = "/".join(f"{r['mse']:.3f}" for r in found)
+    return [f"| ETTh1 at {steps} steps, test MSE | {errors} | |"]
+
+
+def _parted(figures: dict[str, float], factor: float) -> tuple[str, str]:
+    """Returns our figures and those of others, each as one text."""
+    own = [
+        f"{name.removeprefix('fastlstm').strip()} {value * factor:.3g}".strip()
+        for name, value in figures.items()
+        if name.startswith("fastlstm")
+    ]
+    others = [
+        f"{name} {value * factor:.3g}"
+        for name, value in figures.items()
+        if not name.startswith("fastlstm")
+    ]
+    return ", ".join(own), ", ".join(others)

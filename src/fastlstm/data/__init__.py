@@ -1,1 +1,0 @@
-"""Text data: sources, vocabularies, the encoded cache, batches and prefetch."""

@@ -1,0 +1,1 @@
+"""Forecasters of tables: data, training, forecasts."""

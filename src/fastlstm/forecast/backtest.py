@@ -1,0 +1,107 @@
+"""Forecasts judged from every origin of a part of a table, beside naive ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.metrics import QuantileScores, Scores, StepErrors
+from fastlstm.forecast.data.naive import SeasonalNaive
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.forecasts import LEVELS, Calibration, quantiles_of, spread
+from fastlstm.forecast.model.forecaster import ForecastNetwork
+
+_DAY_US = 86_400_000_000
+_MAX_NUMBERS = 1 << 24
+
+
+@torch.no_grad()
+def backtest(
+    network: ForecastNetwork,
+    inputs: ScaledWindows,
+    rows: NDArray[np.int64],
+    season: int,
+    naive_error: NDArray[np.float64] | None = None,
+    is_scaled: bool = False,
+    calibration: Calibration | None = None,
+    quantiles: QuantileScores | None = None,
+    by_step: Mapping[str, StepErrors] | None = None,
+    goes_on: Callable[[int], bool] | None = None,
+) -> dict[str, Scores]:
+    """Judges the forecasts of the windows that begin at `rows`.
+
+    All figures are of the same values: every target that is there in the horizon of every window.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        season: steps that the seasonal naive forecast repeats.
+        naive_error: of `seasonal_error`, for MASE.
+        is_scaled: in standard deviations of the training rows.
+        calibration: of the quantiles.
+        quantiles: take the quantiles in, too.
+        by_step: take the errors in of the forecasts of that name, too.
+        goes_on: called with the windows judged so far after every batch; False leaves the rest out.
+
+    Returns:
+        Scores of "forecaster", "naive" (the last present value) and "seasonal_naive" (the last
+        present value of the same season, see `SeasonalNaive`). Both are the mean of the training
+        rows (0 of counts) where the series has no value before.
+
+    Memory: 64 MB of quantiles at once, or those of one window.
+    """
+    config = network.config
+    L, h, C = config.input_size, config.horizon, config.num_targets
+    mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
+    unit = np.ones_like(std) if is_scaled else std
+    center = mean - inputs.table.origin[:C]  # of rows as the table gives them
+    scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
+    last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
+    segments, done = inputs.table.segments, 0
+    levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
+    size = min(256 if goes_on is None else 64, max(1, _MAX_NUMBERS // (h * C * levels)))
+    for values, statics in inputs.read(rows, L + h, size):
+        origins = rows[done : done + len(values)] + L
+        done += len(values)
+        parameters, target = network(values, statics), values[:, L:, :C].numpy()
+        if quantiles is not None and calibration is not None:
+            wide = spread(values, config)
+            found = quantiles_of(network.output, parameters, wide, calibration, quantiles.levels)
+            quantiles.add(found.numpy(), target, unit)
+        scale = None
+        if naive_error is not None:
+            scale = naive_error[segments.series[segments.of_rows(origins - 1)]][:, None]
+            scale = scale * (unit / std)
+        naive = (last.forecast(origins, h) - center) / std
+        answers = {
+            "forecaster": network.output.center(parameters).numpy(),
+            "naive": np.nan_to_num(naive),
+            "seasonal_naive": np.nan_to_num((seasonal.forecast(origins, h) - center) / std),
+        }
+        shift = 0.0 if is_scaled else mean
+        plain = {name: answer * unit + shift for name, answer in answers.items()}
+        for name, errors in (by_step or {}).items():
+            errors.add(plain[name], target * unit + shift)
+        for name, one in scores.items():
+            one.add(plain[name], target * unit + shift, plain["naive"], scale)
+            one.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
+        if goes_on is not None and not goes_on(done):
+            break
+    return scores
+
+
+def season_of(dataset: SeriesDataset) -> int:
+    """Returns the steps of a day, of a week of days, of a year of months; 1 for what is longer."""
+    frequency = dataset.frequency
+    if frequency.unit == "business_days":
+        return 5
+    if frequency.unit == "months":
+        return max(1, 12 // frequency.step)
+    if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:
+        return _DAY_US // frequency.step
+    return 7 if frequency.unit == "us" and frequency.step == _DAY_US else 1

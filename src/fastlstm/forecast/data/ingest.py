@@ -1,0 +1,419 @@
+"""First pass over a table: rows are written as they come, and what they are is noted.
+
+Numbers go to values.f32 row by row, times and the numbers of series beside them; nothing is kept
+in memory but a batch and the names of series and categories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.clock import EPOCH_UNITS, TimeReader
+from fastlstm.forecast.data.facts import ColumnFacts
+from fastlstm.forecast.data.names import Names, without_nan
+from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.records import (
+    NULL_WORDS,
+    Records,
+    first_text,
+    is_text,
+    numbers_of,
+    text_in_numbers,
+    without_null_words,
+)
+from fastlstm.forecast.data.roles import Roles
+from fastlstm.forecast.data.timeline import Timeline
+from fastlstm.system.prefetch import Prefetcher
+from fastlstm.system.storage import append
+
+_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Numbers that stand for something else.
+
+    Attributes:
+        missing: those that stand for "no value".
+        kept: those that look as if they did and are values.
+    """
+
+    missing: tuple[float, ...] = ()
+    kept: tuple[float, ...] = ()
+
+
+NO_CODES = Codes()
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What the first pass found.
+
+    Attributes:
+        num_rows: N.
+        values: file of (N, C) float32.
+        times: file of (N,) int64, microseconds, or whole numbers; None without a time column.
+        codes: file of (N,) int32, the number of each row's series; empty where they are grouped.
+        series: names of the series, in the order they came.
+        counts: rows of each series, shape ``(S,)``.
+        is_grouped: the rows of every series stand together.
+        facts: per column.
+        static_facts: per static column, of one number per series.
+        statics: per static column one number per series; categories as their number.
+        categories: names by categorical column, in the order of their numbers.
+        time_zone: of the times, or None.
+        has_clock: times are times; else whole numbers.
+        is_wall: times are as the clocks of the zone show them, else UTC.
+        notes: what people should hear of the times and names.
+    """
+
+    num_rows: int
+    values: Path
+    times: Path | None
+    codes: Path
+    series: list[Any]
+    counts: NDArray[np.int64]
+    is_grouped: bool
+    facts: dict[str, ColumnFacts]
+    static_facts: dict[str, ColumnFacts]
+    statics: dict[str, list[float]]
+    categories: dict[str, list[Any]]
+    time_zone: str | None
+    has_clock: bool
+    is_wall: bool
+    notes: list[str]
+
+
+class TableIngest:
+    """Takes batches in; a context manager, because files are open.
+
+    Args:
+        work: directory for the files.
+        records: where the batches come from, for its schema and name.
+        roles: of its columns.
+        problems: is told what is wrong with the values of a column, which is then without any.
+        time_format: see `TimeReader`.
+        codes: numbers that stand for "no value", and such that look so and are values.
+        like: a table whose times these must agree with, or None.
+        origins: what is taken from the values of a column; default nothing.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        records: Records,
+        roles: Roles,
+        problems: Problems,
+        time_format: str | None = None,
+        codes: Codes = NO_CODES,
+        like: Timeline | None = None,
+        origins: Mapping[str, float] | None = None,
+    ) -> None:
+        self._work, self._roles, self._name = work, roles, records.name
+        self._problems = problems
+        self._schema, self._time_format = records.schema, time_format
+        self._is_parsed = records.is_parsed
+        self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
+        self._facts = {
+            name: ColumnFacts(codes.kept, (origins or {}).get(name, 0.0))
+            for name in (*roles.values, *roles.static)
+        }
+        for name in roles.categorical:
+            self._facts[name].is_category = True
+        self._series = self._names(roles.series)
+        self._counts: list[int] = []
+        self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
+        self._categories = {name: self._names(name) for name in roles.categorical}
+        self._rows, self._last_code, self._is_grouped = 0, -1, True
+        self._times = (
+            None if roles.time is None else TimeReader(roles.time, self._name, time_format)
+        )
+        self._like = like
+        self._files = {
+            name: (work / name).open("wb", buffering=0)
+            for name in ("values.f32", "times.i64", "codes.i32")
+        }
+
+    def _append(self, name: str, values: NDArray[Any]) -> None:
+        append(self._files[name], np.ascontiguousarray(values).data.cast("B"))
+
+    def _names(self, column: str | None) -> Names:
+        return Names(self._schema.field(column).type if column and self._is_parsed else None)
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """The columns to read, and the types a CSV's are parsed as."""
+        roles, found = self._roles, {}
+        for name in (*roles.values, *roles.static):
+            kind = self._schema.field(name).type
+            if name in roles.categorical:
+                found[name] = pa.string() if not pa.types.is_dictionary(kind) else kind
+            else:
+                is_kept = is_text(kind) or pa.types.is_boolean(kind)
+                found[name] = kind if is_kept else pa.float64()
+        for special in (roles.time, roles.series):
+            if special is not None:
+                found[special] = self._schema.field(special).type
+        if roles.time is not None and self._time_format not in (None, *EPOCH_UNITS):
+            found[roles.time] = pa.string()
+        if roles.series is not None and self._is_parsed:
+            found[roles.series] = pa.string()  # 007 is not 7
+        return found
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Writes a batch.
+
+        Raises:
+            DataError: a row without series or time.
+        """
+        num = batch.num_rows
+        if num == 0:
+            return
+        batch = without_views(batch)
+        codes = self._codes(batch)
+        rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
+        for position, name in enumerate(self._roles.values):
+            column, facts = self._numbers(name, batch.column(name)), self._facts[name]
+            stored = facts.stored(column)
+            rows[:, position] = stored
+            bad = facts.add(column, stored)
+            if bad is not None:
+                self._problems.add(self._infinite(name, bad), name)
+        self._add_statics(batch, codes)
+        self._append("values.f32", rows)
+        if self._times is not None and self._roles.time is not None:
+            column = self._without_null_words(batch.column(self._roles.time))
+            self._refuse_nulls(column, self._roles.time, "time")
+            self._append("times.i64", self._times.read(column, self._rows))
+        self._rows += num
+
+    def _infinite(self, name: str, row: int) -> DataError:
+        return DataError(
+            f"{self._name}: column '{name}' is infinite, or beyond float32, in row"
+            f" {self._rows + row + 1}; write an empty value where there is none"
+        )
+
+    def finish(self) -> IngestResult:
+        """Returns what was found; the files are closed."""
+        self.close()
+        for name, known in self._statics.items():
+            values = np.asarray(known, dtype=np.float64)
+            self._facts[name].add(values, self._facts[name].stored(values))
+        path, times = self._work / "times.i64", self._times
+        is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
+        return IngestResult(
+            num_rows=self._rows,
+            values=self._work / "values.f32",
+            times=None if times is None else path,
+            codes=self._work / "codes.i32",
+            series=self._series.plain() if self._roles.series is not None else [""],
+            counts=np.array(self._counts, dtype=np.int64),
+            is_grouped=self._is_grouped,
+            facts={name: self._facts[name] for name in self._roles.values},
+            static_facts={name: self._facts[name] for name in self._roles.static},
+            statics=self._statics,
+            categories={name: found.plain() for name, found in self._categories.items()},
+            time_zone=None if times is None else times.time_zone,
+            has_clock=times is None or times.has_clock,
+            is_wall=is_wall,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> list[str]:
+        notes = [] if self._times is None else self._times.notes()
+        if self._roles.series is not None:
+            notes += self._series.notes(self._roles.series)
+        for name, names in self._categories.items():
+            notes += names.notes(name)
+        named = [(self._roles.series, self._series), *self._categories.items()]
+        for column, names in named if self._is_parsed else ():
+            words = [repr(n) for n in map(str, names.plain()) if n in NULL_WORDS]
+            if words:
+                notes.append(f"column '{column}': {', '.join(words)} is a name there, not a gap")
+        return notes
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> TableIngest:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # columns ------------------------------------------------------------------------------------
+
+    def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
+        if self._roles.series is None:
+            if not self._counts:
+                self._counts.append(0)
+            self._counts[0] += batch.num_rows
+            return np.zeros(batch.num_rows, dtype=np.int32)
+        column = without_nan(batch.column(self._roles.series))
+        self._refuse_nulls(column, self._roles.series, "series")
+        codes = self._numbered(self._series, self._roles.series, column).astype(np.int32)
+        is_grouped = int(codes[0]) >= self._last_code and bool((np.diff(codes) >= 0).all())
+        if self._is_grouped and not is_grouped:
+            self._write_codes()
+            self._is_grouped = False
+        if not self._is_grouped:
+            self._append("codes.i32", codes)
+        self._counts += [0] * (len(self._series) - len(self._counts))
+        counts = np.bincount(codes)
+        for code in np.flatnonzero(counts).tolist():
+            self._counts[code] += int(counts[code])
+        self._last_code = int(codes[-1])
+        return codes
+
+    def _write_codes(self) -> None:
+        """Writes the codes of the rows so far, which needed none: their series stood together."""
+        for code, count in enumerate(self._counts):
+            for first in range(0, count, _ROWS):
+                part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
+                self._append("codes.i32", part)
+
+    def _numbered(self, names: Names, name: str, column: pa.Array) -> NDArray[np.int64]:
+        try:
+            return names.number(column)
+        except (pa.ArrowException, ArithmeticError) as error:
+            raise DataError(
+                f"{self._name}: column '{name}' is {column.type!s:.80}, which cannot be read as"
+                f" names ({str(error).splitlines()[0]:.80}); write them as texts"
+            ) from error
+
+    def _numbers(self, name: str, column: pa.Array) -> NDArray[np.floating]:
+        """Returns float64, or float32 where the column has that type."""
+        if name in self._roles.categorical:
+            column = without_nan(column)
+            numbers = self._numbered(self._categories[name], name, column).astype(np.float64)
+            if column.null_count:
+                numbers[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
+            return numbers
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        kind = column.type
+        if is_text(kind):
+            column = self._without_null_words(column)
+            text = first_text(column)
+            if text is not None:
+                error = text_in_numbers(self._name, name, self._rows + text[0], text[1])
+                self._problems.add(error, name)
+                return np.full(len(column), np.nan)
+            column = numbers_of(column)
+        elif pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+            column = column.cast(pa.float64())
+        elif not (
+            pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)
+        ):
+            error = DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+            self._problems.add(error, name)
+            return np.full(len(column), np.nan)
+        if pa.types.is_null(kind):
+            return np.full(len(column), np.nan)
+        dtype = np.float32 if pa.types.is_float32(kind) else np.float64
+        values: NDArray[np.floating] = column.to_numpy(zero_copy_only=False).astype(
+            dtype, copy=False
+        )
+        if self._missing and (is_missing := np.isin(values, self._missing)).any():
+            values = np.where(is_missing, np.nan, values)
+        return values
+
+    def _without_null_words(self, column: pa.Array) -> pa.Array:
+        is_csv_text = self._is_parsed and is_text(column.type)
+        return without_null_words(column) if is_csv_text else column
+
+    def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
+        for name, known in self._statics.items():
+            values = self._numbers(name, batch.column(name))
+            first = np.flatnonzero(np.diff(codes, prepend=-1))
+            known += [float("nan")] * (len(self._counts) - len(known))
+            for row in first.tolist():
+                if np.isnan(known[codes[row]]):
+                    known[codes[row]] = float(values[row])
+            if len(infinite := np.flatnonzero(np.isinf(values))):
+                self._problems.add(self._infinite(name, int(infinite[0])), name)
+            expected = np.asarray(known, dtype=np.float64)[codes]
+            differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
+            if differs.any():
+                row = int(np.flatnonzero(differs)[0])
+                series = "" if self._roles.series is None else self._series[codes[row]]
+                error = DataError(
+                    f"{self._name}: static column '{name}' changes within series '{series}', in"
+                    f" row {self._rows + row + 1}; one value per series was expected"
+                )
+                self._problems.add(error, name)
+
+    def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise DataError(f"{self._name}: row {self._rows + row + 1} has no {what} ('{name}')")
+
+
+def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns a batch whose texts are plain: views, as polars has them, cannot be compared."""
+    for place, field_ in enumerate(batch.schema):
+        column, kind = batch.column(place), field_.type
+        if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+            names = column.dictionary.cast(pa.large_string())
+            column = pa.DictionaryArray.from_arrays(column.indices, names)
+        elif pa.types.is_string_view(kind):
+            column = column.cast(pa.large_string())
+        else:
+            continue
+        batch = batch.set_column(place, field_.name, column)
+    return batch
+
+
+class _Batches:
+    """A table's batches, each with the bytes read so far; they are read once, from the start."""
+
+    def __init__(self, records: Records, types: dict[str, pa.DataType]) -> None:
+        self._records, self._batches = records, records.batches(types)
+
+    def __next__(self) -> tuple[pa.RecordBatch, int]:
+        batch = next(self._batches)
+        try:
+            batch.validate(full=True)  # an offset beyond the memory would be followed to it
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise DataError(
+                f"{self._records.name} cannot be read ({reason}); is it whole?"
+            ) from error
+        return batch, self._records.done_bytes
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+def ingest(
+    records: Records, intake: TableIngest, on_progress: Callable[[int, int | None], None] | None
+) -> IngestResult:
+    """Reads all batches, the next one while one is written; `on_progress` hears bytes done, in all.
+
+    Arrow and the disk both work without holding Python's lock.
+    """
+    with intake, Prefetcher(_Batches(records, intake.types), depth=2) as ahead:
+        while True:
+            try:
+                batch, done_bytes = ahead.next()
+            except StopIteration:
+                return intake.finish()
+            intake.add(batch)
+            if on_progress is not None:
+                on_progress(done_bytes, records.total_bytes)

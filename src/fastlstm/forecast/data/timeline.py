@@ -1,0 +1,246 @@
+"""Times of rows: their frequency, and where duplicates, gaps and disorder are.
+
+Times are microseconds since 1970; a frequency is so many microseconds, calendar months or business
+days (Monday to Friday). Whatever the frequency, a time has a tick number, and neighbours are one
+tick apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError, Setting, counted
+
+_UNITS = (
+    ("week", 604_800_000_000),
+    ("day", 86_400_000_000),
+    ("hour", 3_600_000_000),
+    ("minute", 60_000_000),
+    ("second", 1_000_000),
+    ("millisecond", 1_000),
+    ("microsecond", 1),
+)
+_DAY = 86_400_000_000
+_LONGEST_STEP = 10**15
+"""Of a stored frequency, 31 years in microseconds."""
+_Unit = Literal["us", "months", "business_days", "rows"]
+_MONDAY = 3
+"""Days from the Monday before 1970-01-01, a Thursday, to it."""
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """The step from one row to the next.
+
+    Attributes:
+        step: microseconds, calendar months, business days, or rows where there are no times.
+        unit: of `step`.
+        is_month_end: months are counted from last day to last day.
+    """
+
+    step: int
+    unit: _Unit = "us"
+    is_month_end: bool = False
+
+    def __str__(self) -> str:
+        if self.unit == "rows":
+            return "rows" if self.step == 1 else str(self.step)
+        if self.unit == "months":
+            return counted(self.step, "month")
+        if self.unit == "business_days":
+            return "1 business day"
+        name, size = next(unit for unit in _UNITS if self.step % unit[1] == 0)
+        return counted(self.step // size, name)
+
+    def ticks(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns a number for every time such that neighbours differ by one."""
+        if self.unit == "months":
+            return _months(times) // self.step
+        if self.unit == "business_days":
+            weeks, days = _weeks_and_days(times)
+            return 5 * weeks + np.minimum(days, 4)
+        return times // self.step
+
+    def are_whole_steps(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which times are whole steps away from the one before, shape ``(N - 1,)``."""
+        if self.unit == "business_days":
+            is_business = _weeks_and_days(times)[1] < 5
+            is_whole = np.diff(times) % _DAY == 0
+            return np.asarray(is_whole & is_business[1:] & is_business[:-1])
+        if self.unit == "months":
+            distances = np.diff(_months(times))
+            is_whole = (distances > 0) & (distances % self.step == 0)
+            return np.asarray(is_whole & _are_alike_in_months(times, self.is_month_end))
+        return np.asarray(np.diff(times) % self.step == 0)
+
+    def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
+        """Returns whether all rows of a series are whole steps apart, and most of them one step.
+
+        Args:
+            times: shape ``(N,)``, int64, increasing within a series.
+            is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
+        """
+        if not self.are_whole_steps(times)[is_same].all():
+            return False
+        steps = np.diff(self.ticks(times))[is_same]
+        values, counts = np.unique(steps, return_counts=True)
+        return len(steps) == 0 or int(values[counts.argmax()]) == 1
+
+    def after(self, start: int, count: int) -> NDArray[np.int64]:
+        """Returns the `count` times that begin with `start`."""
+        numbers = np.arange(count, dtype=np.int64)
+        if self.unit == "business_days":
+            tick = int(self.ticks(np.array([start]))[0])
+            weeks, days = np.divmod(tick + numbers, 5)
+            return (7 * weeks + days - _MONDAY) * _DAY + start % _DAY
+        if self.unit != "months":
+            return start + numbers * self.step
+        day = np.datetime64(start, "us").astype("datetime64[D]")
+        month = day.astype("datetime64[M]")
+        clock = start % _DAY
+        months = month + numbers * self.step
+        if self.is_month_end:
+            days = (months + 1).astype("datetime64[D]") - 1
+        else:
+            last = (months + 1).astype("datetime64[D]") - 1
+            days = np.minimum(months.astype("datetime64[D]") + (day - month), last)
+        return np.asarray(days.astype("datetime64[us]").astype(np.int64) + clock)
+
+    @staticmethod
+    def from_json(values: Any) -> Frequency:
+        """Returns what `to_json` gave.
+
+        Raises:
+            ValueError: `values` are something else.
+        """
+        names = {"step", "unit", "is_month_end"}
+        if not isinstance(values, dict) or set(values) != names:
+            raise ValueError(f"a frequency has {', '.join(sorted(names))}, {values!r:.80} came")
+        step, unit, is_month_end = values["step"], values["unit"], values["is_month_end"]
+        is_known = unit in get_args(_Unit) and type(is_month_end) is bool
+        if type(step) is not int or not 0 < step <= _LONGEST_STEP or not is_known:
+            raise ValueError(f"no frequency is {values!r:.80}")
+        return Frequency(step, unit, is_month_end)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"step": self.step, "unit": self.unit, "is_month_end": self.is_month_end}
+
+
+ROWS = Frequency(1, "rows")
+DAYS = Frequency(_DAY)
+BUSINESS_DAYS = Frequency(1, "business_days")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How the times of a table are, which those of another one must agree with.
+
+    Attributes:
+        frequency: of the rows.
+        time_zone: of the times, or None.
+        is_wall: times are as the clocks of the zone show them, else UTC; None where not known.
+    """
+
+    frequency: Frequency
+    time_zone: str | None
+    is_wall: bool | None
+
+
+def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the number of each time's week and its day in it, Monday is 0."""
+    weeks, days = np.divmod(times // _DAY + _MONDAY, 7)
+    return np.asarray(weeks), np.asarray(days)
+
+
+def are_business_days(times: NDArray[np.int64]) -> bool:
+    """Returns whether no time is on a Saturday or Sunday."""
+    return bool((_weeks_and_days(times)[1] < 5).all())
+
+
+def _months(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    months = times.astype("datetime64[us]").astype("datetime64[M]")
+    return np.asarray(months.astype(np.int64))
+
+
+def _are_alike_in_months(times: NDArray[np.int64], is_month_end: bool) -> NDArray[np.bool_]:
+    """Returns which times are on the day, and at the hour, of the one before, shape ``(N - 1,)``.
+
+    With `is_month_end` that is the last day of a month.
+    """
+    days = times.astype("datetime64[us]").astype("datetime64[D]")
+    months = days.astype("datetime64[M]")
+    is_end = (days + 1).astype("datetime64[M]") != months
+    same_day = np.diff((days - months.astype("datetime64[D]")).astype(np.int64)) == 0
+    is_alike = is_end[1:] & is_end[:-1] if is_month_end else same_day
+    return np.asarray(is_alike & (np.diff(times % _DAY) == 0))
+
+
+def show_time(time: int) -> str:
+    """Returns a time as people write it, without parts that are zero."""
+    shown = str(np.datetime64(int(time), "us")).replace("T", " ")  # also beyond the year 9999
+    return shown.removesuffix(".000000").removesuffix(" 00:00:00")
+
+
+def find_frequency(
+    times: NDArray[np.int64], is_same: NDArray[np.bool_], origin: str, has_clock: bool = True
+) -> Frequency:
+    """Finds the step that most neighbouring rows are apart.
+
+    Args:
+        times: of some rows, shape ``(N,)``, int64, increasing within a series.
+        is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
+        origin: what messages call the table.
+        has_clock: times are times; else whole numbers.
+
+    Raises:
+        DataError: the times follow no step.
+    """
+    steps = np.diff(times)[is_same]
+    if len(steps) == 0:
+        return DAYS if has_clock else ROWS
+    values, counts = np.unique(steps, return_counts=True)
+    most = int(values[counts.argmax()])
+    if has_clock and most >= 28 * _DAY and most % _DAY == 0:
+        monthly = _calendar_frequency(times, is_same)
+        if monthly is not None:
+            return monthly
+    share = counts.max() / len(steps)
+    on_grid = float(counts[values % most == 0].sum() / len(steps))
+    if share < 0.5 or on_grid < 0.9:
+        shown = ", ".join(
+            f"{Frequency(int(v)) if has_clock else v} ({c / len(steps):.0%})"
+            for v, c in sorted(zip(values, counts, strict=True), key=lambda pair: -pair[1])[:3]
+        )
+        raise DataError(
+            f"{origin}: the times follow no step (most often {shown}); bring them onto a regular"
+            " grid first, or leave the time column out (",
+            Setting("ignore", ...),
+            "), so that rows are counted",
+        )
+    if not has_clock:
+        return Frequency(most, "rows")
+    if most == _DAY and are_business_days(times):
+        weeks = _weeks_and_days(times)[0]
+        if (np.diff(weeks)[is_same] > 0).any():  # a weekend is left out
+            return BUSINESS_DAYS
+    return Frequency(most)
+
+
+def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> Frequency | None:
+    """Returns the frequency in months when all times are the same day or the last day of theirs."""
+    days = times.astype("datetime64[us]").astype("datetime64[D]")
+    months = days.astype("datetime64[M]")
+    is_end = bool(((days + 1).astype("datetime64[M]") != months).all())
+    if not is_end and len(np.unique((days - months).astype(np.int64))) > 1:
+        return None
+    if len(np.unique(times % _DAY)) > 1:
+        return None
+    steps = np.diff(months.astype(np.int64))[is_same]
+    values, counts = np.unique(steps, return_counts=True)
+    most = int(values[counts.argmax()])
+    return Frequency(most, "months", is_end) if most >= 1 else None

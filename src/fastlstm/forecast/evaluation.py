@@ -1,0 +1,215 @@
+"""A trained forecaster on its test part: scores, coverage, and forecasts to look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.backtest import backtest, season_of
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.metrics import QuantileScores, StepErrors
+from fastlstm.forecast.data.naive import seasonal_error
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.window_index import read_windows, spread_out
+from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.forecasts import forecast
+from fastlstm.forecast.model.config import ForecasterConfig
+
+MAX_WINDOWS = 20_000
+"""Test windows that a run judges itself by, evenly spread."""
+_INTERVALS = (0.8, 0.95)
+_CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
+_PICTURES = 4
+_LEAST_PAST = 48
+"""Steps before a forecast that are shown, where the network reads so many."""
+
+
+def evaluate_forecasts(
+    stored: StoredForecaster,
+    inputs: ScaledWindows,
+    split: Split,
+    rows: NDArray[np.int64],
+    season: int,
+    quantiles: Sequence[float] = (),
+    is_scaled: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Returns the errors of the windows that begin at `rows` by who made them; see `backtest`."""
+    scores = QuantileScores(quantiles, _INTERVALS)
+    return _report(stored, inputs, split, rows, season, scores, is_scaled)
+
+
+def _report(
+    stored: StoredForecaster,
+    inputs: ScaledWindows,
+    split: Split,
+    rows: NDArray[np.int64],
+    season: int,
+    scores: QuantileScores,
+    is_scaled: bool = False,
+    by_step: Mapping[str, StepErrors] | None = None,
+    goes_on: Callable[[int], bool] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Returns what `evaluate_forecasts` does.
+
+    `scores` hold all of the quantiles, `by_step` each target's; `goes_on` is as in `backtest`.
+    """
+    num_targets = stored.network.config.num_targets
+    error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
+    found = backtest(
+        stored.network,
+        inputs,
+        rows,
+        season,
+        error,
+        is_scaled,
+        stored.calibration,
+        scores,
+        by_step=by_step,
+        goes_on=goes_on,
+    )
+    report = {name: one.result() for name, one in found.items()}
+    if scores.num_values:
+        report["forecaster"] |= scores.result()
+    return report
+
+
+def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
+    """Returns how many windows `evaluation_events` judges; 0 in a part too short for one."""
+    try:
+        index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+    except DataError:
+        return 0
+    return min(len(index), MAX_WINDOWS)
+
+
+def evaluation_events(
+    stored: StoredForecaster,
+    dataset: SeriesDataset,
+    split: Split,
+    inputs: ScaledWindows,
+    goes_on: Callable[[int, int], bool],
+) -> list[dict[str, Any]]:
+    """Returns events of kind test, calibration and forecast; docs/architecture.md lists their keys.
+
+    Args:
+        stored: the forecaster.
+        dataset: the table.
+        split: its parts.
+        inputs: its windows as the network takes them.
+        goes_on: called with the windows judged so far and in all after every batch; False leaves
+            the rest out.
+    """
+    sizes = stored.network.config
+    try:
+        index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+    except DataError as error:
+        text = f"no test scores: {error}"
+        return [{"event": "message", "level": "info", "text": text}]
+    rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
+    judged = 0
+
+    def watched(done: int) -> bool:
+        nonlocal judged
+        judged = done
+        return goes_on(done, len(rows))
+
+    curve = QuantileScores((), _CURVE)
+    makers = ("forecaster", "seasonal_naive")
+    by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in makers}
+    scores = _report(
+        stored, inputs, split, spread_out(rows), season, curve, by_step=by_step, goes_on=watched
+    )
+    for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
+        scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
+    about = {"windows": judged, "of_windows": len(index), "season": season}
+    targets = _target_errors(dataset.roles.target, by_step, sizes.horizon)
+    observed = list(curve.coverage().values())
+    return [
+        {"event": "test", "scores": scores, "targets": targets, **about},
+        {"event": "calibration", "levels": list(_CURVE), "observed": observed},
+        *_pictures(stored, dataset, inputs, index.rows(_PICTURES)),
+    ]
+
+
+def _quarters(horizon: int) -> list[tuple[int, int]]:
+    """Returns the first and last steps of the quarters of a horizon; fewer where it is short."""
+    ends = sorted({horizon * quarter // 4 for quarter in range(5)})
+    return [(first + 1, last) for first, last in itertools.pairwise(ends)]
+
+
+def _target_errors(
+    names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
+) -> list[dict[str, Any]]:
+    """Returns the errors of each target in its unit, and how they grow with the step ahead."""
+    ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
+    return [
+        {
+            "target": name,
+            **ours.result(number),
+            "seasonal_naive_mae": naive.result(number).get("mae"),
+            "by_step": [
+                {"first": first, "last": last, "mae": ours.result(number, first, last).get("mae")}
+                for first, last in _quarters(horizon)
+            ],
+        }
+        for number, name in enumerate(names)
+    ]
+
+
+def _times(dataset: SeriesDataset, rows: range) -> list[str] | None:
+    """Returns the times of neighbouring rows as ISO 8601, None where rows are counted."""
+    if not dataset.has_clock:
+        return None
+    segments = dataset.table.segments
+    segment = int(segments.of_rows(np.array([rows[0]]))[0])
+    first = rows[0] - int(segments.first_rows[segment])
+    start = int(segments.start_times[segment])
+    times = dataset.frequency.after(start, first + len(rows))[first:]
+    unit: Literal["s", "us"] = "us" if (times % 1_000_000).any() else "s"
+    return [str(time) for time in np.datetime_as_string(times.astype("datetime64[us]"), unit=unit)]
+
+
+def _pictures(
+    stored: StoredForecaster, dataset: SeriesDataset, inputs: ScaledWindows, rows: NDArray[np.int64]
+) -> list[dict[str, Any]]:
+    """Returns some forecasts with what came, of one target each, in units of the table."""
+    sizes, scaler = stored.network.config, stored.scaler
+    shown = min(sizes.input_size, max(_LEAST_PAST, 2 * sizes.horizon))
+    levels = (0.1, 0.9)
+    ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
+    center, _ = next(forecast(stored.network, inputs, rows))
+    past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
+    past = past + dataset.table.origin  # float64
+    series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
+    events = []
+    for n in range(len(rows)):
+        c = n % sizes.num_targets
+        curves = {
+            "center": center[n, :, c, 0],
+            "low": ends[n, :, c, 0],
+            "high": ends[n, :, c, 1],
+            "actual": target[n, :, c],
+        }
+        std, mean = float(scaler.std[c]), float(scaler.mean[c])
+        first = int(rows[n]) + sizes.input_size
+        plain = {name: (curve.double() * std + mean).tolist() for name, curve in curves.items()}
+        events.append(
+            {
+                "event": "forecast",
+                "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
+                "target": dataset.roles.target[c],
+                "times": _times(dataset, range(first - shown, first + sizes.horizon)),
+                "time_zone": dataset.time_zone
+                if dataset.is_wall or not dataset.time_zone
+                else "UTC",
+                "past": past[n, :, c].tolist(),
+                **plain,
+            }
+        )
+    return events

@@ -1,0 +1,431 @@
+"""`Forecaster`: from a table to forecasts, in the manner of scikit-learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import ConfigError, DataError, Setting
+from fastlstm.estimator import Estimator
+from fastlstm.forecast.backtest import backtest, season_of
+from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.data.configured import prepare, prepare_ahead
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.metrics import QuantileScores
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.splits import Split, split_table
+from fastlstm.forecast.evaluation import evaluate_forecasts
+from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
+from fastlstm.forecast.forecasts import require_known, require_numbers
+from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.table import as_kind, kind_of, predict_table
+from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.train import train_forecaster
+from fastlstm.runs.metrics import Event, Observer, checked_observers
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.fields import is_whole
+
+
+class Forecaster(Estimator):
+    """Forecasts the next steps of time series with an LSTM.
+
+    Args:
+        horizon: steps ahead.
+        input_size: steps of the past that are read; default is up to 720, as the data allows.
+        target: columns to forecast; default "y", or every number of a table without series.
+        time: the column of times; default "ds", "date" … or the only one that holds times.
+        series: the column that tells series apart; default "unique_id" where there is one.
+        past: columns known up to now only; default every other number.
+        future: columns known ahead.
+        static: columns with one value per series.
+        categorical: which of past, future, static hold names.
+        ignore: columns left out.
+        split: training, validation, test in percent of the rows by time, or in counts of steps.
+        segment: steps read, and answered, at once; default fits input and horizon.
+        hidden_size: H.
+        num_layers: of the LSTM.
+        channels: shared gives each target its own pass through one network, joint reads all.
+        decoder: direct answers all segments at once; autoregressive one after the other, each after
+            reading the forecasts before it.
+        bidirectional: the input is read both ways; for the direct decoder.
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
+            counts are divided by one more than their mean instead.
+        dropout: before the last layer.
+        output: point, quantiles, student_t or negative_binomial (of counts).
+        loss: of a point: mae, mse or huber.
+        budget: wall clock of fit as a whole, such as "2m"; default 2m where no other end is given.
+        epochs: passes over the training windows.
+        steps: optimizer steps.
+        batch_size: windows per step; lanes with `tbptt`.
+        tbptt: train on long series in order, so many steps at once, state carried on, in place of
+            windows from zero state.
+        balance: draw every series equally often, however long it is.
+        learning_rate: peak.
+        ema: decay of averaged weights.
+        patience: evaluations without gain after which training ends; 0 never does.
+        gaps: split or fill (see `fastlstm.forecast.data.arrange.Policy`).
+        disorder: error or sort.
+        duplicates: error, first or last.
+        missing_value: a number that stands for "no value", or several.
+        keep_value: a number that looks as if it stood for no value and is a value, or several.
+        time_format: how times are written, such as ``%Y%m%d``; or s, ms, us, ns: whole numbers are
+            such units since 1970.
+        seed: of everything random.
+        observers: called with every event, a plain dict.
+
+    Attributes:
+        network_: the trained network.
+        dataset_: the table it was trained on; not there once loaded, pickled or copied.
+        fitted_: what training did.
+
+    Example:
+        ::
+
+            model = Forecaster(horizon=96, budget="2m").fit("ETTh1.csv")
+            table = model.predict()
+            print(model.backtest())
+    """
+
+    def __init__(
+        self,
+        horizon: int = 24,
+        *,
+        input_size: int | None = None,
+        target: str | Sequence[str] = (),
+        time: str | None = None,
+        series: str | None = None,
+        past: Sequence[str] | None = None,
+        future: Sequence[str] = (),
+        static: Sequence[str] = (),
+        categorical: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        split: str | Sequence[int] = "70/10/20",
+        segment: int | None = None,
+        hidden_size: int = 256,
+        num_layers: int = 1,
+        channels: Literal["shared", "joint"] = "shared",
+        decoder: Literal["direct", "autoregressive"] = "direct",
+        bidirectional: bool = False,
+        normalize: Literal["last", "standard", "none"] = "last",
+        dropout: float = 0.5,
+        output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point",
+        loss: Literal["mae", "mse", "huber"] = "mae",
+        budget: str | None = None, epochs: float | None = None, steps: int | None = None,
+        batch_size: int = 32,
+        tbptt: int | None = None,
+        balance: bool = False,
+        learning_rate: float = 2e-3,
+        ema: float = 0.99,
+        patience: int = 0,
+        gaps: Literal["split", "fill"] = "split",
+        disorder: Literal["error", "sort"] = "error",
+        duplicates: Literal["error", "first", "last"] = "error",
+        missing_value: float | Sequence[float] = (), keep_value: float | Sequence[float] = (),
+        time_format: str | None = None,
+        seed: int = 0,
+        observers: Sequence[Observer] = (),
+    ) -> None:  # fmt: skip
+        self.horizon, self.input_size, self.segment = horizon, input_size, segment
+        self.target, self.time, self.series, self.past, self.gaps = target, time, series, past, gaps
+        self.future, self.static, self.categorical = future, static, categorical
+        self.ignore, self.hidden_size, self.split = ignore, hidden_size, split
+        self.channels, self.decoder, self.bidirectional = channels, decoder, bidirectional
+        self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
+        self.budget, self.epochs, self.steps, self.batch_size = budget, epochs, steps, batch_size
+        self.tbptt, self.balance, self.patience, self.ema = tbptt, balance, patience, ema
+        self.learning_rate, self.seed, self.num_layers = learning_rate, seed, num_layers
+        self.disorder, self.duplicates, self.time_format = disorder, duplicates, time_format
+        self.missing_value, self.keep_value, self.observers = missing_value, keep_value, observers
+
+    def __sklearn_tags__(self) -> Any:
+        """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            input_tags=InputTags(allow_nan=True),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is pickled or copied: all but the table, which may be large or mapped."""
+        return {
+            n: v for n, v in self.__dict__.items() if n not in ("dataset_", "split_", "_inputs")
+        }
+
+    # fitting ------------------------------------------------------------------------------------
+
+    def fit(self, frame: Any, y: None = None) -> Forecaster:
+        """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
+
+        One fit at a time: torch has one generator of random numbers per process, so that fits in
+        several threads are trained well, but their seeds decide nothing; use processes.
+
+        Args:
+            frame: see `fastlstm.forecast.data.records.open_records`.
+            y: not used; scikit-learn passes it.
+
+        Raises:
+            DataError: the table cannot be used; the message says where and why.
+            NonFiniteError: training met NaN that it could not get past.
+            BudgetError: the budget was over before the first step.
+        """
+        return self._train(frame, None)
+
+    def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
+        """Trains on, from the weights as they are, on another table of the same columns.
+
+        The scaler stays that of `fit`. Parameters of training (how long, learning rate, batch
+        size, split …) are those set now. An unfitted Forecaster is fitted.
+
+        Raises:
+            ConfigError: a parameter of the network or its columns was changed since `fit`.
+            DataError: the table is not like the one that fit was given.
+        """
+        return self._train(frame, getattr(self, "stored_", None))
+
+    def _train(self, frame: Any, start: StoredForecaster | None) -> Forecaster:
+        config = self._config()
+        observers = [*checked_observers(self.observers), _warn]
+        trained = train_forecaster(frame, config, observers=observers, start=start)
+        self._came = kind_of(frame)
+        if isinstance(frame, np.ndarray):
+            self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
+        self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
+        self._inputs, self.fitted_ = trained.inputs, trained.fitted
+        return self
+
+    @property
+    def network_(self) -> ForecastNetwork:
+        """The trained network."""
+        return self._fitted().network
+
+    def _config(self) -> ForecastConfig:
+        values = {name: value for name, value in self.get_params().items() if name != "observers"}
+        for name in _COLUMN_LISTS:
+            if isinstance(values[name], str):
+                values[name] = (values[name],)
+        if isinstance(self.split, Iterable) and not isinstance(self.split, str):
+            values["split"] = ",".join(str(count) for count in self.split)
+        return ForecastConfig(**values)
+
+    def _fitted(self) -> StoredForecaster:
+        if not hasattr(self, "stored_"):
+            raise ConfigError("this Forecaster is not fitted yet; call fit first")
+        return self.stored_
+
+    # forecasting --------------------------------------------------------------------------------
+
+    def predict(self, frame: Any = None, future: Any = None) -> Any:
+        """Forecasts the steps after the end of every series.
+
+        Args:
+            frame: the past of the series; default what `fit` was given.
+            future: what is known ahead, where the forecaster was fitted with such columns: a table
+                of series, time and these columns, with a row for every step to be forecast.
+
+        Returns:
+            A table of the kind that came (an Arrow table for files): series, time, targets. Of an
+            array, an array ``(h, targets)``.
+
+        Raises:
+            DataError: other columns than at `fit`, a series that is too short, or a step that
+                nothing is known ahead of.
+        """
+        return self._predict(frame, future, ())
+
+    def predict_quantiles(
+        self, frame: Any = None, quantiles: Sequence[float] = (0.1, 0.5, 0.9), future: Any = None
+    ) -> Any:
+        """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
+
+        The quantiles that the network has learned, each shifted by what it was off by on validation
+        windows, per step and target; of a point, it plus the residuals of the validation windows;
+        of counts, those of the distribution as they are. A quantile for which validation has too
+        few values is infinite, and a warning says so.
+        """
+        return self._predict(frame, future, quantiles)
+
+    def _predict(self, frame: Any, future: Any, quantiles: Sequence[float]) -> Any:
+        self._warn_unsupported(quantiles)
+        dataset, inputs = self._table(frame)
+        ahead = self._ahead(future, dataset)
+        table = predict_table(self._fitted(), dataset, inputs, quantiles, ahead)
+        return as_kind(table, kind_of(frame) if frame is not None else self._came)
+
+    def _table(self, frame: Any) -> tuple[SeriesDataset, ScaledWindows]:
+        """Returns a table ready for the network; without one what `fit` was given."""
+        stored = self._fitted()
+        if frame is None:
+            if not hasattr(self, "dataset_"):
+                raise ConfigError(
+                    "a loaded or pickled Forecaster has no table of its own; give one"
+                )
+            return self.dataset_, self._inputs
+        target = stored.fit.columns[: stored.network.config.num_targets]
+        config = dataclasses.replace(stored.config, target=target)
+        dataset = prepare(frame, config, like=stored.fit.timeline)
+        return dataset, apply_schema(dataset, stored.fit, stored.scaler, stored.static_scale)
+
+    def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:
+        config = self._fitted().config
+        if not config.future:
+            if future is not None:
+                raise ConfigError(
+                    "a table of what is known ahead came, but this Forecaster was fitted without"
+                    " future columns; leave ",
+                    Setting("future"),
+                    " out, or fit with columns known ahead",
+                )
+            return None
+        if future is None:
+            raise ConfigError(
+                f"{', '.join(config.future)} must be known ahead: give predict a table with them"
+                " for every step to be forecast, as ",
+                Setting("future", ...),
+            )
+        return prepare_ahead(future, config, dataset)
+
+    # judging ------------------------------------------------------------------------------------
+
+    def backtest(
+        self,
+        part: Literal["valid", "test"] = "test",
+        stride: int = 1,
+        season: int | None = None,
+        scaled: bool = False,
+        frame: Any = None,
+        quantiles: Sequence[float] = (),
+    ) -> dict[str, dict[str, float]]:
+        """Judges forecasts from every origin of a part of a table.
+
+        Args:
+            part: valid or test.
+            stride: rows from one origin to the next.
+            season: steps of the seasonal naive forecast and of mase; default a day where steps are
+                shorter, else a week of days, a year of months, or 1.
+            scaled: in standard deviations of the training rows instead of the table's units (counts
+                stay counts).
+            frame: the table; default what `fit` was given.
+            quantiles: levels whose pinball loss is wanted, too.
+
+        Returns:
+            By who forecast ("forecaster"; "naive", the last present value; "seasonal_naive", the
+            last present value of the same season) num_values, mse, mae, rmse, smape (0 to 2),
+            rel_mae (the mean absolute error over that of "naive") and mase (each error over the
+            mean absolute error of the seasonal naive forecast on the training rows of its series;
+            Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
+            one of `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value;
+            the loss of an infinite quantile is that of the outermost finite percentile.
+
+            All figures are of the same num_values targets: all that are there, of every window.
+            Naive forecasts are the mean of the training rows (0 of counts) of num_without_past
+            targets, before which their series has no value. mase leaves num_without_scale
+            targets out, whose series never changes from season to season in its training rows or
+            has none. Either count is left out where it is 0.
+        """
+        for name, value in (("stride", stride), ("season", season)):
+            if value is not None and not (is_whole(value) and value >= 1):
+                raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more whole steps")
+        self._warn_unsupported(quantiles)
+        dataset, inputs = self._table(frame)
+        rows, stored = self._origins(dataset, part, stride), self._fitted()
+        season, split = season or season_of(dataset), self._split(dataset)
+        return evaluate_forecasts(stored, inputs, split, rows, season, quantiles, scaled)
+
+    def coverage(
+        self, intervals: Sequence[float] = (0.8, 0.95), part: Literal["valid", "test"] = "test"
+    ) -> dict[float, float]:
+        """Returns the share of values within their central intervals, by the intervals' level."""
+        stored = self._fitted()
+        dataset, inputs = self._table(None)
+        rows = self._origins(dataset, part, 1)
+        require_numbers("intervals", intervals)
+        scores = QuantileScores((), intervals, has_crps=False)
+        self._warn_unsupported(scores.levels)
+        backtest(stored.network, inputs, rows, 1, calibration=stored.calibration, quantiles=scores)
+        return scores.coverage()
+
+    def score(self, frame: Any = None, y: None = None) -> float:
+        """Returns one minus rel_mae on the test part: above 0 is better than naive, 1 is perfect.
+
+        rel_mae is the mean absolute error over that of the naive forecast; see `backtest`.
+        """
+        found = self.backtest(frame=frame)["forecaster"]
+        if "rel_mae" not in found:
+            raise DataError("the test part never changes, so that nothing is better than naive")
+        return 1 - found["rel_mae"]
+
+    def _warn_unsupported(self, levels: Sequence[float]) -> None:
+        require_known(levels)
+        text = self._fitted().unsupported(levels) if len(levels) else None
+        if text is not None:
+            warnings.warn(text, stacklevel=4)
+
+    def _split(self, dataset: SeriesDataset) -> Split:
+        return split_table(dataset.table, dataset.frequency, self._fitted().config.split)
+
+    def _origins(self, dataset: SeriesDataset, part: str, stride: int) -> NDArray[np.int64]:
+        if part not in ("train", "valid", "test"):
+            raise ConfigError(f"part is {part!r}, expected valid or test")
+        sizes = self._fitted().network.config
+        split = self._split(dataset)
+        windows = split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
+        return windows.rows()
+
+    # files --------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Writes config.json, schema.json, scaler.json and model.safetensors; nothing executable.
+
+        Raises:
+            ConfigError: it is not fitted.
+            StorageError: the disk refused.
+        """
+        files = forecaster_files(self._fitted())
+        run = RunDirectory(path)
+        run.create()
+        run.publish(files)
+
+    @staticmethod
+    def load(path: str | Path, **reading: Any) -> Forecaster:
+        """Opens what `save` or ``fastlstm train`` wrote.
+
+        Args:
+            path: the directory.
+            reading: how tables are read from now on, where other than at `fit`: gaps, disorder,
+                duplicates, missing_value, keep_value, time_format.
+
+        Raises:
+            ConfigError: another parameter is given.
+            CorruptFileError: a file is damaged; it is named.
+        """
+        for name in reading:
+            if name not in READING:
+                raise ConfigError(
+                    f"{name} belongs to fit; load takes {', '.join(READING)}, how tables are read"
+                )
+        stored = read_forecaster(path)
+        begun, first = (dataclasses.replace(c, **reading) for c in (stored.config, stored.given))
+        stored = dataclasses.replace(stored, config=begun, given=first)
+        given = dataclasses.asdict(stored.given)
+        found = Forecaster(
+            **{name: given[name] for name in Forecaster._defaults() if name in given}
+        )
+        found.stored_, found._came = stored, "arrow"
+        return found
+
+
+def _warn(event: Event) -> None:
+    """Hands a warning of the training to Python's own: `fit` prints nothing else."""
+    if event["event"] == "message" and event["level"] == "warning":
+        warnings.warn(event["text"], stacklevel=2)
+
+
+_COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -1,0 +1,138 @@
+"""The architecture of a forecaster, as config.json stores it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from fastlstm.errors import ConfigError, Setting
+from fastlstm.forecast.config import Channels, Decoder, Loss, Normalize, OutputKind
+from fastlstm.system.fields import check_values
+
+
+@dataclass(frozen=True)
+class ForecasterConfig:
+    """Architecture of a forecaster.
+
+    Attributes:
+        input_size: L, steps of the past; a multiple of `segment`.
+        horizon: h, steps ahead.
+        num_targets: C.
+        num_past: further columns known up to now.
+        num_future: columns known ahead.
+        categories: size of every categorical column by its place among targets, past, future.
+        num_static: numbers known per series.
+        static_categories: size of every categorical one among them, by its place.
+        segment: s, steps that are read, and answered, at once.
+        hidden_size: H.
+        num_layers: layers of the LSTM.
+        embed_size: d, width of an embedded segment.
+        channels: shared gives every target its own pass through one network, joint reads all.
+        decoder: direct answers all segments at once, autoregressive one after the other.
+        bidirectional: the input is read both ways (direct only).
+        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
+            counts are divided by one more than their mean instead.
+        dropout: before the last layer.
+        has_missing: values may be missing: the network is told which.
+        output: point, quantiles, student_t or negative_binomial (of counts).
+        loss: of a point: mae, mse or huber.
+        stateful: reads chunks of streams, state carried from one to the next (`stream`).
+    """
+
+    input_size: int
+    horizon: int
+    num_targets: int = 1
+    num_past: int = 0
+    num_future: int = 0
+    categories: tuple[tuple[int, int], ...] = ()
+    num_static: int = 0
+    static_categories: tuple[tuple[int, int], ...] = ()
+    segment: int = 48
+    hidden_size: int = 256
+    num_layers: int = 1
+    embed_size: int = 256
+    channels: Channels = "shared"
+    decoder: Decoder = "direct"
+    bidirectional: bool = False
+    normalize: Normalize = "last"
+    dropout: float = 0.5
+    has_missing: bool = False
+    output: OutputKind = "point"
+    loss: Loss = "mae"
+    stateful: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(self, _BOUNDS, _CHOICES)
+        rows = self.num_targets + self.num_past + self.num_future
+        _check_categories("categories", self.categories, rows)
+        _check_categories("static_categories", self.static_categories, self.num_static)
+        if self.bidirectional and self.decoder != "direct":
+            raise ConfigError(
+                "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
+                " one of them"
+            )
+        if self.input_size % self.segment:
+            raise ConfigError(
+                Setting("input_size"),
+                f" is {self.input_size}, no multiple of ",
+                Setting("segment"),
+                f" {self.segment}; give ",
+                Setting("input_size", max(1, self.input_size // self.segment) * self.segment),
+            )
+        self._check_stateful()
+
+    def _check_stateful(self) -> None:
+        """Raises ConfigError for what a stream cannot be read with."""
+        unfit = {
+            "decoder": self.decoder != "direct",
+            "bidirectional": self.bidirectional,
+            "normalize": self.normalize == "standard",
+            "output": self.output == "negative_binomial",
+        }
+        for name, is_unfit in unfit.items():
+            if self.stateful and is_unfit:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}: tbptt carries the state of one direction"
+                    " on, answers directly, and takes the last value away or nothing; leave out"
+                    f" {name} or tbptt"
+                )
+
+
+_MOST = 10**6
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "input_size": (1, _MOST),
+    "horizon": (1, _MOST),
+    "num_targets": (1, _MOST),
+    "num_past": (0, _MOST),
+    "num_future": (0, _MOST),
+    "num_static": (0, _MOST),
+    "segment": (1, _MOST),
+    "hidden_size": (1, 65_536),
+    "num_layers": (1, 64),
+    "embed_size": (1, 65_536),
+    "dropout": (0.0, 1.0),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "channels": get_args(Channels),
+    "decoder": get_args(Decoder),
+    "normalize": get_args(Normalize),
+    "output": get_args(OutputKind),
+    "loss": get_args(Loss),
+}
+
+
+def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns: int) -> None:
+    """Raises ConfigError unless pairs are a column's place and how many names it has."""
+    places = set()
+    for pair in pairs:
+        if len(pair) != 2 or not all(type(number) is int for number in pair):
+            raise ConfigError(
+                f"{name} holds {pair!r:.60}, expected the place of a column and a count"
+            )
+        place, size = pair
+        if not 0 <= place < num_columns or place in places or not 0 <= size <= 1 << 24:
+            raise ConfigError(
+                f"{name} holds {pair!r:.60}, expected each of {num_columns} columns once at most,"
+                f" with up to {1 << 24} names"
+            )
+        places.add(place)

@@ -1,0 +1,192 @@
+"""What a forecaster gives per value: a point, quantiles or a distribution, and their losses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastlstm.errors import ConfigError
+from fastlstm.forecast.model.distribution_quantiles import (
+    negative_binomial_quantiles,
+    student_quantile,
+)
+
+QUANTILES = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
+"""Levels of the quantile output: the median and the ends of 50, 80 and 95 % intervals."""
+LOSSES = ("mae", "mse", "huber")
+
+
+class Output(ABC):
+    """How the numbers of the last layer are read.
+
+    Attributes:
+        num_parameters: numbers per forecast value.
+        is_calibrated: its quantiles are shifted by what they were off by on validation windows.
+        counts: targets are counts, neither scaled nor shifted.
+    """
+
+    num_parameters: int
+    is_calibrated = True
+    counts = False
+
+    @abstractmethod
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        """Returns the loss of every value.
+
+        Args:
+            parameters: shape ``(…, num_parameters)``.
+            target: shape ``(…)``, without NaN.
+        """
+
+    @abstractmethod
+    def center(self, parameters: Tensor) -> Tensor:
+        """Returns the forecast itself, shape ``(…)``."""
+
+    @abstractmethod
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` of a point: one for all."""
+
+    def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """Returns the parameters of ``value * scale + shift``; all are locations unless said."""
+        return parameters * scale[..., None] + shift[..., None]
+
+
+class Point(Output):
+    """One number: the median (mae), the mean (mse), or between (huber, beta 0.5)."""
+
+    num_parameters = 1
+
+    def __init__(self, loss: str = "mae") -> None:
+        if loss not in LOSSES:
+            raise ConfigError(f"loss is {loss!r}, expected one of {', '.join(LOSSES)}")
+        self._loss = loss
+
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        forecast = parameters[..., 0]
+        if self._loss == "mae":
+            return F.l1_loss(forecast, target, reduction="none")
+        if self._loss == "mse":
+            return F.mse_loss(forecast, target, reduction="none")
+        return F.smooth_l1_loss(forecast, target, reduction="none", beta=0.5)
+
+    def center(self, parameters: Tensor) -> Tensor:
+        return parameters[..., 0]
+
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        return parameters
+
+
+class Quantiles(Output):
+    """Seven quantiles, by the pinball loss (Koenker & Bassett 1978); they never cross."""
+
+    num_parameters = len(QUANTILES)
+
+    def __init__(self) -> None:
+        self._levels = torch.tensor(QUANTILES)
+
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        error = target[..., None] - parameters
+        levels = self._levels.to(error)
+        return 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
+
+    def center(self, parameters: Tensor) -> Tensor:
+        return parameters[..., QUANTILES.index(0.5)]
+
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        """Between the seven levels linear; beyond the outer ones the outer one."""
+        ordered = parameters.sort(-1).values
+        found = []
+        for level in levels:
+            above = min(max(bisect_left(QUANTILES, level), 1), len(QUANTILES) - 1)
+            low, high = QUANTILES[above - 1], QUANTILES[above]
+            share = min(max((level - low) / (high - low), 0.0), 1.0)
+            found.append(torch.lerp(ordered[..., above - 1], ordered[..., above], share))
+        return torch.stack(found, -1)
+
+
+class StudentT(Output):
+    """Degrees of freedom, location and scale of Student's t, by its likelihood."""
+
+    num_parameters = 3
+
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        degrees, location, scale = self._read(parameters)
+        distribution = torch.distributions.StudentT(degrees, location, scale, validate_args=False)
+        likelihood: Tensor = distribution.log_prob(target)
+        return -likelihood
+
+    def center(self, parameters: Tensor) -> Tensor:
+        return parameters[..., 1]
+
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        degrees, location, scale = self._read(parameters)
+        found = [location + scale * student_quantile(degrees, level) for level in levels]
+        return torch.stack(found, -1)
+
+    def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        degrees, location, width = parameters.unbind(-1)
+        # softplus(width) * scale, written as the softplus of another number
+        wide = F.softplus(width) * scale
+        return torch.stack(
+            [degrees, location * scale + shift, wide + torch.log(-torch.expm1(-wide))], -1
+        )
+
+    def _read(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        degrees, location, scale = parameters.unbind(-1)
+        return 2 + F.softplus(degrees), location, F.softplus(scale) + 1e-6
+
+
+class NegativeBinomial(Output):
+    """Mean and dispersion of counts, by their likelihood; variance = mean + dispersion * mean².
+
+    As in DeepAR (Salinas et al. 2020, section 3) the network reads a window over its scale, and
+    ``mean = scale * softplus(a)``, so that the loss is on the counts themselves; nothing is ever
+    taken away from them. ``dispersion = softplus(b)`` whatever the scale, as in GluonTS: series of
+    one kind share it, and DeepAR's division by ``sqrt(scale)`` would have to be unlearned.
+    """
+
+    num_parameters = 2
+    is_calibrated = False
+    counts = True
+
+    def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
+        mean, dispersion = parameters.double().unbind(-1)  # float32 loses lgamma(y + r) - lgamma(r)
+        distribution = torch.distributions.NegativeBinomial(
+            1 / dispersion, logits=torch.log(mean * dispersion), validate_args=False
+        )
+        likelihood: Tensor = distribution.log_prob(target.double())
+        return -likelihood.to(parameters.dtype)
+
+    def center(self, parameters: Tensor) -> Tensor:
+        return parameters[..., 0]
+
+    def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
+        return negative_binomial_quantiles(parameters[..., 0], parameters[..., 1], levels)
+
+    def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        mean, dispersion = F.softplus(parameters).unbind(-1)
+        return torch.stack([mean * scale + 1e-6, dispersion + 1e-4], -1)
+
+
+def make_output(kind: str, loss: str = "mae") -> Output:
+    """Returns the output called `kind`: point, quantiles, student_t or negative_binomial.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if kind == "point":
+        return Point(loss)
+    if kind == "quantiles":
+        return Quantiles()
+    if kind == "student_t":
+        return StudentT()
+    if kind == "negative_binomial":
+        return NegativeBinomial()
+    raise ConfigError(
+        f"output is {kind!r}, expected point, quantiles, student_t or negative_binomial"
+    )

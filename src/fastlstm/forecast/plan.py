@@ -1,0 +1,193 @@
+"""Before a forecaster is trained: every open choice is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import ConfigError, DataError, Message, Setting, counted
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.streams import StreamLoader
+from fastlstm.forecast.data.table import Table
+from fastlstm.forecast.data.windows import WindowLoader
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.system.fields import parse_duration
+from fastlstm.training.schedule import StopCriterion
+
+_SEGMENTS = (48, 24, 12, 8, 6, 4, 3, 2, 1)
+_LONGEST_INPUT = 720
+_DEFAULT_BUDGET_S = 120.0
+_SHARE_OF_SHORT = 0.1
+"""Of the series, too short for the input that is chosen where none is asked for."""
+
+
+def choose_architecture(
+    config: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> ForecasterConfig:
+    """Returns the network for a table; input and segment are chosen where they are left open.
+
+    Raises:
+        DataError: the training rows are too few for the horizon.
+        ConfigError: sizes that do not go together.
+    """
+    roles, table = dataset.roles, dataset.table
+    stretches = longest_stretches(table, split)
+    longest = int(stretches.max())
+    if longest < config.horizon + 1:
+        raise DataError(
+            f"the longest stretch of training rows has {longest}, a horizon of {config.horizon}"
+            f" needs {config.horizon + 1} at least; give longer series or a smaller ",
+            Setting("horizon"),
+        )
+    usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
+    # Where most are too short for an input longer than the horizon, the long ones decide.
+    input_size, segment = _sizes(config, usual if usual > 3 * config.horizon else longest)
+    in_rows = [name for name in roles.categorical if name in table.columns]
+    return ForecasterConfig(
+        input_size=input_size,
+        horizon=config.horizon,
+        num_targets=len(roles.target),
+        num_past=len(roles.past),
+        num_future=len(roles.future),
+        categories=tuple(
+            (table.columns.index(name), len(dataset.categories[name])) for name in in_rows
+        ),
+        num_static=len(roles.static),
+        static_categories=tuple(
+            (place, len(dataset.categories[name]))
+            for place, name in enumerate(roles.static)
+            if name in roles.categorical
+        ),
+        segment=segment,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        channels=config.channels,
+        decoder=config.decoder,
+        bidirectional=config.bidirectional,
+        normalize=config.normalize,
+        dropout=config.dropout,
+        has_missing=dataset.has_missing,
+        output=config.output,
+        loss=config.loss,
+        stateful=config.tbptt is not None,
+    )
+
+
+def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
+    """Returns steps of the past and of a segment for training stretches of `longest` rows."""
+    wanted, segment = config.input_size, config.segment
+    if wanted is None:
+        wanted = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
+    if segment is None:
+        fitting = [s for s in _SEGMENTS if s <= config.horizon and s * 4 <= wanted]
+        exact = [s for s in fitting if config.input_size is None or wanted % s == 0]
+        exact = [s for s in exact if config.tbptt is None or config.tbptt % s == 0]
+        segment = exact[0] if exact else 1
+    if config.tbptt is not None and config.tbptt % segment:
+        raise ConfigError(
+            Setting("tbptt"),
+            f" is {config.tbptt}, no multiple of ",
+            Setting("segment"),
+            f" {segment}; give ",
+            Setting("tbptt", max(1, config.tbptt // segment) * segment),
+        )
+    if config.input_size is None:
+        wanted = max(1, wanted // segment) * segment
+    return wanted, segment
+
+
+def training_loader(
+    config: ForecastConfig,
+    sizes: ForecasterConfig,
+    table: Table,
+    split: Split,
+    stop: Callable[[], bool] | None,
+) -> WindowLoader | StreamLoader:
+    """Returns what hands out the training part: windows, or chunks of streams with `tbptt`.
+
+    A stream is cut after twice the input's steps, so that a state has on average read as many as
+    it has at predict.
+
+    Raises:
+        DataError: the part holds no window, or no chunk.
+    """
+    if config.tbptt is not None:
+        return StreamLoader(
+            table, split.train_ends, config.tbptt, sizes.horizon, sizes.segment, config.batch_size,
+            2 * sizes.input_size, config.seed, stop,
+        )  # fmt: skip
+    return WindowLoader(
+        table, 1, config.batch_size, seed=config.seed, should_stop=stop, balance=config.balance,
+        index=split.windows(table, "train", sizes.input_size, sizes.horizon),
+    )  # fmt: skip
+
+
+def note_of_short_series(
+    config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
+) -> str | None:
+    """Returns a line about series too short to be trained on, if there are any."""
+    needed = (config.tbptt or sizes.input_size) + sizes.horizon
+    longest = longest_stretches(dataset.table, split)
+    short = np.flatnonzero(longest < needed)
+    if len(short) == 0:
+        return None
+    first, least = dataset.series[short[0]], int(longest[short].min())
+    told = (
+        f"{len(short):,} of {len(longest):,} series have no {counted(needed, 'training row')} on"
+        f" end, first '{first}' with {longest[short[0]]:,}: not trained on"
+    )
+    fitting = (least - sizes.horizon) // sizes.segment * sizes.segment
+    if config.tbptt is not None or fitting < 1:
+        return told
+    return Message(f"{told}; ", Setting("input_size", fitting), " takes all")
+
+
+def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:
+    """Returns the longest stretch of training rows of every series, shape ``(series,)``."""
+    found = table.segments
+    rows = np.clip(split.train_ends - found.first_rows, 0, None)
+    begins = np.flatnonzero(np.diff(found.series, prepend=found.series[0] - 1))
+    return np.asarray(np.maximum.reduceat(rows, begins))
+
+
+def choose_ending(config: ForecastConfig, steps_per_epoch: int) -> StopCriterion:
+    """Returns when training is over; without a wish after two minutes."""
+    if config.steps is not None:
+        return StopCriterion("steps", config.steps, None, counted(config.steps, "step"))
+    if config.epochs is not None:
+        total = max(1, round(config.epochs * steps_per_epoch))
+        text = f"{counted(config.epochs, 'epoch')} = {counted(total, 'step')}"
+        return StopCriterion("epochs", total, None, text)
+    if config.budget is not None:
+        return StopCriterion(
+            "budget", None, parse_duration(config.budget), f"budget {config.budget}"
+        )
+    return StopCriterion("budget", None, _DEFAULT_BUDGET_S, "budget 2m (default)")
+
+
+def flop_per_window(config: ForecasterConfig) -> int:
+    """Returns the operations of a training step per window: three times the forward pass.
+
+    The products of embedding, LSTM, decoder cell and head; what is the same for all windows of a
+    batch counts nothing. A stateful network trains a window, with its horizon, per segment read.
+    """
+    s, d, H = config.segment, config.embed_size, config.hidden_size
+    C = config.num_targets
+    channels = C if config.channels == "shared" else 1
+    own = C // channels * (2 if config.has_missing else 1)
+    width = own + config.num_past + config.num_future
+    segments = 1 if config.stateful else config.input_size // s
+    answers = -(-config.horizon // s)
+    ways = 2 if config.bidirectional else 1
+    read = 2 * s * width * d + ways * 8 * H * (d + H)
+    read += (config.num_layers - 1) * ways * 8 * H * (ways * H + H)
+    differs = config.num_future > 0 or config.num_static > 0
+    answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
+    if config.decoder == "autoregressive":
+        segments += answers - 1
+    state = 8 * H * H + (2 * H * H if config.stateful else 0)
+    return 3 * channels * (segments * read + state + answers * answer)

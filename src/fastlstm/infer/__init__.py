@@ -1,1 +1,0 @@
-"""Text from a trained model: sampling, fast decoding and the `LM` class."""

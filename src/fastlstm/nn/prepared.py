@@ -1,0 +1,137 @@
+"""`PreparedCall`: a small inference call, prepared once for loops that step token by token.
+
+Checking a call, packing weights and choosing kernels costs more than a step of a small layer.
+"""
+
+from __future__ import annotations
+
+from operator import is_not
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fastlstm.ops import native_call
+from fastlstm.ops.call import compute_dtype
+from fastlstm.ops.native_call import LSTMArgs
+from fastlstm.ops.sequence import is_traced
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fastlstm.ops.call import LSTMWeights
+
+    State = tuple[Tensor, Tensor]
+
+_MAX_ROWS = 64
+"""With more steps times lanes than this the checks cost nothing beside the work."""
+
+
+class PreparedCall:
+    """A call of one layer in one direction, of one shape and dtype, without gradients.
+
+    Weights are float32; the matrix operands are too, or bfloat16 under autocast.
+
+    It belongs to the very tensors it was made of and is left out of pickles and copies.
+    """
+
+    def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
+        shape = self.shape = x.shape
+        self.hidden = layer.hidden_size
+        self.dtype = compute_dtype(x)
+        is_bf16 = self.dtype is torch.bfloat16
+        self.batch_first = layer.batch_first
+        B, T = shape[:2] if layer.batch_first else (shape[1], shape[0])
+        I = shape[2]  # noqa: E741
+        self.state_shape = (1, B, self.hidden)
+        self.threads = torch.get_num_threads()
+        self.zero = native_call.empty((B, self.hidden)).zero_()
+        kernel = native_call.fastest_kernels(is_bf16)
+        threads = native_call.num_threads(B, I, self.hidden)
+        s = LSTMArgs(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
+        self.packed = native_call.packed(s, kernel, threads)
+        self.names = layer._all_weights[0]
+        self.run = kernel.forward
+        self.sizes = (threads, T, B, I, self.hidden)
+        columns = native_call.padded_columns(I, is_bf16)
+        self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
+
+    def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
+        """Returns output and state, or None where anything is not as it was."""
+        if (
+            is_traced(x)
+            or x.shape != self.shape
+            or layer.batch_first != self.batch_first
+            or not x.is_cpu
+            or not is_plain(x, self.dtype)
+            or not x.is_contiguous()
+            or self.threads != torch.get_num_threads()
+        ):
+            return None
+        weights: list[Any] = layer._flat_weights  # some write to that list
+        if any(map(is_not, map(layer._parameters.get, self.names), weights)):
+            return None
+        if not self.packed.is_still(weights, self.middle[0], self.sizes[0]):
+            return None
+        if hx is None:
+            h0 = c0 = self.zero
+        elif type(hx) is not tuple or len(hx) != 2:
+            return None
+        else:
+            h0, c0 = hx
+            for t in hx:
+                if (
+                    type(t) is not Tensor
+                    or t.shape != self.state_shape
+                    or t.dtype not in (torch.float32, self.dtype)
+                    or not t.is_cpu
+                    or not t.is_contiguous()
+                ):
+                    return None
+        is_bf16 = self.dtype is torch.bfloat16
+        if is_bf16:
+            x, h0, c0 = native_call.elements(x, True), h0.float(), c0.float()
+        y = native_call.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
+        h, c = native_call.empty(self.state_shape), native_call.empty(self.state_shape)
+        with native_call.profiled("fastlstm::lstm", x):
+            self.run(
+                *self.sizes, x.data_ptr(), *self.middle,
+                h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
+                y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
+            )  # fmt: skip
+        return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
+
+
+def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a layer of float32 weights computes this input in `dtype`: it, or autocast's bf16."""
+    if dtype is torch.float32:
+        return x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+    return (
+        dtype is torch.bfloat16
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") is dtype
+    )
+
+
+def can_be_ready(layer: nn.LSTM, x: Tensor) -> bool:
+    """Whether a call of this shape gains from being made ready, and can be."""
+    names = layer._all_weights[0]
+    return (
+        layer.num_layers == 1
+        and not layer.bidirectional
+        and layer.proj_size == 0
+        and x.dim() == 3
+        and 0 < x.shape[0] * x.shape[1] <= _MAX_ROWS
+        and (not layer.batch_first or 1 in x.shape[:2])
+        and is_plain(x, compute_dtype(x))
+        and not is_traced(x, *(layer._parameters.get(n) for n in names))
+        and all(
+            (w := layer._parameters.get(n)) is not None
+            and w.dtype is torch.float32
+            and w.is_cpu
+            and not w.is_inference()
+            and not w.is_shared()
+            for n in names
+        )
+    )

@@ -1,0 +1,1 @@
+"""Run directories: what is in them, and how it gets there whole."""

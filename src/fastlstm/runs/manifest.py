@@ -1,0 +1,293 @@
+"""The list of files that make one whole: sizes and SHA-256, written last and checked before use."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import CorruptFileError, FormatError, counted
+from fastlstm.system.storage import (
+    MAX_JSON_BYTES,
+    encode_json,
+    fsync_dir,
+    fsync_file,
+    make_dir,
+    open_regular,
+    parse_json,
+    read_bytes,
+    read_open,
+    remove_tree,
+    storage_errors,
+    truncate_file,
+    write_new,
+)
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = "fastlstm-manifest"
+MANIFEST_VERSION = 1
+_CHUNK_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a manifest knows of one file: its size in bytes and its SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> FileRecord:
+        """Returns the record of a file with this content."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The list of files that make one whole, written last.
+
+    On disk it is the one spelling `encode_json` gives of its fields, with the SHA-256 of the rest
+    in it, so any change of any byte shows. Later format versions keep this envelope, which lets a
+    file of a newer format be told from a damaged one.
+
+    Attributes:
+        files: record by file name (plain names of files beside the manifest).
+        finite: False when a weight in the set is NaN or Inf.
+        extra: whatever the writer wants to find again.
+    """
+
+    files: dict[str, FileRecord]
+    finite: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Returns the file's content."""
+        body: dict[str, Any] = {
+            "format": MANIFEST_FORMAT,
+            "format_version": MANIFEST_VERSION,
+            "files": {name: {"size": r.size, "sha256": r.sha256} for name, r in self.files.items()},
+            "finite": self.finite,
+            "extra": self.extra,
+        }
+        return _seal(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, origin: Path) -> Manifest:
+        """Parses and checks a manifest.
+
+        Raises:
+            CorruptFileError: any byte differs from what was written, or a field makes no sense.
+            FormatError: written by a newer fastlstm.
+        """
+        body = parse_json(data, origin)
+        if not isinstance(body, dict) or body.get("format") != MANIFEST_FORMAT:
+            raise CorruptFileError(f"{origin}: is not a manifest of fastlstm")
+        body.pop("sha256", None)
+        if _seal(body) != data:
+            raise CorruptFileError(
+                f"{origin}: does not match the SHA-256 it carries; it was changed or damaged"
+            )
+        version = body.get("format_version")
+        if isinstance(version, int) and version > MANIFEST_VERSION:
+            raise FormatError(
+                f"{origin}: has format version {version}, this fastlstm reads up to"
+                f" {MANIFEST_VERSION}; update it: pip install -U fastlstm"
+            )
+        return cls(_records(body, origin), bool(body["finite"]), body["extra"])
+
+
+def _seal(body: dict[str, Any]) -> bytes:
+    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+
+
+def _records(body: dict[str, Any], origin: Path) -> dict[str, FileRecord]:
+    """Checks the types of a manifest's fields and returns its records."""
+    good = set(body) == {"format", "format_version", "files", "finite", "extra"}
+    good = good and body["format_version"] == MANIFEST_VERSION and isinstance(body["finite"], bool)
+    if not good or not isinstance(body["files"], dict) or not isinstance(body["extra"], dict):
+        raise CorruptFileError(f"{origin}: lacks fields or has unknown ones")
+    records = {}
+    for name, entry in body["files"].items():
+        check_name(name, origin)
+        is_record = isinstance(entry, dict) and set(entry) == {"size", "sha256"}
+        size, digest = (entry["size"], entry["sha256"]) if is_record else (None, None)
+        if (
+            type(size) is not int
+            or size < 0
+            or not isinstance(digest, str)
+            or not _SHA256.fullmatch(digest)
+        ):
+            raise CorruptFileError(f"{origin}: the record of '{name}' is not a size and a SHA-256")
+        records[name] = FileRecord(size, digest)
+    return records
+
+
+def check_name(name: str, origin: Path) -> None:
+    """Raises CorruptFileError unless `name` is a plain file name that a manifest may list."""
+    if not _NAME.fullmatch(name) or name == MANIFEST:
+        raise CorruptFileError(
+            f"{origin}: lists {name[:120]!r}, expected plain names of files beside it"
+            " (letters, digits, dot, underscore, hyphen)"
+        )
+
+
+def build_manifest(
+    directory: Path,
+    names: Collection[str],
+    extra: Mapping[str, Any] | None = None,
+    *,
+    finite: bool = True,
+) -> Manifest:
+    """Reads and hashes files on disk into a Manifest, which the caller then writes last."""
+    records = {}
+    for name in names:
+        check_name(name, directory / MANIFEST)
+        with open_regular(directory / name) as (descriptor, size):
+            records[name] = FileRecord(size, _digest(descriptor, size))
+    return Manifest(records, finite, dict(extra or {}))
+
+
+def _digest(descriptor: int, size: int) -> str:
+    """Returns the SHA-256 of the next `size` bytes of an open file."""
+    digest = hashlib.sha256()
+    while size and (data := os.read(descriptor, min(size, _CHUNK_BYTES))):
+        digest.update(data)
+        size -= len(data)
+    return digest.hexdigest()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Reads a directory's manifest. Raises CorruptFileError, FormatError or StorageError."""
+    path = directory / MANIFEST
+    return Manifest.from_bytes(read_bytes(path, limit=MAX_JSON_BYTES), path)
+
+
+def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = False) -> Manifest:
+    """Checks every listed file against its size and SHA-256, without keeping its content.
+
+    Args:
+        directory: holds manifest.json and the files.
+        strict: also refuse files that the manifest does not list (names with a leading dot pass).
+        from_disk: ask the system to drop its cached copies, so that the disk itself is read.
+
+    Raises:
+        CorruptFileError: names the file and what is wrong.
+        FormatError: the manifest is of a newer format.
+        StorageError: a file may not be read.
+    """
+    manifest = read_manifest(directory)
+    if strict:
+        refuse_unlisted(directory, manifest)
+    for name, record in manifest.files.items():
+        path = directory / name
+        with open_regular(path) as (descriptor, size):
+            if from_disk and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            _check_size(path, size, record)
+            _check_digest(path, _digest(descriptor, size), record)
+    return manifest
+
+
+def read_file(path: Path, record: FileRecord) -> bytes:
+    """Reads a file once and returns the very bytes that were checked. Raises CorruptFileError."""
+    with open_regular(path) as (descriptor, size):
+        _check_size(path, size, record)
+        data = read_open(path, descriptor, size)
+    _check_digest(path, hashlib.sha256(data).hexdigest(), record)
+    return data
+
+
+def refuse_unlisted(directory: Path, manifest: Manifest) -> None:
+    """Raises CorruptFileError when a directory holds something its manifest does not list."""
+    names = sorted(path.name for path in directory.iterdir())
+    for name in names:
+        if name not in manifest.files and name != MANIFEST and not name.startswith("."):
+            raise CorruptFileError(f"{directory / name}: is not listed in {MANIFEST}; remove it")
+
+
+def _check_size(path: Path, size: int, record: FileRecord) -> None:
+    if size != record.size:
+        raise CorruptFileError(
+            f"{path}: has {counted(size, 'byte')}, {MANIFEST} says {record.size:,}; it was changed"
+            " or damaged"
+        )
+
+
+def _check_digest(path: Path, digest: str, record: FileRecord) -> None:
+    if digest != record.sha256:
+        raise CorruptFileError(
+            f"{path}: SHA-256 starts with {digest[:12]}, {MANIFEST} says {record.sha256[:12]};"
+            " it was changed or damaged"
+        )
+
+
+def write_directory(directory: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
+    """Creates a directory of fsynced files with the manifest last. Raises OSError."""
+    if directory.exists():
+        remove_tree(directory)
+    make_dir(directory)
+    for name, data in files.items():
+        write_new(directory / name, data)
+    write_new(directory / MANIFEST, manifest.to_bytes())
+    fsync_dir(directory)
+
+
+def metrics_mark(path: Path) -> dict[str, Any]:
+    """Makes metrics.jsonl durable and returns its size and SHA-256, which a checkpoint keeps.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    with storage_errors(path, "fsync"):
+        record = FileRecord.of(b"")
+        if path.exists():
+            fsync_file(path)
+            with open_regular(path) as (descriptor, size):
+                record = FileRecord(size, _digest(descriptor, size))
+    return {"size": record.size, "sha256": record.sha256}
+
+
+def verify_metrics_mark(path: Path, mark: object) -> None:
+    """Checks that metrics.jsonl still begins with what a checkpoint saw.
+
+    Raises:
+        CorruptFileError: it is shorter or differs, or the mark makes no sense.
+    """
+    size, digest = (
+        (mark.get("size"), mark.get("sha256")) if isinstance(mark, dict) else (None, None)
+    )
+    if type(size) is not int or size < 0 or not isinstance(digest, str):
+        raise CorruptFileError(f"{path}: the mark of its checkpoint is not a size and a SHA-256")
+    found = FileRecord.of(b"").sha256
+    if size:
+        with open_regular(path) as (descriptor, num_bytes):
+            if num_bytes < size:
+                raise CorruptFileError(
+                    f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint saw {size:,}; it was"
+                    " cut or damaged"
+                )
+            found = _digest(descriptor, size)
+    if found != digest:
+        raise CorruptFileError(
+            f"{path}: its first {counted(size, 'byte')} are not what its checkpoint saw;"
+            " it was changed or damaged"
+        )
+
+
+def truncate_metrics(path: Path, mark: Mapping[str, Any]) -> None:
+    """Cuts off the lines written after a checkpoint, which the resumed run will write again.
+
+    Raises:
+        CorruptFileError: what should stay is damaged; nothing was cut.
+        StorageError: the disk refused.
+    """
+    verify_metrics_mark(path, mark)
+    if path.exists():
+        with storage_errors(path, "cut"):
+            truncate_file(path, mark["size"])

@@ -1,0 +1,106 @@
+"""Where the events of a run go besides the screen: metrics.jsonl and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import ConfigError, kind_of_value
+from fastlstm.system.storage import finite, open_lines
+
+Event = dict[str, Any]
+Observer = Callable[[Event], None]
+
+NOT_STORED = frozenset({"prepare", "progress"})
+_SCALARS = {
+    "step": (
+        "loss",
+        "bits_per_char",
+        "lr",
+        "grad_norm",
+        "tokens_per_s",
+        "windows_per_s",
+        "ceiling_share",
+        "input_wait_share",
+    ),
+    "eval": ("loss", "bits_per_char", "bits_per_byte", "perplexity"),
+}
+
+
+def checked_observers(observers: Any) -> list[Observer]:
+    """Returns observers as a list.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    if not isinstance(observers, Sequence) or not all(map(callable, observers)):
+        came = kind_of_value(observers)
+        raise ConfigError(f"observers is {came}, expected a list of functions that take an event")
+    return list(observers)
+
+
+def event_line(event: Event) -> str:
+    """Returns an event as one line of strict JSON; NaN and Inf become null."""
+    return json.dumps(finite(event), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+class MetricsFile:
+    """Appends events to metrics.jsonl, one line each, flushed at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_lines(path)
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] not in NOT_STORED:
+            self._file.write(event_line(event))
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """Writes step and eval events as TensorBoard scalars, samples as text.
+
+    The events are written in the calling thread: tensorboardX's own writer thread dies of a full
+    disk without a word, and then blocks whoever feeds it.
+
+    Args:
+        directory: where the event file goes.
+        first_step: step this start goes on from; what an earlier start wrote after it is purged.
+    """
+
+    def __init__(self, directory: Path, first_step: int) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event as Record
+        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.summary import scalar, text
+
+        self._record, self._scalar, self._text = Record, scalar, text
+        directory.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(directory / "events"))
+        if first_step:
+            started = SessionLog(status=SessionLog.START)
+            self._write(first_step, session_log=started)
+
+    def __call__(self, event: Event) -> None:
+        kind = event["event"]
+        group = "train" if kind == "step" else event.get("split", "valid")
+        for name in _SCALARS.get(kind, ()):
+            value = event.get(name)
+            if value is not None:
+                summary = self._scalar(f"{group}/{name}", value, display_name="")
+                self._write(event["step"], summary=summary)
+        if kind == "sample":
+            self._write(event["step"], summary=self._text("sample", event["text"]))
+        if kind != "step":
+            self._writer.flush()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.write_event(self._record(wall_time=time.time(), step=step, **content))
+
+    def close(self) -> None:
+        self._writer.close()

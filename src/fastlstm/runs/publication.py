@@ -1,0 +1,141 @@
+"""Several top-level files of a directory, replaced as one.
+
+The new set is written whole into `.publish.tmp-<pid>/`, one rename to `.publish/` commits it, and
+only then do its files move into place, the manifest last (a journal, like a WAL). A reader that
+finds the journal reads from there; a writer that finds one carries it through first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import CorruptFileError
+from fastlstm.runs.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    check_name,
+    read_file,
+    read_manifest,
+    write_directory,
+)
+from fastlstm.system import storage
+
+JOURNAL = ".publish"
+_READ_ATTEMPTS = 4
+
+
+def publish(
+    directory: Path, files: Mapping[str, bytes], finite: bool, extra: Mapping[str, Any]
+) -> None:
+    """Replaces files as one set; published files not named here stay.
+
+    Killed at any instant, or with the power gone, a reader finds the old set or the new one.
+
+    Raises:
+        StorageError: the disk refused; the set published before is intact.
+    """
+    storage.require_space(directory, sum(map(len, files.values())))
+    staged = directory / f"{JOURNAL}.tmp-{os.getpid()}"
+    with storage.storage_errors(directory, "publish the model"):
+        finish(directory)
+        records = _published_records(directory)
+        for name, data in files.items():
+            check_name(name, directory / MANIFEST)
+            records[name] = FileRecord.of(data)
+        try:
+            write_directory(staged, files, Manifest(records, finite, dict(extra)))
+            storage.rename(staged, directory / JOURNAL)  # the commit
+        except BaseException:
+            with contextlib.suppress(OSError):
+                storage.remove_tree(staged)
+            raise
+        finish(directory)
+
+
+def _published_records(directory: Path) -> dict[str, FileRecord]:
+    try:
+        return dict(read_manifest(directory).files)
+    except CorruptFileError:
+        return {}  # none yet, or damaged: what is about to be published replaces it
+
+
+def finish(directory: Path) -> None:
+    """Moves a committed set into place; safe to repeat from any point. Raises OSError."""
+    journal = directory / JOURNAL
+    if journal.is_symlink():
+        storage.remove_file(journal)  # no publication makes one
+    if not journal.is_dir():
+        return
+    try:
+        names = [name for name in read_manifest(journal).files if (journal / name).exists()]
+    except CorruptFileError:
+        storage.discard(journal)  # damaged on the disk: the top level's own manifest decides
+        return
+    for name in names:
+        storage.place(journal / name, directory / name)
+    storage.place(journal / MANIFEST, directory / MANIFEST)
+    storage.fsync_dir(directory)
+    storage.discard(journal)
+
+
+def is_published(directory: Path) -> bool:
+    """True when a set is published here, whole or damaged."""
+    return (directory / MANIFEST).exists() or (directory / JOURNAL).exists()
+
+
+def read_published(
+    directory: Path, names: Collection[str] | None = None
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Reads published files, each checked, all of one set; works beside a publishing process.
+
+    Args:
+        directory: a run, or a checkpoint (a directory with a manifest and no journal).
+        names: which files; those the manifest does not list are left out. Default: all.
+
+    Returns:
+        The manifest and the content of the files.
+
+    Raises:
+        CorruptFileError: names the damaged or missing file.
+        FormatError: published by a newer fastlstm.
+        StorageError: a file may not be read.
+    """
+    for _ in range(_READ_ATTEMPTS):
+        base = _base(directory)
+        before = _identity(base)
+        try:
+            return _read_set(directory, base, names)
+        except CorruptFileError:
+            if _base(directory) == base and _identity(base) == before:
+                raise  # nobody published meanwhile: this is damage
+    return _read_set(directory, _base(directory), names)
+
+
+def _read_set(
+    directory: Path, base: Path, names: Collection[str] | None
+) -> tuple[Manifest, dict[str, bytes]]:
+    manifest = read_manifest(base)
+    files = {}
+    for name, record in manifest.files.items():
+        if names is None or name in names:
+            path = base / name
+            files[name] = read_file(path if path.exists() else directory / name, record)
+    return manifest, files
+
+
+def _base(directory: Path) -> Path:
+    journal = directory / JOURNAL
+    return journal if journal.is_dir() and not journal.is_symlink() else directory
+
+
+def _identity(base: Path) -> tuple[int, int, int] | None:
+    try:
+        info = (base / MANIFEST).stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size

@@ -1,0 +1,362 @@
+"""The run directory: layout, lock, left-overs of killed processes, published model, checkpoints.
+
+::
+
+    RUN/
+    ├── config.json · model.safetensors · tokenizer.json · generation_config.json
+    ├── manifest.json        sizes and SHA-256 of these, the published model
+    ├── metrics.jsonl · report.html · tensorboard/
+    ├── checkpoint-<step>/   a whole state with the same four files: usable in place of RUN
+    ├── .publish/            a published set on its way to the top level, see `publication`
+    └── .lock                held by the process that writes here
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from fastlstm.errors import (
+    CorruptFileError,
+    FastLSTMError,
+    RunDirectoryError,
+    Setting,
+    kind_of_value,
+)
+from fastlstm.runs import publication
+from fastlstm.runs.manifest import (
+    MANIFEST,
+    Manifest,
+    metrics_mark,
+    read_file,
+    read_manifest,
+    verify_manifest,
+    verify_metrics_mark,
+)
+from fastlstm.system import storage
+
+TRAINER_FILE = "trainer.json"
+FORECASTER = "forecaster"
+"""The kind that config.json of a forecaster states; a language model's states none."""
+TEXT_RUN = "fastlstm-run"
+"""The format that config.json of a language model states."""
+METRICS_KEY = "metrics"
+_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
+_SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
+_LEFT_OVER = re.compile(r"(checkpoint-[0-9]+(\.old-[0-9a-f-]+)?|\.publish)\.(tmp|del)-[0-9a-f-]+")
+_LEFT_OVER_FILE = re.compile(r"\..+\.tmp-[0-9]+-[0-9a-f]{8}")
+
+
+class RunLock:
+    """The right to write in a run directory; given back at the end of a `with` block."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        _held.add(self)
+
+    def release(self) -> None:
+        """Gives the lock back, though a forked child may have it too; repeating does nothing."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Closes the descriptor, which leaves the lock to the other processes that have it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held):
+        lock.forget()  # a forked worker that outlives its parent must not keep the run locked
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class RunDirectory:
+    """One run on disk.
+
+    Args:
+        path: the directory; it need not exist before `create`.
+
+    Attributes:
+        path: the directory.
+        config_path: config.json.
+        model_path: model.safetensors, the published weights in fp32.
+        manifest_path: manifest.json of the published files.
+        metrics_path: metrics.jsonl.
+        report_path: report.html.
+        tensorboard_dir: tensorboard/.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise RunDirectoryError(f"the run directory is {kind_of_value(path)}, expected a path")
+        self.path = Path(path)
+        self.config_path = self.path / "config.json"
+        self.model_path = self.path / "model.safetensors"
+        self.manifest_path = self.path / MANIFEST
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.report_path = self.path / "report.html"
+        self.tensorboard_dir = self.path / "tensorboard"
+        self._lock_path = self.path / ".lock"
+
+    def create(self) -> None:
+        """Creates the directory, its parents included, and checks that it can be written.
+
+        Raises:
+            RunDirectoryError: something else is there, or the place is not writable.
+        """
+        if os.path.exists(self.path) and not os.path.isdir(self.path):
+            raise RunDirectoryError(
+                f"{self.path} is a file, expected a directory; choose another ", Setting("out")
+            )
+        try:
+            missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            for directory in missing:
+                storage.fsync_dir(directory.parent)
+            os.close(self._open_lock_file())
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path} cannot be written ({error.strerror}); choose another ",
+                Setting("out"),
+            ) from error
+
+    def remove_if_empty(self) -> None:
+        """Removes the directory of a start that was refused: it holds nothing but the lock."""
+        names = {path.name for path in self.path.iterdir()} if os.path.isdir(self.path) else {""}
+        if names <= {self._lock_path.name}:
+            with contextlib.suppress(OSError):
+                self._lock_path.unlink(missing_ok=True)
+                self.path.rmdir()
+
+    def lock(self) -> RunLock:
+        """Takes the lock and sweeps what killed processes left; use it in a `with` block.
+
+        Raises:
+            RunDirectoryError: another process writes here; its pid is named.
+            StorageError: the left-overs could not be removed.
+        """
+        lock = RunLock(self._acquire())
+        try:
+            self.sweep()
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def _acquire(self) -> int:
+        descriptor = -1
+        try:
+            descriptor = self._open_lock_file()
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise RunDirectoryError(
+                f"{self.path} is in use by process {holder}; wait for it or choose another ",
+                Setting("out"),
+            ) from None
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise RunDirectoryError(
+                f"{self.path} cannot be locked ({error.strerror}); choose ",
+                Setting("out"),
+                " in a writable place on a local disk",
+            ) from error
+        with contextlib.suppress(OSError):  # the pid only helps a message; a full disk may lose it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return descriptor
+
+    def _open_lock_file(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._lock_path, flags, 0o666)
+
+    def sweep(self) -> None:
+        """Ends what a killed process began; only for the holder of the lock.
+
+        A committed publication is carried through; a checkpoint set aside while another took its
+        name is put back unless the other is whole; temporaries are removed.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        with storage.storage_errors(self.path, "clean up"):
+            publication.finish(self.path)
+            for path in sorted(self.path.iterdir()):
+                if _SET_ASIDE.fullmatch(path.name):
+                    self._settle(path)
+                elif _LEFT_OVER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                    storage.remove_tree(path)
+                elif _LEFT_OVER_FILE.fullmatch(path.name) and not path.is_dir():
+                    storage.remove_file(path)
+
+    def _settle(self, aside: Path) -> None:
+        """Decides between a checkpoint set aside and the one that was to replace it."""
+        successor = self.path / aside.name.split(".")[0]
+        if successor.exists():
+            if not _damage(partial(verify_manifest, successor, strict=True)):
+                storage.discard(aside)
+                return
+            storage.discard(successor)
+        storage.rename(aside, successor)
+
+    def checkpoints(self) -> list[Path]:
+        """Returns the checkpoint directories, newest (largest step) first, unverified."""
+        found: dict[str, Path] = {}
+        for path in sorted(self.path.iterdir()) if os.path.isdir(self.path) else []:
+            aside = _SET_ASIDE.fullmatch(path.name)
+            name = aside[1] if aside else path.name
+            if not _CHECKPOINT.fullmatch(name) or path.is_symlink() or not path.is_dir():
+                continue
+            found.setdefault(name, path)  # "checkpoint-5" sorts before "checkpoint-5.old-…"
+        return sorted(found.values(), key=checkpoint_step, reverse=True)
+
+    def intact_checkpoint(self, besides: Path | None = None) -> Path | None:
+        """Returns the checkpoint to fall back to: intact and finite, the next older one if any."""
+        candidates = [p for p in self.checkpoints() if besides is None or p.name != besides.name]
+        if besides is not None and _CHECKPOINT.match(besides.name):
+            step = checkpoint_step(besides)
+            candidates.sort(
+                key=lambda p: (checkpoint_step(p) > step, abs(checkpoint_step(p) - step))
+            )
+        for path in candidates:
+            with contextlib.suppress(FastLSTMError):
+                if verify_manifest(path, strict=True).finite:
+                    return path
+        return None
+
+    def with_offer(self, error: CorruptFileError, besides: Path | None = None) -> CorruptFileError:
+        """Returns the error with the intact checkpoint named that can be used instead."""
+        intact = self.intact_checkpoint(besides)
+        if intact is None:
+            return CorruptFileError(f"{error}. No other intact checkpoint is in {self.path}")
+        return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
+
+    def publish(
+        self,
+        files: Mapping[str, bytes],
+        *,
+        finite: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Replaces top-level files as one set; see `publication.publish`.
+
+        Raises:
+            StorageError: the disk refused; the set published before is intact.
+        """
+        publication.publish(self.path, files, finite, extra or {})
+
+    def has_published(self) -> bool:
+        """True when files are published here, whole or damaged."""
+        return publication.is_published(self.path)
+
+    def read_published(
+        self, names: Collection[str] | None = None
+    ) -> tuple[Manifest, dict[str, bytes]]:
+        """Reads published files, each checked; see `publication.read_published`."""
+        return publication.read_published(self.path, names)
+
+    def verify(self) -> list[CorruptFileError]:
+        """Checks every published file, every checkpoint, the metrics; returns all damage.
+
+        metrics.jsonl is held against the marks (`manifest.metrics_mark`) that the published
+        manifest keeps in `extra["metrics"]` and the newest checkpoint in `meta["metrics"]`.
+        """
+        damage, metrics = [], []
+        if self.has_published() or self.model_path.exists():
+            damage += _damage(self.read_published)
+            metrics = [] if damage else _damage(self._verify_sealed_metrics)
+        for path in self.checkpoints():
+            damage += _damage(partial(verify_manifest, path, strict=True))
+        return damage + (metrics or _damage(self._verify_metrics))
+
+    def seal_metrics(self) -> None:
+        """Records metrics.jsonl as it is now beside the published model, so that damage shows."""
+        if self.has_published():
+            self.publish({}, extra={METRICS_KEY: metrics_mark(self.metrics_path)})
+
+    def unseal_metrics(self) -> None:
+        """Forgets the record of `seal_metrics`; a run that goes on adds lines."""
+        if self.has_published():
+            self.publish({})
+
+    def _verify_sealed_metrics(self) -> None:
+        mark = self.read_published(())[0].extra.get(METRICS_KEY)
+        if mark is not None:
+            verify_metrics_mark(self.metrics_path, mark)
+
+    def _verify_metrics(self) -> None:
+        for mark in self._metrics_marks():
+            verify_metrics_mark(self.metrics_path, mark)
+
+    def _metrics_marks(self) -> list[Any]:
+        marks = []
+        with contextlib.suppress(CorruptFileError):  # damage to a manifest is reported on its own
+            marks.append(self.read_published(())[0].extra.get(METRICS_KEY))
+        newest = self.intact_checkpoint()
+        record = read_manifest(newest).files.get(TRAINER_FILE) if newest else None
+        if newest is not None and record is not None:
+            path = newest / TRAINER_FILE
+            trainer = storage.parse_json(read_file(path, record), path)
+            meta = trainer.get("meta") if isinstance(trainer, dict) else None
+            marks.append(meta.get(METRICS_KEY) if isinstance(meta, dict) else None)
+        return [mark for mark in marks if mark is not None]
+
+
+def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] | None:
+    """Returns what a run, or a checkpoint, says in its config.json that it is of; None: no run."""
+    run = RunDirectory(path)
+    for directory in (run.path, *run.checkpoints()):
+        try:
+            data = storage.read_bytes(directory / "config.json", storage.MAX_JSON_BYTES)
+            config = json.loads(data)
+        except (FastLSTMError, ValueError, RecursionError):
+            continue
+        if isinstance(config, dict) and config.get("kind") == FORECASTER:
+            return "forecaster"
+        return "text" if isinstance(config, dict) and config.get("format") == TEXT_RUN else None
+    return None
+
+
+def holds_forecaster(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+    return kind_of_run(path) == "forecaster"
+
+
+def _damage(check: Callable[[], object]) -> list[CorruptFileError]:
+    try:
+        check()
+    except CorruptFileError as error:
+        return [error]
+    return []
+
+
+def checkpoint_step(path: Path) -> int:
+    """Returns the step in a checkpoint directory's name."""
+    match = _CHECKPOINT.match(path.name)
+    if match is None:
+        raise ValueError(f"{path} is not named checkpoint-<step>")
+    return int(match[1])

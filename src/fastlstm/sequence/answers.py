@@ -1,0 +1,134 @@
+"""What sequences are answered with: numbers, or labels of classes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError, counted, kind_of_value
+
+
+def require_one_each(num_sequences: int, y: Any) -> None:
+    """Compares counts.
+
+    Raises:
+        DataError: there are more or fewer answers than sequences.
+    """
+    if y is None:
+        raise DataError(
+            "fit requires y to be passed, but the target y is None: give"
+            f" {counted(num_sequences, 'answer')}"
+        )
+    try:
+        num = len(y) if hasattr(y, "__len__") else len(np.asarray(y))
+    except TypeError:
+        raise DataError(
+            f"y is {kind_of_value(y)}, expected {counted(num_sequences, 'answer')}"
+        ) from None
+    if num != num_sequences:
+        came = f"{counted(num_sequences, 'sequence')} and {counted(num, 'answer')} came"
+        raise DataError(f"{came}; give one for each")
+
+
+def answers_of(y: Any) -> NDArray[np.float64]:
+    """Returns numbers of shape ``(N,)`` or ``(N, K)``.
+
+    Raises:
+        DataError: another shape, no numbers, NaN or infinities.
+    """
+    answers = np.asarray(y)
+    if answers.dtype == object:
+        with suppress(TypeError, ValueError):
+            answers = answers.astype(np.float64)
+    if answers.ndim not in (1, 2) or answers.dtype.kind not in "fiub" or answers.size == 0:
+        raise DataError(
+            f"y has shape {answers.shape} and dtype {answers.dtype}, expected numbers of shape"
+            " (N,) or (N, K); labels are for SequenceClassifier"
+        )
+    answers = answers.astype(np.float64)
+    if len(bad := np.argwhere(~np.isfinite(answers))):
+        raise DataError(f"the answer to sequence {bad[0][0]} is NaN or infinite; leave it out")
+    return answers
+
+
+def labels_of(y: Any) -> list[Any]:
+    """Returns N labels.
+
+    Raises:
+        DataError: a label that is NaN or NA, or cannot be hashed, or more than one per sequence.
+    """
+    if isinstance(y, np.ndarray) and y.ndim != 1:
+        raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
+    given = y if hasattr(y, "__len__") else np.asarray(y)
+    labels = given.tolist() if hasattr(given, "tolist") else list(given)
+    if not isinstance(labels, list):
+        raise DataError(f"y is {kind_of_value(labels)}, expected one label per sequence")
+    for number, label in enumerate(labels):
+        try:
+            hash(label)
+        except TypeError:
+            raise DataError(
+                f"the label of sequence {number} is {kind_of_value(label)}, expected something"
+                " hashable, such as a name, a number or a tuple"
+            ) from None
+        if _is_missing(label):
+            shown = "NaN" if isinstance(label, float) else label
+            raise DataError(f"the label of sequence {number} is {shown}; leave it out, or name it")
+    return labels
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return bool(label != label)
+    except TypeError:  # pandas' NA, which is neither equal to itself nor not
+        return True
+
+
+def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+    """Returns the different ones, sorted where they can be, else as they came, shape ``(K,)``.
+
+    Args:
+        labels: of `labels_of`.
+        dtype: of the array that they came in; None where they came in none, and the array is of
+            their type where all have one that NumPy knows, else of objects.
+
+    Raises:
+        DataError: there is only one.
+    """
+    classes = list(dict.fromkeys(labels))
+    if len(classes) < 2:
+        raise DataError(f"every label is {labels[0]!r}, expected two or more classes")
+    try:
+        classes = sorted(classes)
+    except TypeError:
+        pass
+    if dtype is None:
+        kinds = {type(label) for label in classes}
+        is_plain = len(kinds) == 1 and kinds <= {str, int, float, bool}
+        dtype = np.array(classes).dtype if is_plain else np.dtype(object)
+    found = np.empty(len(classes), dtype=dtype)
+    for number, label in enumerate(classes):  # an array made of tuples would have two axes
+        found[number] = label
+    return found
+
+
+def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:
+    """Returns a weight for each of `num` sequences, shape ``(num,)``; ones where None came.
+
+    Raises:
+        DataError: another number of them, or weights that no mean can be taken by.
+    """
+    if sample_weight is None:
+        return np.ones(num)
+    try:
+        weights = np.asarray(sample_weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError("sample_weight is no array of numbers, expected one per sequence") from None
+    if weights.shape != (num,):
+        raise DataError(f"sample_weight has shape {weights.shape}, expected ({num},)")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+        raise DataError("sample_weight must be numbers of 0 or more, and not all 0")
+    return weights

@@ -1,0 +1,153 @@
+"""Many separate sequences, of equal or different lengths, as batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fastlstm.errors import DataError, counted
+
+
+class SequenceBatch(NamedTuple):
+    """Sequences as a network takes them.
+
+    Attributes:
+        values: shape ``(B, T, C)``, float32; missing values are NaN.
+        lengths: steps of each, shape ``(B,)``, int64; None where all have T.
+    """
+
+    values: Tensor
+    lengths: Tensor | None
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences one behind the other.
+
+    Attributes:
+        values: shape ``(sum of lengths, C)``, float32 or float64; missing values are NaN.
+        lengths: steps of each, shape ``(N,)``, int64.
+    """
+
+    values: NDArray[np.floating]
+    lengths: NDArray[np.int64]
+
+    @staticmethod
+    def of(X: Any) -> Sequences:
+        """Reads an array of shape ``(N, T, C)``, or a list of arrays of shape ``(T_i, C)``.
+
+        Raises:
+            DataError: another shape, no numbers, no steps, infinities; NaN is a missing value.
+        """
+        if isinstance(X, list | tuple):
+            parts = [_numbers(part, 2, f"sequence {n}", "(T, C)") for n, part in enumerate(X)]
+            if not parts:
+                raise DataError(
+                    "no sequences came, expected an array (N, T, C) or a list of (T, C)"
+                )
+            for number, part in enumerate(parts):
+                if part.shape[1] != parts[0].shape[1]:
+                    raise DataError(
+                        f"sequence {number} has {counted(part.shape[1], 'column')}, sequence 0 has"
+                        f" {parts[0].shape[1]}; give all the same"
+                    )
+            lengths = np.array([len(part) for part in parts], dtype=np.int64)
+            values = np.concatenate(parts)
+        else:
+            whole = _numbers(X, 3, "X", "(N, T, C), or a list of (T, C)")
+            lengths = np.full(len(whole), whole.shape[1], dtype=np.int64)
+            values = whole.reshape(len(whole) * whole.shape[1], whole.shape[2])
+        found = Sequences(values, lengths)
+        if len(empty := np.flatnonzero(lengths == 0)):
+            raise DataError(f"sequence {empty[0]} has no steps; leave it out")
+        if values.shape[1] == 0:
+            raise DataError("the sequences have no columns, expected 1 or more")
+        if len(bad := np.argwhere(np.abs(values) > np.finfo(np.float32).max)):
+            number, step = found._place(int(bad[0][0]))
+            raise DataError(
+                f"sequence {number}, step {step}, column {bad[0][1]} is infinite, or beyond"
+                " float32; give a number, or NaN where there is none"
+            )
+        return found
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_columns(self) -> int:
+        return int(self.values.shape[1])
+
+    @property
+    def has_missing(self) -> bool:
+        return bool(np.isnan(self.values).any())
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum(self.lengths)
+
+    def _place(self, row: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        return number, row - int(self._ends[number] - self.lengths[number])
+
+    def require_like(self, num_columns: int, may_miss: bool) -> None:
+        """Compares with the sequences of `fit`.
+
+        Raises:
+            DataError: there are other columns, or values are missing and none were.
+        """
+        if self.num_columns != num_columns:
+            raise DataError(
+                f"the sequences have {counted(self.num_columns, 'column')}, those at fit had"
+                f" {num_columns}"
+            )
+        if self.has_missing and not may_miss:
+            raise DataError(
+                "values are missing, and none were at fit: fill them, or fit on sequences in which"
+                " some are missing"
+            )
+
+    def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Returns mean and deviation of every column of some sequences, float64; of a constant
+        its value and 1."""
+        is_used = np.zeros(len(self), dtype=bool)
+        is_used[numbers] = True
+        values = torch.from_numpy(self.values[np.repeat(is_used, self.lengths)]).double()
+        mean = values.nanmean(0).nan_to_num(0.0)
+        std = ((values - mean) ** 2).nanmean(0).nan_to_num(0.0).sqrt()
+        return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
+
+    def batch(self, numbers: NDArray[np.int64], mean: Tensor, std: Tensor) -> SequenceBatch:
+        """Returns some sequences, scaled and padded at their ends to the longest."""
+        lengths = self.lengths[numbers]
+        firsts = self._ends[numbers] - lengths
+        spans = zip(firsts.tolist(), lengths.tolist(), strict=True)
+        parts = [torch.from_numpy(self.values[first : first + n]) for first, n in spans]
+        padded = pad_sequence(parts, batch_first=True)
+        is_even = (lengths == lengths[0]).all()
+        scaled = ((padded - mean) / std).float()
+        return SequenceBatch(scaled, None if is_even else torch.from_numpy(lengths))
+
+
+def _numbers(given: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
+    if hasattr(given, "toarray"):
+        raise DataError(f"{what} is a sparse array, sparse input is not supported; give toarray()")
+    try:
+        array = np.asarray(given)
+        if array.dtype == object and array.ndim == ndim:
+            array = array.astype(np.float64)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{what} is no array of numbers ({error}), expected {shape}") from None
+    if array.ndim != ndim or array.dtype.kind not in "fiub":
+        raise DataError(
+            f"{what} has shape {array.shape} and dtype {array.dtype}, expected numbers of shape"
+            f" {shape}"
+        )
+    is_single = array.dtype in (np.float16, np.float32)
+    return np.ascontiguousarray(array, dtype=np.float32 if is_single else np.float64)

@@ -1,0 +1,89 @@
+"""A network that reads a whole sequence and answers once: numbers, or scores of classes.
+
+::
+
+    values (B, T, C) ──linear──► LSTM, one way or both ──► last state or mean ──linear──► (B, K)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastlstm.nn.drop_in import LSTM
+from fastlstm.system.fields import check_values
+
+
+@dataclass(frozen=True)
+class SequenceConfig:
+    """Architecture.
+
+    Attributes:
+        num_columns: C.
+        num_outputs: K.
+        hidden_size: H, of each direction.
+        num_layers: of the LSTM.
+        embed_size: d, width of an embedded step.
+        bidirectional: the sequence is read both ways.
+        pooling: last takes the state that each direction ends in, mean the mean over all steps.
+        dropout: before the last layer, in [0, 1).
+        has_missing: values may be missing (NaN): the network is told which.
+    """
+
+    num_columns: int
+    num_outputs: int
+    hidden_size: int = 64
+    num_layers: int = 1
+    embed_size: int = 64
+    bidirectional: bool = False
+    pooling: Literal["last", "mean"] = "last"
+    dropout: float = 0.0
+    has_missing: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("num_columns", "num_outputs", "hidden_size", "num_layers", "embed_size")
+        bounds: dict[str, tuple[float, float]] = dict.fromkeys(sizes, (1, 10**6))
+        check_values(self, {**bounds, "dropout": (0.0, 0.999999)}, {"pooling": ("last", "mean")})
+
+
+class SequenceNetwork(nn.Module):
+    """The network.
+
+    Args:
+        config: its architecture.
+    """
+
+    def __init__(self, config: SequenceConfig) -> None:
+        super().__init__()
+        self.config = config
+        H, directions = config.hidden_size, 2 if config.bidirectional else 1
+        self.embed = nn.Linear(config.num_columns * (1 + config.has_missing), config.embed_size)
+        self.lstm = LSTM(
+            config.embed_size, H, config.num_layers, bidirectional=config.bidirectional
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(directions * H, config.num_outputs)
+
+    def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Returns one answer per sequence, shape ``(B, K)``.
+
+        Args:
+            values: shape ``(B, T, C)``; missing values are NaN.
+            lengths: steps of each sequence, 1 to T, shape ``(B,)``; the rest is padding, which
+                changes nothing. Default T.
+        """
+        steps = values.transpose(0, 1)
+        if self.config.has_missing:
+            steps = torch.cat([steps.nan_to_num(0.0), (~steps.isnan()).to(steps)], -1)
+        read, (hidden, _) = self.lstm(F.relu(self.embed(steps)), lengths=lengths)
+        if self.config.pooling == "mean":  # outputs of padding are zero
+            count = len(steps) if lengths is None else lengths[:, None]
+            pooled = read.sum(0) / count
+        else:
+            pooled = torch.cat(list(hidden[-2 if self.config.bidirectional else -1 :]), -1)
+        answered: Tensor = self.head(self.dropout(pooled))
+        return answered

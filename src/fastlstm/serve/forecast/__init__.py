@@ -1,0 +1,1 @@
+"""The Open Inference Protocol, and the engine behind it."""

@@ -1,0 +1,385 @@
+"""Tensors of the Open Inference Protocol: JSON, flat or nested, or binary behind the JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import counted, nearest_hint
+from fastlstm.serve.http.errors import ApiError, shown, value_name
+from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, unique_keys
+
+MAX_SIZE = (1 << 31) - 1
+FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
+"""Datatypes of numbers."""
+_SLICE = 1 << 12
+"""Numbers that are written at a time: nobody else has the interpreter meanwhile, for some 5 ms."""
+_MAX_KEYS, _MAX_LISTS = 1000, 100_000
+_TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
+_NUMBERS = {int, float, type(None)}
+_NAMES = {str, type(None)}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a model takes or gives under a name.
+
+    Attributes:
+        name: of the tensor.
+        datatype: FP32 or FP64, or BYTES for names.
+        shape: -1 where any size will do.
+        columns: what the last axis holds, or nothing where that is asked for.
+        may_miss: null and NaN stand for a missing value.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    columns: tuple[str, ...] = ()
+    may_miss: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The protocol's tensor metadata; the columns are a parameter of it."""
+        found = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+        return {**found, "parameters": {"columns": list(self.columns)}} if self.columns else found
+
+
+def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
+    """Returns the JSON object of a request's body and the binary data behind it.
+
+    Args:
+        body: as it came.
+        header_length: bytes of JSON; None for all.
+
+    Raises:
+        ApiError: 400, no JSON object.
+    """
+    length = len(body) if header_length is None else header_length
+    if length > len(body):
+        raise _bad(
+            f"Inference-Header-Content-Length is {length}, the body has only"
+            f" {counted(len(body), 'byte')}"
+        )
+    try:
+        if body.count(b"[", 0, length) > _MAX_LISTS:
+            raise ValueError(f"it has more than {_MAX_LISTS} lists; send data flat")
+        text = body[:length].decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_Keys().read)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        why = "a number has too many digits" if "digits" in str(error) else str(error)
+        raise _bad(f"the request is not valid JSON: {shown(why)}") from None
+    if is_deeper(value, MAX_JSON_DEPTH):
+        raise _too_deep()
+    if not isinstance(value, dict):
+        raise _bad(f"the request is {value_name(value)}, expected a JSON object")
+    return value, memoryview(body)[length:]
+
+
+class _Keys:
+    """Counts the keys of a request's objects while it is parsed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def read(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._count += 1 + len(pairs)
+        if self._count > _MAX_KEYS:
+            raise ValueError(f"its objects have more than {_MAX_KEYS} keys together")
+        return unique_keys(pairs)
+
+
+def read_inputs(
+    listed: Any, binary: memoryview, specs: Mapping[str, Spec]
+) -> dict[str, NDArray[Any]]:
+    """Returns the tensors of a request by name: floats, or objects (text or None) for BYTES.
+
+    Args:
+        listed: `inputs` of the request.
+        binary: what lies behind its JSON.
+        specs: what the model takes, by name.
+
+    Raises:
+        ApiError: 400, says which tensor is wrong, what came and what was expected.
+    """
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        came = "'inputs' is missing" if listed is None else f"inputs is {value_name(listed)}"
+        raise _bad(f"{came}, expected a list of tensors: {', '.join(specs)}")
+    found: dict[str, NDArray[Any]] = {}
+    for tensor in listed:
+        spec = _spec_of(tensor, specs)
+        if spec.name in found:
+            raise _bad(f"input '{spec.name}' comes twice; send it once")
+        shape = _shape(tensor.get("shape"), spec)
+        size = binary_size(tensor, spec.name)
+        if size is None:
+            flat = _flat(tensor.get("data"), shape, spec)
+            found[spec.name] = _array(flat, spec).reshape(shape)
+            continue
+        if "data" in tensor:
+            raise _bad(f"input '{spec.name}' has data and binary_data_size; send one of them")
+        if size > len(binary):
+            raise _bad(
+                f"input '{spec.name}' has binary_data_size {size}, only"
+                f" {counted(len(binary), 'byte')} left of the body"
+            )
+        found[spec.name] = _from_binary(binary[:size], shape, spec)
+        binary = binary[size:]
+    if len(binary):
+        raise _bad(
+            f"behind the last tensor: {counted(len(binary), 'byte')}; send what its shape says"
+        )
+    for spec in specs.values():
+        if spec.name in found:
+            _check_values(found[spec.name], spec)
+    return found
+
+
+def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, Spec]) -> Spec:
+    name = tensor.get("name")
+    if not isinstance(name, str) or name not in specs:
+        hint = nearest_hint(name[:64], specs) if isinstance(name, str) else ""
+        raise _bad(
+            f"there is no input {value_name(name)}{hint}; this model takes {', '.join(specs)}"
+        )
+    for key in tensor:
+        if key not in _TENSOR_FIELDS:
+            hint = nearest_hint(key[:64], _TENSOR_FIELDS)
+            raise _bad(f"input '{name}' has the unknown field '{shown(key)}'{hint}; leave it out")
+    if tensor.get("datatype") != specs[name].datatype:
+        raise _bad(
+            f"input '{name}' has datatype {value_name(tensor.get('datatype'))}, expected"
+            f" '{specs[name].datatype}'"
+        )
+    return specs[name]
+
+
+def _shape(value: Any, spec: Spec) -> tuple[int, ...]:
+    # 3.0 is a whole number in JSON.
+    listed = value if isinstance(value, list) else [None]
+    sizes: list[Any] = [int(v) if type(v) is float and v.is_integer() else v for v in listed]
+    if any(type(size) is not int or not 0 <= size <= MAX_SIZE for size in sizes):
+        raise _bad(
+            f"input '{spec.name}' has shape {short(value)}, expected a list of whole numbers, 0 to"
+            f" {MAX_SIZE}"
+        )
+    fits = len(sizes) == len(spec.shape) and all(
+        wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
+    )
+    if not fits:
+        raise _bad(
+            f"input '{spec.name}' has shape {short(sizes)}, expected {list(spec.shape)}, the last"
+            f" axis being {_short_list(spec.columns)}"
+        )
+    return tuple(sizes)
+
+
+def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
+    """Returns the elements, row by row, of flat or nested lists."""
+    if not isinstance(data, list):
+        raise _bad(f"input '{spec.name}' has {value_name(data)} as data, expected a list")
+    flat = data
+    if data and isinstance(data[0], list):
+        flat = [data]
+        for axis, size in enumerate(shape):
+            for part in flat:
+                if not isinstance(part, list) or len(part) != size:
+                    raise _bad(
+                        f"the nested data of input '{spec.name}' has {value_name(part)} at axis"
+                        f" {axis}, its shape {list(shape)} says a list of {size}"
+                    )
+            flat = list(chain.from_iterable(flat))
+    if len(flat) != math.prod(shape):
+        raise _bad(
+            f"input '{spec.name}' has {len(flat)} elements, its shape {list(shape)} says"
+            f" {math.prod(shape)}"
+        )
+    return flat
+
+
+def _array(flat: list[Any], spec: Spec) -> NDArray[Any]:
+    good = _NUMBERS if spec.datatype in FLOATS else _NAMES
+    if not good.issuperset(map(type, flat)):
+        wrong = next(number for number, value in enumerate(flat) if type(value) not in good)
+        raise _bad(
+            f"input '{spec.name}' has {value_name(flat[wrong])} as element {wrong}, expected"
+            f" {'numbers' if spec.datatype in FLOATS else 'strings'}"
+        )
+    if spec.datatype not in FLOATS:
+        return np.array(flat, dtype=object)
+    try:
+        wide = np.array(flat, dtype=np.float64)  # null becomes NaN
+    except OverflowError:
+        raise _bad(f"input '{spec.name}' has a number beyond the range of float32") from None
+    with np.errstate(over="ignore"):
+        return wide.astype(FLOATS[spec.datatype])
+
+
+def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArray[Any]:
+    count = math.prod(shape)
+    if spec.datatype in FLOATS:
+        dtype = FLOATS[spec.datatype]
+        if len(data) != dtype.itemsize * count:
+            raise _bad(
+                f"input '{spec.name}' has {counted(len(data), 'byte')}, its shape {list(shape)} of"
+                f" {spec.datatype} says {dtype.itemsize * count}"
+            )
+        return np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
+    names: list[str] = []
+    while len(data) >= 4:
+        end = 4 + int.from_bytes(data[:4], "little")
+        if end > len(data):
+            break
+        try:
+            names.append(bytes(data[4:end]).decode("utf-8"))
+        except UnicodeDecodeError:
+            raise _bad(f"element {len(names)} of input '{spec.name}' is not UTF-8") from None
+        data = data[end:]
+    if len(data) or len(names) != count:
+        raise _bad(
+            f"input '{spec.name}' holds {counted(len(names), 'whole element')} and"
+            f" {counted(len(data), 'more byte')}, its shape {list(shape)} says {count}"
+        )
+    return np.array(names, dtype=object).reshape(shape)
+
+
+def _check_values(values: NDArray[Any], spec: Spec) -> None:
+    if spec.datatype in FLOATS:
+        with np.errstate(over="ignore"):  # the network computes in float32
+            missing, infinite = np.isnan(values), np.isinf(values.astype(np.float32, copy=False))
+        if infinite.any():
+            place = np.argwhere(infinite)[0].tolist()
+            raise _bad(
+                f"input '{spec.name}' is infinite, or beyond the range of float32, at {place}"
+            )
+    else:
+        missing = values == np.array(None)
+    if missing.any() and not spec.may_miss:
+        raise _bad(
+            f"input '{spec.name}' has a missing value (null or NaN) at"
+            f" {np.argwhere(missing)[0].tolist()}, none was missing when the model was trained;"
+            " fill it"
+        )
+
+
+def binary_size(tensor: Mapping[str, Any], name: str) -> int | None:
+    """Returns the `binary_data_size` of an input, None where it comes as JSON."""
+    what = f"input '{name}'"
+    parameters = parameters_of(tensor, what)
+    check_names(parameters, ("binary_data_size",), f"parameter of {what}")
+    size = parameters.get("binary_data_size")
+    if size is not None and (type(size) is not int or size < 0):
+        raise _bad(f"binary_data_size of '{name}' is {value_name(size)}, expected a whole number")
+    return size
+
+
+def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Returns the `parameters` of a request or tensor."""
+    found = value.get("parameters")
+    if found is not None and not isinstance(found, dict):
+        raise _bad(f"parameters of {what} is {value_name(found)}, expected an object")
+    return found or {}
+
+
+def check_names(given: Iterable[str], known: Sequence[str], kind: str) -> None:
+    """Refuses names that are not known: what they ask for would be left out without a word.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in given:
+        if name not in known:
+            hint = nearest_hint(name[:64], known)
+            raise _bad(f"unknown {kind} '{shown(name)}'{hint}; leave it out")
+
+
+class Answer(NamedTuple):
+    """The body of an answer.
+
+    Attributes:
+        parts: of the body, made one by one as they are asked for.
+        length: of the body; None where there is more than one part and none is binary: its length
+            is known when it was written.
+        json_length: of the JSON where binary data follows, else None.
+    """
+
+    parts: Iterator[bytes]
+    length: int | None
+    json_length: int | None
+
+
+def encode_answer(
+    head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
+) -> Answer:
+    """Returns the body of an answer.
+
+    Args:
+        head: the object without its outputs.
+        outputs: by name, in their order.
+        binary: which of them are binary.
+    """
+    parts = _json_parts(head, outputs, binary)
+    tail = [
+        values.astype(FLOATS[_datatype(values)]).tobytes()
+        for name, values in outputs.items()
+        if name in binary
+    ]
+    if not tail and sum(values.size for values in outputs.values()) > _SLICE:
+        return Answer(parts, None, None)
+    text = b"".join(parts)
+    whole = b"".join([text, *tail])
+    return Answer(iter([whole]), len(whole), len(text) if tail else None)
+
+
+def _json_parts(
+    head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
+) -> Iterator[bytes]:
+    """Yields the JSON of an answer, so many numbers at a time."""
+    text = _dumps(head)[:-1] + b',"outputs":['
+    for place, (name, values) in enumerate(outputs.items()):
+        tensor = {"name": name, "shape": list(values.shape), "datatype": _datatype(values)}
+        text += b"," if place else b""
+        if name in binary:
+            text += _dumps({**tensor, "parameters": {"binary_data_size": values.nbytes}})
+            continue
+        text += _dumps(tensor)[:-1] + b',"data":['
+        flat = values.ravel()
+        for first in range(0, flat.size, _SLICE):
+            part = _dumps(flat[first : first + _SLICE].tolist())[1:-1]
+            yield text + (b"," + part if first else part)
+            text = b""
+        text += b"]}"
+    yield text + b"]}"
+
+
+def _datatype(values: NDArray[np.floating]) -> str:
+    return f"FP{8 * values.itemsize}"
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _too_deep() -> ApiError:
+    return _bad(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels; send it flatter")
+
+
+def short(value: Any) -> str:
+    """Returns a value as an error shows it, a short list by its elements."""
+    return shown(str(value)) if isinstance(value, list) and len(value) < 9 else value_name(value)
+
+
+def _short_list(names: tuple[str, ...]) -> str:
+    return shown(", ".join(names))
+
+
+def _bad(message: str) -> ApiError:
+    return ApiError(400, message)

@@ -1,0 +1,204 @@
+"""The outermost layer: a request's id, log line and counters; no error leaves it unanswered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastlstm.errors import counted
+from fastlstm.report.terminal import is_terminal
+from fastlstm.serve.http.access_line import GONE, json_line, terminal_line
+from fastlstm.serve.http.channel import Disconnected
+from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.keys import NOBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from fastlstm.serve.log import Log
+    from fastlstm.serve.metrics import Metrics
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32768
+_ONCE = (b"content-type", b"content-encoding", b"inference-header-content-length")
+"""Two of these could say two things of one body."""
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_KEY_DIGITS = 4
+_LOG = logging.getLogger("fastlstm.serve")
+
+
+@dataclass
+class Record:
+    """What is known about a request when it ends.
+
+    Attributes:
+        id: the client's, where it is a good one, else ours.
+        start_s: when its headers were complete, `time.monotonic`.
+        key: the first four digits of the SHA-256 of its API key; empty without one.
+        status: of the response; 0 before there is one.
+        failure: why the answer did not come to its end: its client left ("disconnected") or took
+            nothing ("stalled"), the server ended ("cancelled") or had an error ("failed").
+        prompt_tokens: of all prompts.
+        completion_tokens: of all texts.
+        windows: that were forecast.
+        first_piece_s: seconds until there was something to send.
+    """
+
+    id: str
+    start_s: float = field(default_factory=time.monotonic)
+    key: str = ""
+    status: int = 0
+    failure: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    windows: int = 0
+    first_piece_s: float | None = None
+
+    @property
+    def outcome(self) -> str:
+        """How the request ended: the failure, or "ok", "rejected", "timed_out", "client_error"."""
+        if self.failure:
+            return self.failure
+        if self.status in (429, 503):  # no room, or the server is not open
+            return "rejected"
+        if self.status == 504:
+            return "timed_out"
+        if self.status >= 500:
+            return "failed"
+        return "client_error" if self.status >= 400 else "ok"
+
+
+class Access:
+    """Answers errors, counts and logs requests.
+
+    Args:
+        app: the application behind it.
+        metrics: counts.
+        log: is given a line per request; None writes none.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, log: Log | None) -> None:
+        self._app, self._metrics, self._log = app, metrics, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, whatever happens behind."""
+        if scope["type"] != "http":
+            return
+        record = Record(new_id(scope["headers"]))
+        scope.setdefault("state", {})["record"] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.id.encode("ascii")),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_with_id, record)
+        finally:
+            record.key = key_digits(scope["state"].get("tenant", NOBODY))
+            count(self._metrics, record)
+            if self._log is not None:
+                client = scope.get("client") or ("", 0)
+                method, path = scope["method"][:16], scope["path"][:200]
+                write_line(self._log, record, client[0], method, path)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+        try:
+            _check_headers(scope)
+            await self._app(scope, receive, send)
+        except Disconnected:
+            record.failure = record.failure or "disconnected"
+        except asyncio.CancelledError:  # the server ends: so the task does, too
+            record.failure = record.failure or "cancelled"
+            await _end(scope, send, record, Unavailable(ENDING))
+        except ApiError as error:
+            if record.status:
+                is_ending = isinstance(error, Unavailable)
+                record.failure = record.failure or ("cancelled" if is_ending else "failed")
+            await _end(scope, send, record, error)
+        except Exception:
+            _LOG.exception("request %s failed", record.id)
+            record.failure = "failed"
+            failure = ApiError(500, "the server failed to answer; see its log")
+            await _end(scope, send, record, failure)
+
+
+def key_digits(tenant: bytes) -> str:
+    """Returns what the log says of a key: the first digits of its digest."""
+    return tenant.hex()[:_KEY_DIGITS]
+
+
+def count(metrics: Metrics, record: Record) -> None:
+    """Counts a request that has ended."""
+    metrics.requests.labels(str(record.status or GONE)).inc()
+    metrics.outcomes.labels(record.outcome).inc()
+    if record.outcome == "rejected":
+        metrics.rejected.inc()
+    if record.failure == "disconnected":
+        metrics.disconnects.inc()
+    if record.failure == "stalled":
+        metrics.stalls.inc()
+
+
+def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
+    """Writes the log line of a request that has ended: JSON, but for a terminal."""
+    line = terminal_line if is_terminal(sys.stderr) else json_line
+    log.write(line(record, client, method, path))
+
+
+async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
+    """Answers an error, or ends the connection where half an answer is out."""
+    if not record.status:
+        await _answer_error(send, error, scope["path"])
+        return
+    connection = scope["state"].get("connection")
+    if connection is not None:
+        connection.abort()
+        await asyncio.sleep(0)  # it is closed when the event loop turns
+
+
+async def _answer_error(send: Send, error: ApiError, path: str) -> None:
+    body = error.body_at(path)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _check_headers(scope: Scope) -> None:
+    headers = scope["headers"]
+    size = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise ApiError(
+            431,
+            f"the request has {counted(len(headers), 'header')} of {counted(size, 'byte')},"
+            f" expected at most {MAX_HEADERS} of {MAX_HEADER_BYTES}",
+            closes=True,
+        )
+    names = [name for name, _ in headers]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise ApiError(
+                400, f"the header '{name.decode()}' comes {names.count(name)} times; send it once"
+            )
+
+
+def new_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns the id of a request: the client's, where it is a good one."""
+    given = [value for name, value in headers if name == b"x-request-id"]
+    if len(given) == 1 and _ID.fullmatch(given[0]):
+        return given[0].decode("ascii")
+    return uuid.uuid4().hex

@@ -1,0 +1,143 @@
+"""Receiving a request's body: the right type, bounded in size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fastlstm.serve.http.channel import Disconnected
+from fastlstm.serve.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import Receive, Scope
+
+HEADER_LENGTH = b"inference-header-content-length"
+"""Bytes of JSON before the binary data. No form can send it, so a type need not be asked for."""
+
+
+_SHORT = 1 << 16
+"""Bytes of a body that are taken as they come."""
+_PARTS_PER_TURN = 4
+
+
+class Bodies:
+    """Receives bodies.
+
+    Of long bodies only a few parts are taken in each turn of the loop, so that many at a time hold
+    nobody else up.
+
+    Args:
+        max_bytes: of a body.
+        timeout_s: within which it must come.
+    """
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def read_json(self, scope: Scope, receive: Receive) -> bytes:
+        """Returns the body of a request that says it is JSON.
+
+        Raises:
+            ApiError: another type (415), too long (413), too slow (408).
+            Disconnected: the client has left.
+        """
+        headers = dict(scope["headers"])
+        _check_type(headers)
+        return await self._read(headers, receive)
+
+    async def read_tensors(self, scope: Scope, receive: Receive) -> tuple[bytes, int | None]:
+        """Returns the body of an inference request, and how much of it is JSON if not all is.
+
+        Raises:
+            What `read_json` does; ApiError 400: Inference-Header-Content-Length is no length.
+        """
+        headers = dict(scope["headers"])
+        given = headers.get(HEADER_LENGTH)
+        if given is None:
+            _check_type(headers)
+        elif not given.isdigit() or len(given) > 18:
+            raise ApiError(
+                400,
+                f"Inference-Header-Content-Length is '{given[:100].decode('latin-1')}', expected"
+                " the number of bytes of JSON that the body begins with",
+            )
+        return await self._read(headers, receive), None if given is None else int(given)
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise ApiError(
+                415, "the body is compressed; send it as it is, without Content-Encoding"
+            )
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
+            raise self._too_long()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._received(receive)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not come within {self._timeout_s:g} s; send it faster",
+                closes=True,
+            ) from None
+
+    async def _received(self, receive: Receive) -> bytes:
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_bytes:
+                raise self._too_long()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+            if size > _SHORT:
+                await self._turn()
+
+    async def _turn(self) -> None:
+        """Waits until the next part of a long body may be taken."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._next)
+        self._waiting.append(loop.create_future())
+        await self._waiting[-1]
+
+    def _next(self) -> None:
+        for _ in range(min(_PARTS_PER_TURN, len(self._waiting))):
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _too_long(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body has more than {self._max_bytes} bytes; send less, or start the server with a"
+            " larger --max-body",
+            closes=True,
+        )
+
+
+async def until_left(receive: Receive, on_left: Callable[[], object]) -> None:
+    """Waits until the client of a request that was read has left, and says so."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_left()
+
+
+def _check_type(headers: Mapping[bytes, bytes]) -> None:
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    # A form's type is refused also because any web page may send one to this machine.
+    if kind != b"application/json":
+        raise ApiError(
+            415,
+            f"the content type is '{kind[:100].decode('latin-1')}', expected application/json;"
+            " with curl add -H 'Content-Type: application/json'",
+        )

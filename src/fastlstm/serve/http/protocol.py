@@ -1,0 +1,282 @@
+"""HTTP connections that end in time: requests that trickle in and answers that nobody takes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fastlstm.serve.http.access import MAX_HEADER_BYTES
+from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.refusals import Refusals
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from fastlstm.serve.http.listener import Waiting
+    from fastlstm.serve.service import Service
+    from fastlstm.serve.settings import Settings
+
+_BODY_SPARE_S = 1.0
+"""The application answers a slow body itself; this long after it the connection ends anyway."""
+
+_STALL_SPARE_S = 2.0
+"""The application cuts a stalled answer off; this long after it the connection ends anyway."""
+
+_FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
+"""Chunks of a body that may be small; beyond them a chunk has so many bytes on the average."""
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def protocol_class(service: Service) -> type[H11Protocol]:
+    """Returns the protocol with a server's limits."""
+    settings = service.settings
+
+    class Protocol(Connection):
+        limits = settings
+        refusals = Refusals(service)
+        waiting = service.waiting
+
+    return Protocol
+
+
+class Refused(h11.RemoteProtocolError):
+    """HTTP that h11 takes and a server had better not; the message is for the client."""
+
+
+class Parser(h11.Connection):
+    """h11's parser, without what a proxy before it may understand in another way.
+
+    One that reads an end of a line or of a body elsewhere than the server would pass on a request
+    within a request, unseen (request smuggling). And bodies in ever so small chunks are refused:
+    each is an event, and takes as long as a large one.
+    """
+
+    def next_event(self) -> Any:
+        """Returns what h11 does.
+
+        Raises:
+            h11.RemoteProtocolError: no HTTP, or refused.
+        """
+        if self.their_state is h11.IDLE:
+            head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
+            if head.count(b"\n") != head.count(b"\r\n"):
+                raise Refused("a line of the headers ends with LF only, expected CR LF")
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+            _check_framing(event)
+        elif isinstance(event, h11.Data):
+            self._num_bytes += len(event.data)
+            self._num_chunks += event.chunk_start
+            if self._num_chunks > _FREE_CHUNKS + self._num_bytes // _LEAST_CHUNK:
+                raise Refused(
+                    f"the body comes in {self._num_chunks} chunks of {self._num_bytes} bytes"
+                    f" together, expected {_LEAST_CHUNK} bytes or more in each; send larger ones,"
+                    " or Content-Length"
+                )
+        return event
+
+
+def _check_framing(request: h11.Request) -> None:
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" not in names:
+        return
+    if b"content-length" in names:
+        raise Refused("the request has Content-Length and Transfer-Encoding, expected one of them")
+    if request.http_version < b"1.1":
+        raise Refused("Transfer-Encoding goes with HTTP/1.1 only; send Content-Length")
+
+
+class Connection(H11Protocol):
+    """uvicorn's protocol on h11, with deadlines that a byte now and then does not move.
+
+    Attributes:
+        limits: the server's settings.
+        refusals: answers while every place is taken.
+        waiting: the connections that wait for a request.
+    """
+
+    limits: Settings
+    refusals: Refusals
+    waiting: Waiting
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = Parser(h11.SERVER, MAX_HEADER_BYTES)
+        self.app_state = {**self.app_state, "connection": self}
+        self._deadline: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
+        self._awaits: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the clock for the first request's headers."""
+        super().connection_made(transport)
+        self._await_request()
+        self.waiting.begin(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Reads, and moves the deadline only when a part of the request is complete."""
+        if self._may_refuse():
+            answer = self.refusals.answer(data, self.client[0] if self.client else "")
+            if answer is not None:
+                self.transport.write(answer)
+                self._idle()
+                return
+        super().data_received(data)
+        self._await_request()
+        if self._is_answering:
+            self.waiting.end(self)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _may_refuse(self) -> bool:
+        """Whether the next byte is the first of a request, and nothing is being answered."""
+        return (
+            self.conn.their_state is h11.IDLE
+            and not self.conn.trailing_data[0]
+            and not self._is_answering
+            and not self.transport.is_closing()
+            and self.transport.get_write_buffer_size() == 0  # who takes no answers gets no more
+        )
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether an answer has begun and was not taken to its end."""
+        is_open = self._is_answering and self.cycle.response_started
+        return is_open or self.transport.get_write_buffer_size() > 0
+
+    def _idle(self) -> None:
+        """Waits for a next request as after any answer: uvicorn's keep-alive timeout rules."""
+        self._set_deadline(None, 0.0)
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        self.waiting.begin(self)
+        self._watch_leaving()
+
+    def pause_writing(self) -> None:
+        """Watches that the client takes something, whatever is being answered."""
+        super().pause_writing()
+        self._watch_taking()
+
+    def resume_writing(self) -> None:
+        """The client has taken enough."""
+        super().resume_writing()
+        self._unwatch_taking()
+
+    def _watch_taking(self) -> None:
+        seconds = self.limits.stall + _STALL_SPARE_S
+        size = self.transport.get_write_buffer_size()
+        self._taking = self.loop.call_later(seconds, self._look_taking, size)
+
+    def _look_taking(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() == before:
+            self.abort()
+        else:
+            self._watch_taking()
+
+    def _unwatch_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clocks."""
+        self._set_deadline(None, 0.0)
+        self._unwatch_taking()
+        self.waiting.end(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """After an answer uvicorn's keep-alive timeout rules, until the next byte comes."""
+        super().on_response_complete()
+        if not self._is_answering:  # a next request was there already
+            self.waiting.begin(self)
+        self._watch_leaving()
+
+    def dismiss(self) -> bool:
+        """Closes the connection between two requests; False where an answer is not sent yet."""
+        if self.transport.get_write_buffer_size():
+            return False
+        self.transport.close()
+        return True
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP in the shape of every other error."""
+        error = sys.exception()
+        status = getattr(error, "error_status_hint", 400)
+        if isinstance(error, Refused):
+            text = str(error)
+        elif status == 431:
+            text = "the request's headers are too long"
+        else:
+            status, text = 400, "the request is not valid HTTP/1.1"
+        self._answer_raw(ApiError(status, text))
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle connection."""
+        super().timeout_keep_alive_handler()
+        self._watch_leaving()
+
+    def abort(self) -> None:
+        """Ends the connection; what was not taken is lost, also what the kernel still holds."""
+        connection = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    def _await_request(self) -> None:
+        state = self.conn.their_state
+        if self.transport.is_closing():
+            self._set_deadline(None, 0.0)
+        elif state is h11.IDLE:
+            self._set_deadline(state, self.limits.header_timeout)
+        elif state is h11.SEND_BODY:
+            self._set_deadline(state, self.limits.body_timeout + _BODY_SPARE_S)
+        else:
+            self._set_deadline(None, 0.0)
+
+    def _set_deadline(self, awaits: Any, seconds: float) -> None:
+        if awaits is self._awaits:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._awaits = awaits
+        self._deadline = None if awaits is None else self.loop.call_later(seconds, self._cut)
+
+    def _cut(self) -> None:
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            text = f"the headers did not come within {self.limits.header_timeout:g} s"
+            self._answer_raw(ApiError(408, text))
+            self._watch_leaving()
+        else:
+            self.abort()
+
+    def _answer_raw(self, error: ApiError) -> None:
+        """Answers and closes, past h11, which accepts nothing more after a fault."""
+        body = error.body
+        phrase = {400: b"Bad Request", 408: b"Request Timeout"}.get(
+            error.status, b"Request Header Fields Too Large"
+        )
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%s" % (error.status, phrase, len(body), body)
+        )
+        self.transport.close()
+
+    def _watch_leaving(self, before: int | None = None) -> None:
+        """Once an answer is complete, ends the connection if nobody takes what is left of it."""
+        size = self.transport.get_write_buffer_size()
+        if size == before and not self._is_answering:
+            self.abort()
+        elif size > 0 and not self._is_answering:
+            self.loop.call_later(self.limits.stall, self._watch_leaving, size)

@@ -1,0 +1,124 @@
+"""Sending to a client that may be slow, or take nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from starlette.types import Scope, Send
+
+    from fastlstm.serve.http.access import Record
+    from fastlstm.serve.metrics import Metrics
+
+_SLICE = 1 << 16
+"""Bytes that are handed to the connection at a time."""
+
+
+class Sender:
+    """The answer to one request.
+
+    Args:
+        scope: of the request.
+        send: ASGI's.
+        on_cut: is called when the client is cut off.
+        record: what is known about the request.
+        metrics: counts.
+
+    Attributes:
+        waits_since_s: when the piece was handed over that is not taken yet, or None.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        on_cut: Callable[[], object],
+        record: Record,
+        metrics: Metrics,
+    ) -> None:
+        self._connection = scope["state"].get("connection")
+        self._send, self._on_cut = send, on_cut
+        self._record, self._metrics = record, metrics
+        self._last_s = 0.0
+        self.waits_since_s: float | None = None
+
+    async def start(
+        self, kind: bytes, length: int | None = None, *more: tuple[bytes, bytes]
+    ) -> None:
+        """Sends status 200 and the headers."""
+        headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        else:
+            headers.append((b"x-accel-buffering", b"no"))  # nginx would collect the pieces
+        self._record.first_piece_s = time.monotonic() - self._record.start_s
+        self._metrics.first_token.observe(self._record.first_piece_s)
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def body(self, *parts: bytes | bytearray, is_last: bool = False) -> None:
+        """Sends what the parts are together; returns when the connection has room for more.
+
+        It goes out slice by slice, between which others are served: what waits in the connection
+        does not grow with what there is to send.
+        """
+        now_s = time.monotonic()
+        if self._last_s:
+            self._metrics.between.observe(now_s - self._last_s)
+        self._last_s = now_s
+        for data, is_end in _slices(parts):
+            self.waits_since_s = time.monotonic()
+            message = {"type": "http.response.body", "body": data}
+            try:
+                await self._send({**message, "more_body": not (is_last and is_end)})
+            finally:
+                self.waits_since_s = None
+            if not is_end:
+                await asyncio.sleep(0)
+
+    def cut(self) -> None:
+        """Ends the connection; what the client has not taken is lost."""
+        self._record.failure = "stalled"
+        self._on_cut()
+        if self._connection is not None:
+            self._connection.abort()
+
+
+def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
+    """Yields what the parts are together, bit by bit, and whether it is the end."""
+    if sum(map(len, parts)) <= _SLICE:
+        yield b"".join(parts), True
+        return
+    found = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        for first in range(0, len(view), _SLICE):
+            if len(found) >= _SLICE:
+                yield bytes(found), False
+                found.clear()
+            found += view[first : first + _SLICE]
+    yield bytes(found), True
+
+
+class Stalls:
+    """Cuts off the clients that take nothing.
+
+    Args:
+        limit_s: how long a client may leave a piece untaken.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.senders: set[Sender] = set()
+
+    async def watch(self) -> None:
+        """Looks from time to time, for ever."""
+        while True:
+            await asyncio.sleep(min(1.0, self._limit_s / 4))
+            before_s = time.monotonic() - self._limit_s
+            for sender in list(self.senders):
+                if sender.waits_since_s is not None and sender.waits_since_s < before_s:
+                    sender.cut()

@@ -1,0 +1,1 @@
+"""Completions: requests for text, and the engine behind them."""

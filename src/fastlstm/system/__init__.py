@@ -1,0 +1,1 @@
+"""Hardware, files, caches, checked options and prefetch; no torch on import."""

@@ -1,0 +1,141 @@
+"""Typed options: the checks of a frozen dataclass' fields, durations, shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar
+
+from fastlstm.errors import ConfigError, Setting, nearest_hint
+
+Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
+ConfigT = TypeVar("ConfigT")
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "a text"),
+}
+
+
+def check_fields(
+    config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Checks the fields of a configuration, and that at most one end of a run is given.
+
+    Args:
+        config: the dataclass; a budget given as a number becomes text, NumPy's numbers Python's.
+        bounds: least and largest value by field.
+        choices: by field.
+
+    Raises:
+        ConfigError: names the flag, what came and what was expected.
+    """
+    check_values(config, bounds, choices)
+    ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
+    if len(ends) > 1:
+        first, *others = map(Setting, ends)
+        listed = [part for other in others for part in (" and ", other)]
+        raise ConfigError(first, *listed, " contradict each other; give one way to end the run")
+    if config.budget is not None:
+        parse_duration(config.budget)
+
+
+def check_values(
+    config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Checks the fields of a frozen dataclass one by one; see `check_fields`."""
+    for field in dataclasses.fields(config):
+        _check_kind(config, field.name, str(field.type))
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            raise ConfigError(
+                Setting(name), f" is {value!r}, expected a number from {low} to {high}"
+            )
+    for name, known in choices.items():
+        value = getattr(config, name)
+        if value not in known:
+            raise ConfigError(Setting(name), f" is {value!r}, expected one of {', '.join(known)}")
+
+
+def _check_kind(config: Any, name: str, annotation: str) -> None:
+    value, kind = getattr(config, name), annotation.removesuffix(" | None")
+    if value is None and annotation.endswith("None"):
+        return
+    if is_number(value) and not isinstance(value, int | float):
+        value = int(value) if is_whole(value) else float(value)
+        object.__setattr__(config, name, value)
+    if name == "budget" and re.fullmatch(r"\d+(\.\d+)?", str(value)):  # seconds
+        object.__setattr__(config, name, f"{value}s")
+    elif kind in _KINDS and (
+        not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) != (kind == "bool"))
+    ):
+        raise ConfigError(Setting(name), f" is {value!r}, expected {_KINDS[kind][1]}")
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value is a number, Python's or NumPy's; True is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """Returns whether a value is a whole number, Python's or NumPy's; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def parse_duration(text: str) -> float:
+    """Returns the seconds in ``"90s"``, ``"5m"``, ``"1h30m"`` or a plain number of seconds."""
+    clean = text.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", clean):
+        seconds = float(clean)
+    else:
+        match = re.fullmatch(
+            r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", clean
+        )
+        if not clean or match is None:
+            raise ConfigError(
+                Setting("budget"), f" is {text!r}, expected a duration such as 90s, 5m or 1h30m"
+            )
+        hours, minutes, rest = (float(part or 0) for part in match.groups())
+        seconds = hours * 3600 + minutes * 60 + rest
+    if not 1 <= seconds <= 10**8:
+        raise ConfigError(Setting("budget"), f" is {text!r}, expected at least 1s")
+    return seconds
+
+
+def parse_split(text: str) -> tuple[float, float, float]:
+    """Returns the train, validation and test shares of ``"90/5/5"``; they sum to 1."""
+    try:
+        parts = [float(part) for part in text.split("/")]
+    except ValueError:
+        parts = []
+    parts += [0.0] * (3 - len(parts))
+    good = len(parts) == 3 and all(math.isfinite(p) and p >= 0 for p in parts)
+    if not good or abs(sum(parts) - 100) > 1e-6 or parts[0] == 0 or parts[1] == 0:
+        raise ConfigError(
+            Setting("split"),
+            f" is {text!r}, expected train/validation/test in percent that add up to 100,"
+            " such as 90/5/5 or 90/10/0",
+        )
+    return parts[0] / 100, parts[1] / 100, parts[2] / 100
+
+
+def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:
+    """Builds a configuration from plain values; an unknown key names the nearest known one.
+
+    Raises:
+        ConfigError: an unknown key, or a value outside its range; `origin` is named.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{origin}: unknown key '{key}'{nearest_hint(key, known)}")
+    return kind(**values)

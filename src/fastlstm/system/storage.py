@@ -1,0 +1,378 @@
+"""Files that are whole or not there: atomic writes, reads without surprises, strict JSON.
+
+Every change to a run on disk goes through this module, so that the tests can cut the power between
+any two system calls. The rules: data is written and fsynced under another name, renamed, and the
+directory fsynced. What makes several files one whole is `fastlstm.runs.manifest`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, Never, TextIO
+
+from fastlstm.errors import CorruptFileError, StorageError, counted
+
+MAX_JSON_BYTES = 16 << 20
+MAX_JSON_DEPTH = 64
+_CONTAINERS = (dict, list)
+_CHUNK_BYTES = 4 << 20
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EFBIG: "the file is larger than the disk or this shell allows; see 'ulimit -f'",
+    errno.EACCES: "this place is not writable; choose another or change its permissions",
+    errno.EPERM: "this place is not writable; choose another or change its permissions",
+    errno.EROFS: "this place is mounted read-only; choose another",
+    errno.ELOOP: "it is a symbolic link, expected a regular file; remove it",
+    errno.ENXIO: "it is a pipe, expected a regular file; remove it",
+    errno.EISDIR: "it is a directory, expected a regular file; remove it",
+    errno.EIO: "the disk reports an error and may be failing; copy the run elsewhere",
+}
+
+
+def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
+    """Returns a StorageError that says what failed, why, and what to do."""
+    advice = _ADVICE.get(error.errno or 0, "see what the system says")
+    reason = error.strerror or error
+    return StorageError(
+        f"{path}: cannot {doing} ({reason}): {advice}. What was stored before is intact."
+    )
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, doing: str) -> Iterator[None]:
+    """Turns an OSError inside the block into a StorageError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, doing, error) from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a file so that after a crash at any instant it is the old one or the new one, whole.
+
+    Raises:
+        StorageError: the disk refused; the old file, if there was one, is still there.
+    """
+    temporary = temporary_name(path)
+    try:
+        with storage_errors(path, "write"):
+            write_new(temporary, data)
+            os.replace(temporary, path)
+            fsync_dir(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def temporary_name(path: Path) -> Path:
+    """Returns a hidden name in the same directory; `RunDirectory.sweep` knows the pattern."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Creates a file that must not exist, writes and fsyncs it. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest[:_CHUNK_BYTES]) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_lines(path: Path) -> TextIO:
+    """Opens a text file to add lines to; links, pipes and directories are refused.
+
+    Raises:
+        StorageError: what is there, and what was expected.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not hang us
+    with storage_errors(path, "add lines"):
+        return open(
+            path,
+            "a",
+            encoding="utf-8",
+            opener=lambda name, mode: os.open(name, mode | flags, 0o666),
+        )
+
+
+def append(file: FileIO, data: memoryview) -> None:
+    """Adds to the end of an unbuffered file.
+
+    Raises:
+        StorageError: the disk refused; the size so far is named.
+    """
+    rest = data
+    try:
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+    except OSError as error:
+        doing = f"write beyond {counted(file.tell(), 'byte')}"
+        raise storage_error(Path(str(file.name)), doing, error) from error
+
+
+def allocate(path: Path, num_bytes: int) -> None:
+    """Creates a file with room on the disk for `num_bytes`, or empties one, to be mapped.
+
+    Without the room a write to a mapped page would find the full disk and kill the process.
+
+    Raises:
+        StorageError: the disk refused; no file is left.
+    """
+    doing = f"reserve {counted(num_bytes, 'byte')}"
+    try:
+        with storage_errors(path, doing), open(path, "wb") as file:
+            if hasattr(os, "posix_fallocate") and num_bytes:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            file.truncate(num_bytes)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def fsync_dir(directory: Path) -> None:
+    """Makes renames, creations and removals in a directory durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot fsync a directory; there is nothing better.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Renames within one directory, replacing a file, and makes it durable. Raises OSError."""
+    os.replace(source, target)
+    fsync_dir(target.parent)
+
+
+def make_dir(path: Path) -> None:
+    """Creates one directory. Raises OSError."""
+    os.mkdir(path)
+
+
+def remove_file(path: Path) -> None:
+    """Removes one file. Raises OSError."""
+    os.unlink(path)
+
+
+def fsync_file(path: Path) -> None:
+    """Makes what was written to a file durable, by whichever process. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    fsync_dir(path.parent)
+
+
+def truncate_file(path: Path, size: int) -> None:
+    """Cuts a file to `size` bytes, durably. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory and what is in it; of a link only the link. Raises OSError."""
+    if path.is_symlink():
+        os.unlink(path)
+        return
+    with os.scandir(path) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(Path(entry.path))
+            else:
+                os.unlink(entry.path)
+    os.rmdir(path)
+
+
+def discard(path: Path) -> None:
+    """Takes a directory's name away, then removes it: half of it is never seen. Raises OSError."""
+    trash = path.with_name(f"{path.name}.del-{os.getpid()}-{secrets.token_hex(4)}")
+    rename(path, trash)
+    remove_tree(trash)
+
+
+def place(source: Path, target: Path) -> None:
+    """Puts the content of an fsynced file at `target` too, in one step. Raises OSError."""
+    if target.exists() and os.path.samestat(os.lstat(source), os.lstat(target)):
+        return  # rename() between two links to one file does nothing: the temporary would stay
+    temporary = temporary_name(target)
+    try:
+        os.link(source, temporary, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EXDEV):
+            raise
+        write_new(temporary, read_bytes(source))
+    os.replace(temporary, target)
+
+
+def require_space(directory: Path, num_bytes: int) -> None:
+    """Raises StorageError unless the disk has room for `num_bytes` and a margin."""
+    with storage_errors(directory, "ask for the free space"):
+        info = os.statvfs(directory)
+    free = info.f_bavail * info.f_frsize
+    needed = num_bytes + num_bytes // 20 + (1 << 20)
+    if free < needed:
+        raise StorageError(
+            f"{directory}: needs {needed / 1e6:.1f} MB for this save, the disk has"
+            f" {free / 1e6:.1f} MB free; free some space. What was stored before is intact."
+        )
+
+
+def finite(value: Any) -> Any:
+    """Returns the value with NaN and infinity, which JSON lacks, replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
+def encode_json(value: Any) -> bytes:
+    """Returns the one spelling of a JSON value used on disk: sorted keys, ASCII, no NaN or Inf."""
+    return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
+
+
+def parse_json(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> Any:
+    """Parses strict JSON: UTF-8, no NaN or Inf, no duplicate keys, bounded size and depth.
+
+    Raises:
+        CorruptFileError: names `origin` and what is wrong.
+    """
+    if len(data) > limit:
+        raise CorruptFileError(f"{origin}: has {len(data)} bytes, expected at most {limit} of JSON")
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+        )
+    except RecursionError:
+        raise CorruptFileError(
+            f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels"
+        ) from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise CorruptFileError(f"{origin}: not valid JSON ({error})") from None
+    if is_deeper(value, MAX_JSON_DEPTH):
+        raise CorruptFileError(f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels")
+    return value
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object of its pairs, for `json.loads`.
+
+    Raises:
+        ValueError: names the key that appears twice.
+    """
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key '{key[:50]}' appears twice")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(text: str) -> Never:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:50]} is beyond the range of a float")
+    return value
+
+
+def is_deeper(value: Any, depth: int) -> bool:
+    """Whether JSON is nested deeper than so many levels."""
+    level = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(depth):
+        if not level:
+            return False
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, _CONTAINERS)
+        ]
+    return bool(level)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON value atomically. Raises StorageError."""
+    write_file(path, encode_json(value))
+
+
+def read_json(path: Path) -> Any:
+    """Reads strict JSON. Raises CorruptFileError (missing, damaged, hostile) or StorageError."""
+    return parse_json(read_bytes(path, limit=MAX_JSON_BYTES), path)
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[tuple[int, int]]:
+    """Yields (descriptor, size) of a regular file; links, pipes and devices are refused."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe must not hang us
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        raise CorruptFileError(f"{path}: is missing") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorruptFileError(f"{path}: is a symbolic link, expected a regular file") from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise storage_error(path, "read", error) from error
+        raise CorruptFileError(f"{path}: cannot be opened ({error.strerror})") from error
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise CorruptFileError(f"{path}: is not a regular file")
+        yield descriptor, info.st_size
+    except OSError as error:
+        raise CorruptFileError(f"{path}: cannot be read ({error.strerror})") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+    """Reads a regular file of at most `limit` bytes. Raises CorruptFileError or StorageError."""
+    with open_regular(path) as (descriptor, size):
+        return read_open(path, descriptor, size, limit)
+
+
+def read_open(path: Path, descriptor: int, size: int, limit: int | None = None) -> bytes:
+    """Reads an open file of `size` bytes; by default at most the machine's memory."""
+    allowed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if limit is None else limit
+    if size > allowed:  # checked before allocation: a sparse file can claim exabytes
+        raise CorruptFileError(f"{path}: has {counted(size, 'byte')}, expected at most {allowed:,}")
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        data = file.readall()
+    if len(data) != size:
+        raise CorruptFileError(
+            f"{path}: changed while it was read ({size:,}, then {counted(len(data), 'byte')})"
+        )
+    return data

@@ -1,0 +1,1 @@
+"""Text data: sources, vocabularies, the encoded cache and batches."""

@@ -1,0 +1,102 @@
+"""What a source of text holds, by its names and first lines: a text, a table, or both."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fastlstm.text.data.corpora import BUILT_IN
+from fastlstm.text.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
+_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
+_SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
+_DELIMITERS = ",;\t|"
+_MOST_FILES = 100_000
+"""Of a directory, looked at to say what it holds."""
+
+SourceKind = Literal["binary table", "csv", "text", "mixed", "unknown"]
+
+
+def kind_of_source(source: str) -> SourceKind:
+    """Returns what a source of `train` holds, as far as its names and first lines say.
+
+    "unknown" is what is not there: the verb says so.
+    """
+    tables, texts = files_of(source)
+    if tables and texts:
+        return "mixed"
+    if tables:
+        return "binary table" if any(map(_is_binary, tables)) else "csv"
+    is_built_in = source == "-" or source in BUILT_IN
+    return "text" if texts or is_built_in else "unknown"
+
+
+def files_of(source: str) -> tuple[list[Path], list[Path]]:
+    """Returns the tables and the texts among the files that a source names."""
+    path = Path(os.path.expanduser(source))
+    if not source:  # its path would be the current directory
+        files = []
+    elif os.path.isdir(path):
+        files = [p for p in islice(_walk(path), _MOST_FILES) if _is_binary(p) or _is_readable(p)]
+    elif os.path.exists(path) or _is_binary(path):
+        files = [path]
+    else:
+        has_magic = glob.has_magic(source)
+        files = [Path(p) for p in glob.glob(str(path), recursive=True)] if has_magic else []
+    tables: list[Path] = []
+    texts: list[Path] = []
+    for file in files:
+        (tables if _is_table(file) else texts).append(file)
+    return tables, texts
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _is_readable(path: Path) -> bool:
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSED_SUFFIXES]
+    return bool(suffixes) and suffixes[-1] in TEXT_SUFFIXES
+
+
+def _is_binary(path: Path) -> bool:
+    return path.name.lower().endswith(_BINARY_TABLES)
+
+
+def _is_table(path: Path) -> bool:
+    name = path.name.lower()
+    is_named_so = name.endswith((*_BINARY_TABLES, *_CSV))
+    return is_named_so or (name.endswith(".txt") and _has_columns(path))
+
+
+def _has_columns(path: Path) -> bool:
+    """Returns whether the first lines have a delimiter equally often, and all but one digits."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(_SNIFFED_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return False
+    lines = [line for line in start.splitlines()[:_SNIFFED_LINES] if line.strip()]
+    lines = [re.sub(r'"[^"]*"', "0", line) for line in lines]
+    rows = [{line.count(mark) for line in lines} for mark in _DELIMITERS]
+    is_even = any(len(row) == 1 and row != {0} for row in rows)
+    has_digits = all(re.search(r"\d", line) for line in lines[1:])
+    is_one_column = all(re.fullmatch(r"[-+.\deE]+", line.strip()) for line in lines[1:])
+    return len(lines) > 2 and has_digits and (is_even or is_one_column)
+
+
+def few(paths: Sequence[Path]) -> str:
+    """Returns the name of the first of some files, and how many more there are."""
+    return paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1:,} more"

@@ -1,0 +1,239 @@
+"""What the user named as text: files, directories, globs, stdin, JSON lines, built-in corpora."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from fastlstm.errors import DataError, counted, kind_of_value, nearest_hint
+from fastlstm.text.data.corpora import BUILT_IN, corpus_files, corpus_text
+
+_SUFFIXES = """
+    .txt .text .md .markdown .rst .tex .org .adoc .srt .csv .tsv .log .jsonl .ndjson .html .htm .xml
+    .json .yaml .yml .toml .ini .cfg .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .ts .jsx
+    .tsx .css .sh .rb .php .pl .lua .r .jl .scala .swift .sql .hs .ml .el .vim
+"""
+TEXT_SUFFIXES = frozenset(_SUFFIXES.split())
+COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
+_NO_SOURCE = "no source given; name a file, a directory, a glob, - or a built-in corpus"
+JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+
+
+@dataclass(frozen=True)
+class Document:
+    """One stretch of text: a file, or bytes in memory.
+
+    Attributes:
+        name: what messages call it.
+        path: the file, or None when `data` holds the text.
+        data: UTF-8 bytes, for text that no file holds.
+        is_jsonl: every line is a JSON object whose text field is a document of its own.
+        is_stream: a pipe or stdin: readable once, so it is spooled to a file first.
+    """
+
+    name: str
+    path: Path | None = None
+    data: bytes | None = None
+    is_jsonl: bool = False
+    is_stream: bool = False
+
+    def size(self) -> int | None:
+        """Returns the bytes on disk (compressed size for .gz and .zst); None for a stream."""
+        if self.data is not None:
+            return len(self.data)
+        if self.is_stream or self.path is None:
+            return None
+        try:
+            return self.path.stat().st_size
+        except OSError as error:
+            raise DataError(f"cannot read {self.name}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents in reading order.
+
+    Attributes:
+        name: what the user named, for messages.
+        documents: at least one.
+        notes: one line for each thing the user should hear, such as skipped files.
+    """
+
+    name: str
+    documents: tuple[Document, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def total_bytes(self) -> int | None:
+        """Bytes on disk of all documents, or None when one is a stream."""
+        sizes = [document.size() for document in self.documents]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def signature(self) -> list[list[str | int]] | None:
+        """Returns what `stat` says of every file, or None when not all documents are files."""
+        rows: list[list[str | int]] = []
+        for document in self.documents:
+            if document.path is None or document.is_stream:
+                return None
+            try:
+                info = document.path.stat()
+                path = os.path.abspath(document.path)
+            except OSError:
+                return None
+            times = [info.st_mtime_ns, info.st_ctime_ns]
+            rows.append([path, document.is_jsonl, info.st_size, *times, info.st_ino])
+        return rows
+
+    def with_document(self, index: int, document: Document) -> Source:
+        """Returns a copy with one document replaced (a spooled stream)."""
+        documents = list(self.documents)
+        documents[index] = document
+        return replace(self, documents=tuple(documents))
+
+
+def open_source(source: str | Path | Sequence[str | Path]) -> Source:
+    """Finds the documents that `source` names; reads none of them.
+
+    Args:
+        source: a file, a directory (searched recursively for text suffixes), a glob pattern,
+            ``"-"`` for stdin, the name of a built-in corpus (``python-docs``, ``python-stdlib``),
+            or a sequence of those, taken in order. ``.gz`` and ``.zst`` are decompressed;
+            ``.jsonl`` holds one JSON object per line.
+
+    Raises:
+        DataError: nothing is there, or nothing in it is text.
+    """
+    if isinstance(source, str | Path):
+        return _open_one(source)
+    if not isinstance(source, Sequence) or not all(isinstance(p, str | Path) for p in source):
+        raise DataError(
+            f"the source is {kind_of_value(source)}, expected a path, or a list of paths; a"
+            " frame or an array is for fastlstm.Forecaster(horizon=N).fit(table)"
+        )
+    parts = [_open_one(part) for part in source]
+    if not parts:
+        raise DataError(_NO_SOURCE)
+    if len(parts) == 1:
+        return parts[0]
+    return Source(
+        name=f"{parts[0].name} and {len(parts) - 1} more",
+        documents=tuple(document for part in parts for document in part.documents),
+        notes=tuple(note for part in parts for note in part.notes),
+    )
+
+
+def text_source(text: str, name: str = "text") -> Source:
+    """Returns a source over text that is already in memory."""
+    return Source(name=name, documents=(Document(name=name, data=text.encode("utf-8")),))
+
+
+def _open_one(source: str | Path) -> Source:
+    name = str(source)
+    if source == "":  # Path("") would be the current directory
+        raise DataError(_NO_SOURCE)
+    if name == "-":
+        return Source(name="stdin", documents=(Document(name="stdin", is_stream=True),))
+    if name in BUILT_IN:
+        return _built_in(name)
+    path = Path(os.path.expanduser(source))
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        if isinstance(source, str) and glob.has_magic(name):
+            return _open_glob(name)
+        raise _missing(name, path, error) from error
+    if stat.S_ISDIR(mode):
+        return _open_directory(path)
+    return Source(name=name, documents=(_file(path, name, mode),))
+
+
+def _missing(name: str, path: Path, error: Exception) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        hint = hint_of_file(path, BUILT_IN)
+        return DataError(
+            f"no such file or directory: {name}{hint}; give a text file, a directory, a glob,"
+            f" - for stdin, or a built-in corpus ({', '.join(BUILT_IN)})"
+        )
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return DataError(f"cannot read {name}: {reason}; check the path and its permissions")
+
+
+def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
+    """Returns ``" (did you mean 'x'?)"`` for a path that is not there, or an empty string."""
+    try:
+        siblings = [entry.name for entry in os.scandir(path.parent)]
+    except OSError:
+        siblings = []
+    return nearest_hint(path.name, [*siblings, *others])
+
+
+def _file(path: Path, name: str, mode: int) -> Document:
+    if not os.access(path, os.R_OK):
+        raise DataError(f"cannot read {name}: Permission denied; check its permissions")
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
+        suffixes.pop()
+    is_jsonl = bool(suffixes) and suffixes[-1] in JSONL_SUFFIXES
+    return Document(name=name, path=path, is_jsonl=is_jsonl, is_stream=not stat.S_ISREG(mode))
+
+
+def _open_glob(pattern: str) -> Source:
+    matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    paths = [Path(match) for match in matches if os.path.isfile(match)]
+    if not paths:
+        raise DataError(f"no file matches {pattern}; check the pattern (** crosses directories)")
+    documents = tuple(_file(path, str(path), path.stat().st_mode) for path in paths)
+    return Source(name=pattern, documents=documents)
+
+
+def _open_directory(root: Path) -> Source:
+    documents: list[Document] = []
+    skipped: Counter[str] = Counter()
+    for path in _walk(root):
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        kind = suffixes.pop() if suffixes else ""
+        if kind in COMPRESSED_SUFFIXES and suffixes:
+            kind = suffixes[-1]
+        info = path.stat() if path.exists() else None
+        if kind not in TEXT_SUFFIXES or info is None or not stat.S_ISREG(info.st_mode):
+            skipped[path.suffix.lower() or "no suffix"] += 1
+        elif info.st_size:
+            documents.append(_file(path, str(path), info.st_mode))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common(5))
+    if not documents:
+        raise DataError(
+            f"{root} holds no text file; it holds {kinds or 'nothing'}."
+            " Known suffixes are .txt .md .rst .py .jsonl and the like, also with .gz or .zst;"
+            " name other files one by one or by a glob"
+        )
+    files = counted(sum(skipped.values()), "file")
+    notes = (f"{root}: {files} skipped ({kinds})",) if skipped else ()
+    return Source(name=str(root), documents=tuple(documents), notes=notes)
+
+
+def _walk(root: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+
+    found: list[Path] = []
+    for directory, names, files in os.walk(root, onerror=refuse):
+        names[:] = sorted(
+            name for name in names if not name.startswith(".") and name != "__pycache__"
+        )
+        found += [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
+    return sorted(found)
+
+
+def _built_in(name: str) -> Source:
+    if name == "python-docs":
+        return Source(
+            name=name, documents=(Document(name=name, data=corpus_text().encode("utf-8")),)
+        )
+    documents = tuple(Document(name=str(path), path=path) for path in corpus_files())
+    return Source(name=name, documents=documents)

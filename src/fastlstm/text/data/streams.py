@@ -1,0 +1,373 @@
+"""From documents to blocks of clean UTF-8: decompression, BOM, line ends, joins, safe cuts."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from typing import IO, Any, Literal, Protocol, cast
+
+from fastlstm.errors import DataError, MissingExtraError, Setting, counted
+from fastlstm.text.data.sources import Document
+
+BLOCK_BYTES = 1 << 18
+"""64 KiB to 1 MiB cost the same CPU time; 4 MiB doubled the system's share (page faults)."""
+_MAX_SPACES = 1000
+_SNIFF_BYTES = 1 << 16
+_MAX_RUN_BYTES = 1 << 23
+"""Most text without a safe cut; BPE takes 100 times its size in memory and 0.7 s per MiB."""
+_MAX_LINE_BYTES = 1 << 28
+_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How raw bytes become the text a tokenizer sees.
+
+    Attributes:
+        is_text: the bytes must be UTF-8 (vocabularies char and bpe); byte takes anything.
+        cut: blocks end between characters, where no BPE token can cross, or anywhere.
+        text_field: field of a JSON-lines record.
+        keep_crlf: leave CRLF alone instead of writing LF.
+        invalid_utf8: stop at a bad byte, or replace it by U+FFFD.
+    """
+
+    is_text: bool = True
+    cut: Literal["character", "token", "anywhere"] = "character"
+    text_field: str = "text"
+    keep_crlf: bool = False
+    invalid_utf8: Literal["error", "replace"] = "error"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields, for cache keys."""
+        return asdict(self)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+    def readline(self, size: int, /) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class BlockReader:
+    """Iterates over blocks of the documents' text, in order.
+
+    The blocks joined are the text; where they are cut depends on the text and `block_bytes`
+    alone, never on how the operating system delivered it.
+
+    Attributes:
+        consumed: bytes of the documents (as on disk) that have been read so far.
+    """
+
+    def __init__(
+        self, documents: tuple[Document, ...], rules: TextRules, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        self.consumed = 0
+        self._documents = documents
+        self._rules = rules
+        self._block_bytes = block_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        cut = {"character": character_cut, "token": token_cut, "anywhere": len}[self._rules.cut]
+        pending: list[bytes] = []
+        size, wanted = 0, self._block_bytes
+        for piece in self._joined():
+            pending.append(piece)
+            size += len(piece)
+            if size < wanted:
+                continue
+            data = b"".join(pending)
+            start = 0
+            while len(data) - start >= wanted:
+                end = start + cut(data[start : start + wanted])
+                if end == start:
+                    self._require_cut(wanted)
+                    wanted *= 2  # no safe cut in this much text; look at more of it
+                    continue
+                yield data[start:end]
+                start, wanted = end, self._block_bytes
+            pending, size = [data[start:]], len(data) - start
+        if size:
+            yield b"".join(pending)
+
+    def _require_cut(self, num_bytes: int) -> None:
+        if num_bytes >= _MAX_RUN_BYTES:
+            names = ", ".join(document.name for document in self._documents[:3])
+            raise DataError(
+                f"{names}: {num_bytes >> 20} MiB in a row are letters alone, digits alone, signs"
+                " alone or white space, which BPE would have to take as one word; break it into"
+                " lines, or use ",
+                Setting("vocab", "char"),
+                " or byte",
+            )
+
+    def _joined(self) -> Iterator[bytes]:
+        """Yields the documents' pieces with a newline between documents that lack one."""
+        last = b"\n"
+        for document in self._documents:
+            for is_start, piece in self._pieces(document):
+                if is_start and last != b"\n":
+                    yield b"\n"
+                last = piece[-1:]
+                yield piece
+
+    def _pieces(self, document: Document) -> Iterator[tuple[bool, bytes]]:
+        """Yields (starts a document, bytes); never empty bytes."""
+        base = self.consumed
+        stream, position = open_document(document)
+        try:
+            records = _json_records if document.is_jsonl else _plain_records
+            for is_start, piece in records(stream, document, self._rules, self._block_bytes):
+                self.consumed = base + position()
+                if piece:
+                    yield is_start, piece
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                f"{document.name}: broken gzip data ({error}); fetch it again"
+            ) from error
+        except OSError as error:
+            raise DataError(f"cannot read {document.name}: {error.strerror or error}") from error
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":
+                raise
+            raise DataError(
+                f"{document.name}: broken zstd data ({error}); fetch it again"
+            ) from error
+        finally:
+            stream.close()
+        self.consumed = base + (document.size() or 0)
+
+
+def open_document(document: Document) -> tuple[_Readable, Callable[[], int]]:
+    """Opens a document for reading, decompressed; also returns its position on disk."""
+    if document.path is None:
+        memory = BytesIO(document.data or b"")
+        return memory, memory.tell
+    try:
+        raw = document.path.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {document.name}: {error.strerror}") from error
+    magic = raw.read(4)
+    raw.seek(0)
+    suffix = document.path.suffix.lower()
+    if magic.startswith(_GZIP_MAGIC):
+        unzipped = gzip.GzipFile(fileobj=raw)
+        unzipped.myfileobj = cast(Any, raw)  # so that close() closes the file too
+        return cast(_Readable, unzipped), raw.tell
+    if magic.startswith(_ZSTD_MAGIC):
+        return _open_zstd(raw, document.name), raw.tell
+    if suffix in (".gz", ".zst") and magic:
+        raw.close()
+        kind = "gzip" if suffix == ".gz" else "zstd"
+        raise DataError(f"{document.name} is named {suffix} but is not {kind} data; rename it")
+    return cast(_Readable, raw), raw.tell
+
+
+def _open_zstd(raw: IO[bytes], name: str) -> _Readable:
+    try:
+        import zstandard
+    except ImportError as error:
+        raw.close()
+        raise MissingExtraError(
+            f"{name} is zstd-compressed, which needs: pip install 'fastlstm[zst]'"
+            " (or decompress it with `zstd -d`)"
+        ) from error
+    from io import BufferedReader
+
+    reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=True)
+    return cast(_Readable, BufferedReader(cast(Any, reader), 1 << 18))
+
+
+def _plain_records(
+    stream: _Readable, document: Document, rules: TextRules, block_bytes: int
+) -> Iterator[tuple[bool, bytes]]:
+    """Yields one document's text in pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    replaces = rules.is_text and rules.invalid_utf8 == "replace"
+    held = b""  # a CR whose LF may be in the next piece
+    is_start = True
+    head = stream.read(_SNIFF_BYTES)
+    if rules.is_text:
+        refuse_binary(head, document.name)
+    chunks = _chunks(head.removeprefix(codecs.BOM_UTF8), stream, block_bytes)
+    chunk = next(chunks, b"")
+    while chunk:
+        following = next(chunks, b"")
+        data = decoder.decode(chunk, final=not following).encode() if replaces else chunk
+        if not rules.keep_crlf:
+            data = held + data
+            held = b"\r" if following and data.endswith(b"\r") else b""
+            data = data[: len(data) - len(held)].replace(b"\r\n", b"\n")
+        if data:
+            yield is_start, data
+            is_start = False
+        chunk = following
+
+
+def _chunks(head: bytes, stream: _Readable, size: int) -> Iterator[bytes]:
+    for start in range(0, len(head), size):
+        yield head[start : start + size]
+    while chunk := stream.read(size):
+        yield chunk
+
+
+def _json_records(
+    stream: _Readable, document: Document, rules: TextRules, block_bytes: int
+) -> Iterator[tuple[bool, bytes]]:
+    """Yields the text field of every line."""
+    number = 0
+    while line := stream.readline(_MAX_LINE_BYTES):
+        number += 1
+        if len(line) == _MAX_LINE_BYTES:
+            raise DataError(
+                f"{document.name} line {number} is longer than {_MAX_LINE_BYTES >> 20} MiB;"
+                " expected one JSON object per line"
+            )
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if line.isspace() or not line:
+            continue
+        where = f"{document.name} line {number}"
+        text = _json_text(line, where, rules)
+        if not rules.keep_crlf:
+            text = text.replace("\r\n", "\n")
+        try:
+            yield True, text.encode("utf-8")
+        except UnicodeEncodeError:
+            if rules.invalid_utf8 != "replace":
+                raise DataError(
+                    f"{where}: the text holds half a surrogate pair, which is no character;"
+                    " repair the line or pass ",
+                    Setting("invalid_utf8", "replace"),
+                ) from None
+            yield True, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _json_text(line: bytes, where: str, rules: TextRules) -> str:
+    try:
+        errors = "replace" if rules.invalid_utf8 == "replace" else "strict"
+        record = json.loads(line.decode("utf-8", errors))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: invalid UTF-8 at byte {error.start} of the line; repair it or pass ",
+            Setting("invalid_utf8", "replace"),
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: broken JSON ({error}); expected one object per line") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    if rules.text_field not in record:
+        fields = ", ".join(sorted(map(str, record))[:8]) or "none"
+        raise DataError(
+            f"{where}: no field '{rules.text_field}'; its fields are: {fields}."
+            " Name the text with ",
+            Setting("text_field", ...),
+        )
+    text = record[rules.text_field]
+    if not isinstance(text, str):
+        raise DataError(
+            f"{where}: field '{rules.text_field}' is {type(text).__name__}, expected a string"
+        )
+    return text
+
+
+def refuse_binary(head: bytes, name: str) -> None:
+    """Raises DataError when the first bytes of a document are plainly not text."""
+    head = head[:_SNIFF_BYTES]
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(
+            f"{name} is UTF-16, expected UTF-8; convert it: iconv -f utf-16 -t utf-8 {name}"
+        )
+    controls = len(head) - len(head.translate(None, _CONTROL))
+    if b"\x00" in head or controls > 0.1 * len(head):
+        what = counted(controls, "control byte")
+        if b"\x00" in head:
+            what = f"a NUL at byte {head.index(0)}"
+        raise DataError(
+            f"{name} looks like a binary file ({what}), expected UTF-8 text;"
+            " give a text file, or pass ",
+            Setting("vocab", "byte"),
+            " to model raw bytes",
+        )
+
+
+def character_cut(data: bytes) -> int:
+    """Returns the length of `data` without an unfinished UTF-8 character at its end."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if needed > back else len(data)
+        if byte < 0x80:
+            break
+    return len(data)
+
+
+def token_cut(data: bytes) -> int:
+    """Returns the last position that no token of a byte-level BPE crosses; 0 if none is found.
+
+    Its pattern makes words of letters, of digits and of other signs, each with at most one space
+    before it; what follows a word does not change it. So encoding block by block gives the ids of
+    the whole text.
+    """
+    end = len(data)
+    for _ in range(_MAX_SPACES):
+        at = max(data.rfind(b" ", 1, end), data.rfind(b"\n", 1, end))
+        if at <= 0:
+            break
+        if not data[max(0, at - 4) : at].decode("utf-8", "ignore")[-1:].isspace():
+            return at
+        end = at
+    text = data[: character_cut(data)].decode("utf-8")
+    for at in range(len(text) - 1, 0, -1):
+        if _is_boundary(text[at - 1], text[at]):
+            return len(text[:at].encode())
+    return 0
+
+
+def _is_boundary(left: str, right: str) -> bool:
+    """Whether a word surely ends between two characters."""
+    kind, following = _kind(left), _kind(right)
+    if "?" in (kind, following) or kind == following or kind == "space":
+        return False
+    return not (left == "'" and following == "letter")  # it may begin 's, 're and their like
+
+
+def _kind(char: str) -> str:
+    """Returns what the pattern of BPE takes a character for; "?" where libraries may differ."""
+    if char.isspace() and char not in "\x1c\x1d\x1e\x1f":
+        return "space"
+    category = unicodedata.ucd_3_2_0.category(char)  # later characters are not known everywhere
+    if category == "Cn" or category[0] == "Z" or category[0] != unicodedata.category(char)[0]:
+        return "?"
+    return {"L": "letter", "N": "digit"}.get(category[0], "sign")
+
+
+def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None:
+    """Returns (document name, offset of its first byte that is not UTF-8), reading them anew."""
+    for document in documents:
+        if document.is_jsonl:
+            continue
+        stream, _ = open_document(document)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        offset = 0
+        try:
+            while True:
+                chunk = stream.read(BLOCK_BYTES)
+                held = len(decoder.getstate()[0])
+                try:
+                    decoder.decode(chunk, final=not chunk)
+                except UnicodeDecodeError as error:
+                    return document.name, offset - held + error.start
+                offset += len(chunk)
+                if not chunk:
+                    break
+        finally:
+            stream.close()
+    return None

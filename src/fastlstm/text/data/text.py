@@ -1,0 +1,359 @@
+"""From whatever text the user names to memory-mapped ids, through the cache."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError, Stopped, UnknownCharacterError, counted
+from fastlstm.system import environment
+from fastlstm.system.cache import make_key, release_pages
+from fastlstm.system.fields import parse_split
+from fastlstm.system.storage import storage_errors
+from fastlstm.text.data.encoding import (
+    Pass,
+    Progress,
+    Scan,
+    find_unseen,
+    learn_bpe,
+    scan,
+    write_ids,
+)
+from fastlstm.text.data.sources import Document, Source, open_source
+from fastlstm.text.data.streams import BLOCK_BYTES, TextRules
+from fastlstm.text.data.text_cache import Entry, Meta, TextCache
+from fastlstm.text.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    Ids,
+    KnownCharacters,
+    Tokenizer,
+    describe_unseen,
+)
+
+UnknownPolicy = Literal["refuse", "count"]
+MIN_TOKENS = 200
+"""Below this a split leaves nothing to train on and nothing to judge by."""
+_COUNT_BLOCK = 1 << 20
+_SPOOL_BYTES = 1 << 20
+_RACY_NS = 100_000_000
+"""A file changed this shortly before it was read may change again within one timestamp tick."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Contiguous parts of a text's ids, in this order; views, nothing is copied."""
+
+    train: Ids
+    valid: Ids
+    test: Ids
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """An encoded text.
+
+    Attributes:
+        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
+        tokenizer: what made them.
+        key: name of the cache entry.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: characters of it.
+        from_cache: nothing had to be encoded.
+        seconds: what preparing took.
+        source: what the user named.
+        notes: lines the user should hear, such as skipped files.
+        unknown: up to ten characters that are left out of `ids`, as their tokenizer does not hold
+            them, with the first place of each.
+    """
+
+    ids: Ids
+    tokenizer: Tokenizer
+    key: str
+    num_bytes: int
+    num_chars: int
+    from_cache: bool
+    seconds: float
+    source: str
+    notes: tuple[str, ...]
+    cache: TextCache
+    unknown: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def num_unknown(self) -> int:
+        """Characters that are left out of `ids`."""
+        return self.num_chars - len(self.ids) if self.unknown else 0
+
+    def split(self, spec: str = "90/5/5") -> Splits:
+        """Cuts the text into train, validation and test parts.
+
+        Raises:
+            DataError: the text is too short to be cut.
+            ConfigError: a bad `spec`.
+        """
+        first, second = self._edges(spec)
+        return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
+
+    def train_counts(self, spec: str = "90/5/5") -> NDArray[np.int64]:
+        """Returns how often each token occurs in the training part, shape ``(V,)``.
+
+        Cost: one pass over the ids the first time (0.5 s/GB), then read from the cache.
+        """
+        end, _ = self._edges(spec)
+        memo = make_key("counts", self.key, end)
+        known = self.cache.recall(memo)
+        is_known = isinstance(known, list) and len(known) == self.tokenizer.vocab_size
+        if is_known and all(type(n) is int and n >= 0 for n in known) and sum(known) == end:
+            return np.array(known, dtype=np.int64)
+        counts = token_counts(self.ids[:end], self.tokenizer.vocab_size)
+        self.cache.remember(memo, counts.tolist())
+        return counts
+
+    def _edges(self, spec: str) -> tuple[int, int]:
+        shares = parse_split(spec)
+        num = len(self.ids)
+        first = int(num * shares[0] + 1e-6)
+        second = num if shares[2] == 0 else int(num * (shares[0] + shares[1]) + 1e-6)
+        if num < MIN_TOKENS or first < 2 or second - first < 2:
+            raise DataError(
+                f"{self.source} holds only {counted(self.num_chars, 'character')}"
+                f" ({counted(num, 'token')}); training needs at least {MIN_TOKENS} tokens, and"
+                " useful text far more"
+            )
+        return first, second
+
+
+def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
+    """Returns how often each token occurs, shape ``(V,)``; resident memory stays flat."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(ids), _COUNT_BLOCK):
+        counts += _block_counts(np.asarray(ids[start : start + _COUNT_BLOCK]), vocab_size)
+        release_pages(ids)
+    return counts
+
+
+def _block_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
+    if ids.dtype != np.uint8 or len(ids) % 2 or not ids.flags.c_contiguous:
+        return np.bincount(ids, minlength=vocab_size)
+    # bincount widens every item to int64 first: two bytes as one item is twice as fast
+    pairs = np.bincount(ids.view(np.uint16), minlength=1 << 16).reshape(256, 256)
+    counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)
+    return counts[:vocab_size]
+
+
+def prepare_text(
+    source: str | Path | Sequence[str | Path] | Source,
+    *,
+    vocab: Literal["char", "byte", "bpe"] = "char",
+    vocab_size: int = 4096,
+    text_field: str = "text",
+    keep_crlf: bool = False,
+    invalid_utf8: Literal["error", "replace"] = "error",
+    cache_dir: str | Path | None = None,
+    tokenizer: Tokenizer | None = None,
+    unknown: UnknownPolicy = "refuse",
+    on_progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    workers: int | None = None,
+) -> TextDataset:
+    """Encodes a text, or finds it encoded in the cache.
+
+    Args:
+        source: see `fastlstm.text.data.sources.open_source`.
+        vocab: kind of vocabulary to build; `tokenizer` overrides it.
+        vocab_size: tokens to learn (bpe only).
+        text_field: field of JSON-lines records.
+        keep_crlf: leave CRLF alone.
+        invalid_utf8: ``error`` stops at the first bad byte, ``replace`` writes U+FFFD.
+        cache_dir: default `environment.cache_dir()`.
+        tokenizer: use this vocabulary, as when a run is resumed or judged on another text.
+        unknown: characters that `tokenizer` does not hold: ``refuse`` raises, ``count`` leaves them
+            out and tells them.
+        on_progress: called with (bytes done, bytes in all or None).
+        should_stop: polled every MB or fifth of a second.
+        block_bytes: bytes per block; results do not depend on it.
+        workers: threads; default is every core this process may use.
+
+    Raises:
+        DataError: the text cannot be used; the message says where and why.
+        Stopped: `should_stop` returned True; nothing half-done is kept.
+        StorageError: the disk refused.
+
+    Cost:
+        A first start reads the text twice (bpe: three times) and holds a few dozen blocks; a
+        second start reads only the entry's description when `stat` shows the files unchanged.
+    """
+    started = time.monotonic()
+    kind = tokenizer.kind if tokenizer is not None else vocab
+    cuts: dict[str, Literal["character", "token", "anywhere"]] = {
+        "char": "character", "byte": "anywhere", "bpe": "token",
+    }  # fmt: skip
+    rules = TextRules(kind != "byte", cuts[kind], text_field, keep_crlf, invalid_utf8)
+    opened = source if isinstance(source, Source) else open_source(source)
+    cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
+    work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
+    job = _Job(cache, work, kind, vocab_size, tokenizer, unknown)
+    entry = job.find_unchanged()
+    from_cache = entry is not None
+    if entry is None:
+        with cache.work_directory() as directory:
+            entry, from_cache = job.encode(directory)
+    return TextDataset(
+        ids=entry.ids,
+        tokenizer=entry.tokenizer,
+        key=entry.key,
+        num_bytes=entry.meta.num_bytes,
+        num_chars=entry.meta.num_chars,
+        from_cache=from_cache,
+        seconds=time.monotonic() - started,
+        source=opened.name,
+        notes=opened.notes,
+        cache=cache,
+        unknown=tuple((char, place) for char, place in entry.meta.unknown),
+    )
+
+
+@dataclass
+class _Job:
+    """One text on its way through the cache."""
+
+    cache: TextCache
+    work: Pass
+    kind: str
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    unknown: UnknownPolicy
+
+    def find_unchanged(self) -> Entry | None:
+        """Returns the entry that the same files, unchanged by `stat`, led to last time."""
+        signature = self.work.source.signature()
+        content = self.cache.recall(self._stat_key(signature)) if signature else None
+        return self._find(content) if isinstance(content, str) else None
+
+    def encode(self, directory: Path) -> tuple[Entry, bool]:
+        """Scans the source and encodes it unless its content is known; True when it was."""
+        self.work = replace(self.work, source=_spool(self.work, directory))
+        source = self.work.source
+        before, read_at = source.signature(), time.time_ns()
+        passes = 3 if self.kind == "bpe" and self.tokenizer is None else 2
+        self.work = replace(self.work, num_passes=passes)
+        found = scan(self.work)
+        entry = self._find(found.content)
+        is_known = entry is not None
+        if entry is None:
+            entry = self._encode(found, directory)
+        if before and before == source.signature() and not _is_racy(before, read_at):
+            self.cache.remember(self._stat_key(before), found.content)
+        return entry, is_known
+
+    def _encode(self, found: Scan, directory: Path) -> Entry:
+        tokenizer, unknown = self._tokenizer(found)
+        target = directory / "entry"
+        with storage_errors(target, "write"):
+            target.mkdir()
+        count = write_ids(self.work, tokenizer, found, target / "ids.bin")
+        meta = Meta(count, found.num_bytes, found.num_chars, tokenizer.fingerprint, unknown)
+        key = self._entry_key(found.content, tokenizer.fingerprint, bool(unknown))
+        entry = self.cache.store(key, target, tokenizer, meta)
+        if self.tokenizer is None:
+            self.cache.remember(self._choice_key(found.content), tokenizer.fingerprint)
+        if self.work.on_progress is not None:
+            total = self.work.source.total_bytes
+            self.work.on_progress(found.num_bytes if total is None else total, total)
+        return entry
+
+    def _tokenizer(self, found: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
+        """Returns what encodes the text, and what it leaves out."""
+        if isinstance(self.tokenizer, CharTokenizer):
+            unseen = self.tokenizer.unseen(found.seen)
+            positions = find_unseen(self.work, unseen) if unseen else []
+            if positions and (self.unknown == "refuse" or not self.tokenizer.holds_any(found.seen)):
+                raise UnknownCharacterError(
+                    f"{self.work.source.name}: ", describe_unseen(positions)
+                )
+            if positions:
+                return KnownCharacters(self.tokenizer.chars), positions[:10]
+        if self.tokenizer is not None:
+            return self.tokenizer, []
+        if self.kind == "char":
+            return CharTokenizer("".join(map(chr, np.flatnonzero(found.seen)))), []
+        if self.kind == "byte":
+            return ByteTokenizer(), []
+        return learn_bpe(self.work, self.vocab_size, found.num_bytes), []
+
+    def _find(self, content: str) -> Entry | None:
+        if self.tokenizer is not None:
+            fingerprint: Any = self.tokenizer.fingerprint
+        else:
+            fingerprint = self.cache.recall(self._choice_key(content))
+        if not isinstance(fingerprint, str):
+            return None
+        found = self.cache.find(self._entry_key(content, fingerprint))
+        if found is None and self.unknown == "count":
+            found = self.cache.find(self._entry_key(content, fingerprint, True))
+        return found
+
+    def _stat_key(self, signature: list[list[str | int]]) -> str:
+        return make_key("stat", signature, self.work.rules.as_dict())
+
+    def _choice_key(self, content: str) -> str:
+        size = self.vocab_size if self.kind == "bpe" else None
+        return make_key("vocab", content, self.work.rules.as_dict(), self.kind, size)
+
+    def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
+        kind = "known ids" if is_part else "ids"
+        return make_key(kind, content, self.work.rules.as_dict(), fingerprint)
+
+
+def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:
+    return any(read_at - max(int(row[3]), int(row[4])) < _RACY_NS for row in signature)
+
+
+def _spool(work: Pass, directory: Path) -> Source:
+    """Copies pipes and stdin to files, since every pass must read them."""
+    source = work.source
+    for index, document in enumerate(source.documents):
+        if not document.is_stream:
+            continue
+        path = directory / f"spool-{index}"
+        descriptor = _open_pipe(document)
+        try:
+            with storage_errors(path, "write"), open(path, "xb") as file:
+                while chunk := _read_pipe(descriptor, work, file.tell()):
+                    file.write(chunk)
+        finally:
+            if document.path is not None:
+                os.close(descriptor)
+        copy = Document(document.name, path, None, document.is_jsonl)
+        source = source.with_document(index, copy)
+    return source
+
+
+def _open_pipe(document: Document) -> int:
+    try:
+        if document.path is None:
+            if sys.stdin is None or sys.stdin.closed:
+                raise DataError("stdin is closed; pipe a text into it or name a file")
+            return sys.stdin.fileno()
+        return os.open(str(document.path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DataError(f"cannot read {document.name}: {error.strerror}") from error
+
+
+def _read_pipe(descriptor: int, work: Pass, done: int) -> bytes:
+    """Waits for data without losing sight of `should_stop`."""
+    work.poll(done, 0)
+    while not select.select([descriptor], [], [], 0.2)[0]:
+        if work.should_stop is not None and work.should_stop():
+            raise Stopped(f"stopped while reading {work.source.name}; nothing was kept")
+    return os.read(descriptor, _SPOOL_BYTES)

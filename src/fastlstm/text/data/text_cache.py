@@ -1,0 +1,75 @@
+"""Encoded texts in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastlstm.errors import FastLSTMError
+from fastlstm.system.cache import Cache
+from fastlstm.system.storage import read_json, write_file, write_json
+from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer, smallest_dtype
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What meta.json says of an entry.
+
+    Attributes:
+        num_tokens: ids in ids.bin.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: characters of it.
+        fingerprint: of the tokenizer.
+        unknown: characters that are left out of the ids, with the first place of each; up to ten.
+    """
+
+    num_tokens: int
+    num_bytes: int
+    num_chars: int
+    fingerprint: str
+    unknown: Sequence[tuple[str, int]] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An encoded text, open for reading; `ids` is mapped, not loaded."""
+
+    key: str
+    ids: Ids
+    tokenizer: Tokenizer
+    meta: Meta
+
+
+class TextCache(Cache):
+    """Encoded texts."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "text")
+
+    def find(self, key: str) -> Entry | None:
+        """Opens an entry; None when there is none, or a damaged one (which is encoded again)."""
+        directory = self.path(key)
+        try:
+            meta = Meta(**read_json(directory / "meta.json"))
+            if any(type(n) is not int for n in (meta.num_tokens, meta.num_bytes, meta.num_chars)):
+                return None
+            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
+            if tokenizer.fingerprint != meta.fingerprint:
+                return None
+            path = directory / "ids.bin"
+            dtype = smallest_dtype(tokenizer.vocab_size)
+            if path.stat().st_size != meta.num_tokens * dtype.itemsize:
+                return None
+            ids = np.memmap(path, dtype=dtype, mode="r")
+        except (OSError, FastLSTMError, TypeError, ValueError):
+            return None
+        return Entry(key, ids, tokenizer, meta)
+
+    def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
+        """Turns a work directory that holds ids.bin into the entry `key`."""
+        write_file(work / "tokenizer.json", tokenizer.to_json())
+        write_json(work / "meta.json", asdict(meta))
+        return self.place(key, work, lambda: self.find(key))

@@ -1,0 +1,381 @@
+"""Models laid out for writing: `Decoder` holds the weights, `Stream` is one text being written.
+
+One native call has many streams read and write many tokens, sampling included (csrc/decode.h). No
+torch in here: weights come as numpy arrays, from a model or straight from a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastlstm.errors import ConfigError, NonFiniteError, counted, nearest_hint
+from fastlstm.system import hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fastlstm.text.config import ModelConfig
+    from fastlstm.text.model import LanguageModel
+    from fastlstm.text.sampling import Sampling
+
+FORMATS = ("fp32", "bf16", "int8")
+"""Formats of the weights; the place in this tuple is the kernels' code."""
+MAX_TABLE_BYTES = 128 << 20
+"""A larger first-layer table is not made; its rows are computed when needed."""
+_MIN_MACS_PER_THREAD = 1 << 16
+"""Multiplications per token below which a second thread costs more than it brings."""
+
+
+class Matrix(NamedTuple):
+    """A weight matrix as the kernels read it; the last two are empty but for int8."""
+
+    strips: NDArray[np.uint8]
+    factors: NDArray[np.float32]
+    corrections: NDArray[np.int32]
+
+    @property
+    def addresses(self) -> list[int]:
+        return [_address(array) for array in self]
+
+
+def check_format(weight_format: Any) -> None:
+    """Raises ConfigError for what is no format of weights."""
+    if weight_format not in FORMATS:
+        raise ConfigError(
+            f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS)}, expected"
+            f" one of {', '.join(FORMATS)}"
+        )
+
+
+class Decoder:
+    """A language model's weights laid out for decoding; any number of streams share it.
+
+    Args:
+        weights: arrays by their names in a run's model.safetensors, of any float dtype.
+        config: the model's sizes and options.
+        weight_format: "fp32", "bf16" or "int8" (one factor per gate of a unit and per token of the
+            vocabulary; activations in 8 bits beside them).
+
+    Attributes:
+        config: as given.
+        weight_format: as given.
+        nbytes: bytes of all weights as they lie in memory.
+        bytes_per_token: bytes of weights that one step of one stream reads.
+        model_hash: SHA-256 of weights, sizes and format, in hex; states belong to it.
+
+    Raises:
+        ConfigError: an unknown format.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, NDArray[Any]],
+        config: ModelConfig,
+        weight_format: str = "fp32",
+    ) -> None:
+        check_format(weight_format)
+        self.config, self.weight_format = config, weight_format
+        self._kernels = hardware.native().decode_kernels(
+            _isa(weight_format), FORMATS.index(weight_format)
+        )
+        self._kept: list[NDArray[Any]] = []
+        E, H, V = config.embed_size, config.rnn_size, config.vocab_size
+        given = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
+        self.model_hash = _hash(given, config, weight_format)
+        embedding = given["embedding.weight"]
+        table = (
+            self._table(given) if V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES else None
+        )
+        needs_rows = table is None or (config.residual and E == H)
+        layers = [self._layer(given, k, table is not None) for k in range(config.num_layers)]
+        w_out = given.get("output.weight", embedding)
+        output, bias = self._pack(w_out, is_gates=False), self._output_bias(given["output.bias"])
+        self._kept += [a for a in (table, embedding if needs_rows else None, bias) if a is not None]
+        self._native = hardware.native().DecodeModel(
+            self._kernels, V, E, H, config.residual,
+            _address(table), _address(embedding if needs_rows else None),
+            layers, output.addresses, _address(bias),
+        )  # fmt: skip
+        self.nbytes = sum(array.nbytes for array in self._kept)
+        looked_up = sum(a.nbytes - a.nbytes // V for a in (table,) if a is not None)
+        if needs_rows:
+            looked_up += embedding.nbytes - embedding.nbytes // V
+        self.bytes_per_token = self.nbytes - looked_up
+        self._paces: dict[int, ThreadTuner] = {}
+        self._macs = config.num_layers * 4 * H * 2 * H + V * H
+
+    @classmethod
+    def of(cls, model: LanguageModel, weight_format: str = "fp32") -> Decoder:
+        """Copies a model's weights as they are now, wherever it lives."""
+        weights = {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
+        return cls(weights, model.config, weight_format)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set of the kernels."""
+        return str(self._kernels.isa)
+
+    def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
+        """Says what a call runs on."""
+        count = self.num_threads(num_streams) if threads is None else threads
+        where = counted(count, "thread")
+        size = f"{self.nbytes / 1e6:.1f} MB of weights"
+        return f"native decode, {self.weight_format} ({self.isa}, {where}), {size}"
+
+    def num_threads(self, num_streams: int) -> int:
+        """Returns how many threads a call with so many streams runs on."""
+        return 1 if self._macs * num_streams < _MIN_MACS_PER_THREAD else hardware.default_threads()
+
+    def stream(self) -> Stream:
+        """Returns a stream that has read nothing."""
+        return Stream(self)
+
+    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
+        """Has every running stream read up to `steps` tokens, and write after the last it was fed.
+
+        A stream's text does not depend on the others, on `steps` or on `threads`. Without
+        `threads`, what was fastest of late is chosen: on cores that are busy otherwise one thread
+        can be.
+
+        Raises:
+            RuntimeError: another call has one of the streams, or it is given twice.
+        """
+        hardware.join_openmp()
+        native = [stream.native for stream in streams]
+        if threads is not None:
+            self._native.run(native, steps, threads)
+            return
+        pace = self._paces.setdefault(
+            len(streams).bit_length(), ThreadTuner(self.num_threads(len(streams)))
+        )
+        threads = pace.choose()
+        start_s = time.perf_counter()
+        self._native.run(native, steps, threads)
+        pace.took(threads, (time.perf_counter() - start_s) / steps / max(1, len(streams)))
+
+    @property
+    def _lanes(self) -> int:
+        return int(self._kernels.lanes)
+
+    @property
+    def _units(self) -> int:
+        return -(-self.config.rnn_size // self._lanes)
+
+    def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Matrix:
+        columns, inner = w.shape
+        kernels = self._kernels
+        has_factors = self.weight_format == "int8"
+        padded = kernels.padded_columns(columns, is_gates) if has_factors else 0
+        matrix = Matrix(
+            _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
+            _empty(padded, np.float32),
+            _empty(padded, np.int32),
+        )
+        kernels.pack(
+            hardware.default_threads(), _address(w), columns, inner, is_gates, *matrix.addresses
+        )
+        self._kept += matrix
+        return matrix
+
+    def _layer(self, given: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> list[int]:
+        """Returns the nine addresses of a layer."""
+        prefix = f"layers.{k}."
+        recurrent = self._pack(given[f"{prefix}weight_hh_l0"], is_gates=True)
+        addresses = [0, 0, 0, *recurrent.addresses, 0, 0, 0]
+        if k > 0 or not has_table:
+            addresses[:3] = self._pack(given[f"{prefix}weight_ih_l0"], is_gates=True).addresses
+            bias = self._by_group(self._bias(given, k)[None])
+            self._kept.append(bias)
+            addresses[6] = _address(bias)
+        if self.config.layer_norm:
+            norm = [given[f"norms.{k}.weight"], given[f"norms.{k}.bias"]]
+            self._kept += norm
+            addresses[7:] = [_address(array) for array in norm]
+        return addresses
+
+    def _bias(self, given: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32]:
+        return given[f"layers.{k}.bias_ih_l0"] + given[f"layers.{k}.bias_hh_l0"]
+
+    def _table(self, given: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Embedding times the first layer's input weights, plus its biases."""
+        product = given["embedding.weight"] @ given["layers.0.weight_ih_l0"].T
+        return self._by_group(product + self._bias(given, 0))
+
+    def _by_group(self, gates: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows of 4H gates as [group][gate][lane], padded with zeros."""
+        H, lanes, units = self.config.rnn_size, self._lanes, self._units
+        padded = np.zeros((len(gates), 4, units * lanes), np.float32)
+        padded[:, :, :H] = gates.reshape(-1, 4, H)
+        out = _empty(padded.size, np.float32).reshape(len(gates), units, 4, lanes)
+        out[...] = padded.reshape(-1, 4, units, lanes).swapaxes(1, 2)
+        return out
+
+    def _output_bias(self, bias: NDArray[np.float32]) -> NDArray[np.float32]:
+        V, whole = len(bias), 4 * self._lanes
+        padded = _empty(-(-V // whole) * whole, np.float32)
+        padded[:] = -np.inf
+        padded[:V] = bias
+        return padded
+
+
+class ThreadTuner:
+    """Chooses between one thread and `most` by what was faster, and tries the other now and then.
+
+    Args:
+        most: threads that a call may use.
+    """
+
+    AGAIN_S = 1.0
+    """An estimate older than this is tried anew, if the other was not far better."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seconds: dict[int, float] = {}
+        self._tried_s: dict[int, float] = {}
+
+    def choose(self) -> int:
+        """Returns the threads of the next call."""
+        if self._most == 1:
+            return 1
+        for threads in (self._most, 1):
+            if threads not in self._seconds:
+                return threads
+        best = min(self._seconds, key=self._seconds.__getitem__)
+        other = 1 if best == self._most else self._most
+        wait_s = self.AGAIN_S * min(10.0, self._seconds[other] / self._seconds[best])
+        return other if time.perf_counter() - self._tried_s[other] > wait_s else best
+
+    def took(self, threads: int, seconds: float) -> None:
+        """Notes what a token took."""
+        before = self._seconds.get(threads, seconds)
+        self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
+        self._tried_s[threads] = time.perf_counter()
+
+
+class Stream:
+    """One text being written: what the model has read, what it is to read, how it chooses.
+
+    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
+    only; everything else raises a RuntimeError.
+
+    Attributes:
+        decoder: the model.
+        native: the stream as the kernels know it.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.native = hardware.native().DecodeStream(
+            config.vocab_size, config.rnn_size, config.num_layers
+        )
+
+    def set(
+        self,
+        sampling: Sampling,
+        *,
+        stops: Iterable[Sequence[int]] = (),
+        num_top: int | None = None,
+        scores_given: bool = False,
+    ) -> None:
+        """Says how to choose from now on; a seed of None is drawn.
+
+        Args:
+            sampling: the settings; `stop` is the caller's affair.
+            stops: sequences of up to 64 tokens that end the text.
+            num_top: report the log probability of every token written and of so many likeliest
+                beside it, 0 to 20; None reports nothing.
+            scores_given: report those of the tokens fed, too, after the first.
+        """
+        settings = sampling.native(self.decoder.config.vocab_size, stops)
+        settings.num_top = -1 if num_top is None else num_top
+        settings.scores_given = scores_given
+        self.native.set(settings)
+
+    def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Adds tokens to be read; for the frequency and presence penalties a new turn begins."""
+        self.native.feed([int(token) for token in tokens])
+
+    def begin(self, max_tokens: int) -> None:
+        """Lets it write so many tokens from now on; with 0 it only reads."""
+        self.native.begin(max_tokens)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has more to do."""
+        return bool(self.native.status == "running")
+
+    @property
+    def status(self) -> str:
+        """ "running", or why not: "length", "stop", "not finite", "bad token"."""
+        return str(self.native.status)
+
+    def take(self) -> list[int]:
+        """Returns the tokens written since the last call.
+
+        Raises:
+            NonFiniteError: the model's output is NaN or infinite.
+        """
+        if self.native.status == "not finite":
+            raise NonFiniteError("the model's output is not finite; its weights are damaged")
+        tokens: list[int] = self.native.take()
+        return tokens
+
+    def take_scores(self) -> tuple[list[float], list[int], list[float]]:
+        """Returns what was reported since the last call, for streams that report scores.
+
+        Returns:
+            Log probabilities of the tokens; the likeliest tokens, `num_top` each; theirs.
+        """
+        scores: tuple[list[float], list[int], list[float]] = self.native.take_scores()
+        return scores
+
+    def save(self) -> bytes:
+        """Returns everything that decides what comes next, but for the settings."""
+        blob: bytes = self.native.save()
+        return blob
+
+    def restore(self, blob: bytes) -> None:
+        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
+        self.native.restore(blob)
+
+    def fork(self) -> Stream:
+        """Returns a stream at the same place; settings are the default."""
+        other = Stream(self.decoder)
+        other.restore(self.save())
+        return other
+
+
+def _isa(weight_format: str) -> str:
+    cpu = hardware.cpu()
+    if weight_format == "bf16":
+        return cpu.bf16_isa
+    if weight_format == "int8" and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
+        return "avx512_vnni"
+    return cpu.isa
+
+
+def _hash(given: dict[str, NDArray[np.float32]], config: ModelConfig, weight_format: str) -> str:
+    digest = hashlib.sha256(f"{config} {weight_format}".encode())
+    for name in sorted(given):
+        digest.update(name.encode())
+        digest.update(given[name].data)
+    return digest.hexdigest()
+
+
+def _empty(size: int, dtype: Any) -> NDArray[Any]:
+    """An array that begins at a cache line."""
+    itemsize = np.dtype(dtype).itemsize
+    memory = np.empty(size * itemsize + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + size * itemsize].view(dtype)
+
+
+def _address(array: NDArray[Any] | None) -> int:
+    return 0 if array is None or array.size == 0 else int(array.ctypes.data)

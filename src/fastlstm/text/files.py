@@ -1,0 +1,146 @@
+"""Language models to disk and back: weights as safetensors, everything else as JSON.
+
+Nothing in these files executes. How they are read and checked: text/stored_model.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastlstm.runs.tensors import encode_tensors
+from fastlstm.system.storage import encode_json
+from fastlstm.text.stored_model import (
+    CONFIG_FILE,
+    FORMAT,
+    FORMAT_VERSION,
+    GENERATION_DEFAULTS,
+    GENERATION_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    load_stored_model,
+)
+
+if TYPE_CHECKING:
+    from fastlstm.text.config import ModelConfig, TrainConfig
+    from fastlstm.text.data.text import TextDataset
+    from fastlstm.text.data.tokenizer import Tokenizer
+    from fastlstm.text.model import LanguageModel
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model read from disk.
+
+    Attributes:
+        model: the weights, fp32 on the CPU, in evaluation mode.
+        tokenizer: of the text it was trained on.
+        config: config.json.
+        generation: generation_config.json.
+        path: the directory the files came from.
+        note: what to tell the user about the choice of `path`, or None.
+    """
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    path: Path
+    note: str | None = None
+
+
+def weights_file(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """Returns the content of model.safetensors: every weight in fp32."""
+    return encode_tensors({name: weight.detach().float() for name, weight in weights.items()})
+
+
+def model_files(
+    model: ModelConfig,
+    train: TrainConfig,
+    text: TextDataset,
+    generation: Mapping[str, Any] | None = None,
+    *,
+    given: TrainConfig | None = None,
+) -> dict[str, bytes]:
+    """Returns config.json, tokenizer.json and generation_config.json, without the weights.
+
+    Args:
+        model: the architecture.
+        train: the resolved configuration.
+        text: what it was trained on.
+        generation: sampling defaults.
+        given: the configuration as the user gave it; `train` where None.
+    """
+    data = {
+        "source": text.source,
+        "key": text.key,
+        "num_bytes": text.num_bytes,
+        "num_chars": text.num_chars,
+    }
+    begun = dataclasses.asdict(train)
+    first = begun if given is None else dataclasses.asdict(given)
+    return settings_files(model, text.tokenizer, begun, data, generation, first)
+
+
+def settings_files(
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    train: Mapping[str, Any],
+    data: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> dict[str, bytes]:
+    """Returns the three JSON files of a model from plain values."""
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "model": dataclasses.asdict(model),
+        "train": dict(train),
+        "given": dict(train if given is None else given),
+        "tokenizer_sha256": tokenizer.fingerprint,
+        "data": dict(data),
+    }
+    return {
+        CONFIG_FILE: encode_json(config),
+        TOKENIZER_FILE: tokenizer.to_json(),
+        GENERATION_FILE: encode_json(dict(generation or GENERATION_DEFAULTS)),
+    }
+
+
+def save_language_model(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    *,
+    train: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> dict[str, bytes]:
+    """Returns the four files of a model, ready for `RunDirectory.publish`."""
+    files = settings_files(model.config, tokenizer, train or {}, data or {}, generation)
+    return {**files, MODEL_FILE: weights_file(dict(model.named_parameters()))}
+
+
+def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:
+    """Loads the model of a run or of a checkpoint; raises what `load_stored_model` does."""
+    from fastlstm.text.model import LanguageModel
+
+    stored = load_stored_model(path)
+    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
+        model = LanguageModel(stored.model_config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(stored.weights[name].copy()))
+    return LoadedModel(
+        model.eval(),
+        stored.tokenizer,
+        stored.config,
+        stored.generation,
+        stored.path,
+        stored.note,
+    )

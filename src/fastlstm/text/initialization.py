@@ -1,0 +1,81 @@
+"""Initial weights that make an LSTM language model learn fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastlstm.errors import ShapeError
+from fastlstm.nn.lstm import LSTMLayer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fastlstm.text.model import LanguageModel
+
+FORGET_BIAS = 1.0
+
+
+@torch.no_grad()
+def initialize(
+    model: LanguageModel, token_counts: NDArray[np.integer] | None = None, seed: int = 0
+) -> None:
+    """Fills every parameter; the global random generator is not touched.
+
+    Embeddings N(0, 1) (tied ones N(0, 1/H)); input weights Xavier per gate; recurrent weights
+    orthogonal per gate; forget bias 1 in `bias_ih_l0`, `bias_hh_l0` zero; output weights N(0, 1/H);
+    output bias the log of the smoothed unigram frequencies, so that the first loss is the unigram
+    entropy and not log V.
+
+    Args:
+        model: changed in place, whatever its device; the values depend on `seed` alone.
+        token_counts: `(V,)` how often each token occurs in the training text, or None.
+        seed: of a private CPU generator.
+
+    Raises:
+        ShapeError: token_counts of another length than the vocabulary.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    H = model.config.rnn_size
+    _fill_normal(model.embedding.weight, H**-0.5 if model.config.tie_weights else 1.0, generator)
+    for layer in model.layers:
+        assert isinstance(layer, LSTMLayer)
+        _initialize_layer(layer, generator)
+    for norm in model.norms:
+        assert isinstance(norm, nn.LayerNorm)
+        norm.reset_parameters()
+    if model.output.weight is not None:
+        _fill_normal(model.output.weight, H**-0.5, generator)
+    model.output.bias.zero_()
+    if token_counts is not None:
+        model.output.bias.copy_(_log_unigram(token_counts, model.config.vocab_size))
+
+
+def _initialize_layer(layer: LSTMLayer, generator: torch.Generator) -> None:
+    H = layer.hidden_size
+    for gate in range(4):
+        rows = slice(gate * H, (gate + 1) * H)
+        w_ih = torch.empty(H, layer.input_size)
+        nn.init.xavier_uniform_(w_ih, generator=generator)
+        layer.weight_ih_l0[rows].copy_(w_ih)
+        w_hh = torch.empty(H, H)
+        nn.init.orthogonal_(w_hh, generator=generator)
+        layer.weight_hh_l0[rows].copy_(w_hh)
+    layer.bias_ih_l0.zero_()
+    layer.bias_ih_l0[H : 2 * H] = FORGET_BIAS
+    layer.bias_hh_l0.zero_()
+
+
+def _fill_normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
+    weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+
+
+def _log_unigram(token_counts: NDArray[np.integer], V: int) -> torch.Tensor:
+    counts = np.asarray(token_counts, dtype=np.float64)
+    if counts.shape != (V,):
+        raise ShapeError(f"token_counts has shape {counts.shape}, expected ({V},), one per token")
+    share = (counts + 1.0) / (counts.sum() + V)
+    return torch.from_numpy(np.log(share)).float()

@@ -1,0 +1,257 @@
+"""`LM`: a trained model with its tokenizer, for generating and evaluating text."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+from torch import nn
+
+from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
+from fastlstm.text.data.text import TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
+from fastlstm.text.decoder import Decoder, check_format
+from fastlstm.text.evaluation import Evaluation, evaluate, with_unknown
+from fastlstm.text.files import load_language_model
+from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
+from fastlstm.text.session import Session
+from fastlstm.text.writing import Text, begin, check_max_tokens, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fastlstm.text.data.tokenizer import Tokenizer
+    from fastlstm.text.model import LanguageModel
+
+
+_READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
+"""Settings of the run that say how a text is read."""
+
+
+class LM:
+    """A trained language model.
+
+    Example:
+        ::
+
+            lm = LM.load("runs/book")
+            print(lm.generate("Well, Prince", max_tokens=500, temperature=0.8))
+
+    Attributes:
+        model: the network, in evaluation mode.
+        tokenizer: its vocabulary.
+        config: the run's config.json: `model`, `train`, ….
+        generation: the run's sampling defaults, generation_config.json.
+        note: what to tell the user about the choice of weights, or None.
+        weights: format the text is written in, "fp32", "bf16" or "int8"; can be set.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        config: dict[str, Any] | None = None,
+        generation: dict[str, Any] | None = None,
+        note: str | None = None,
+        weights: str = "fp32",
+    ) -> None:
+        _check_model(model)
+        check_format(weights)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.config = {} if config is None else config
+        self.generation = known_settings(generation or {})
+        self.note = note
+        self.weights = weights
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, weights: str = "fp32") -> LM:
+        """Loads a run directory, one of its checkpoints, or what `train()` returned.
+
+        Args:
+            path: the directory.
+            weights: format to write text in.
+
+        Raises:
+            ConfigError: an unknown format.
+            RunDirectoryError: there is no run at `path`.
+            CorruptFileError: a file does not match its recorded hash; it is named.
+            FormatError: written by a newer format, or with another tokenizer.
+        """
+        loaded = load_language_model(path)
+        return cls(
+            loaded.model, loaded.tokenizer, loaded.config, loaded.generation, loaded.note, weights
+        )
+
+    @property
+    def decoder(self) -> Decoder:
+        """The weights as the native loop reads them, in `weights`; made when first asked for."""
+        if self._decoder is None or self._decoder.weight_format != self.weights:
+            self._decoder = Decoder.of(self.model, self.weights)
+        return self._decoder
+
+    def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:
+        """Returns text that goes on from `prompt` (which is not repeated).
+
+        Args:
+            prompt: text to continue; empty starts a new line.
+            max_tokens: tokens to write: characters, with a char vocabulary.
+            **settings: how to choose, the fields of `Sampling`: temperature, top_k, top_p, min_p,
+                repetition_penalty, frequency_penalty, presence_penalty, logit_bias, stop, seed.
+                One left out is the run's (generation_config.json), else that of `Sampling`.
+
+        Raises:
+            PromptError: an unseen character in `prompt`, or a setting out of range.
+            NonFiniteError: the model's weights are damaged.
+        """
+        return "".join(self.stream(prompt, max_tokens, **settings))
+
+    def stream(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> Iterator[str]:
+        """As `generate`, piece by piece as it is made; a character is never split.
+
+        The arguments are checked now, not at the first piece.
+        """
+        texts = self._begin([prompt], max_tokens, settings)
+        return (
+            (piece for (piece,) in write_all(self.decoder, texts) if piece) if texts else iter(())
+        )
+
+    def generate_batch(
+        self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
+    ) -> list[str]:
+        """As `generate` for many prompts at once, far faster than one after the other.
+
+        Each text is the one `generate` gives for its prompt and seed; the seed of prompt k is
+        `seed + k`, so that equal prompts give different texts.
+        """
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise PromptError(f"prompts is {kind_of_value(prompts)}, expected a list of texts")
+        prompts = list(prompts)
+        pieces: list[list[str]] = [[] for _ in prompts]
+        for ready in write_all(self.decoder, self._begin(prompts, max_tokens, settings)):
+            for text, piece in zip(pieces, ready, strict=True):
+                text.append(piece)
+        return ["".join(text) for text in pieces]
+
+    def session(self) -> Session:
+        """Returns a text that is read and written in turns, and can be saved and forked."""
+        return Session(self.decoder, self.tokenizer, self.generation)
+
+    def _begin(
+        self, prompts: Sequence[str], max_tokens: int, settings: dict[str, Any]
+    ) -> list[Text]:
+        sampling = sampling_of(self.generation, settings)
+        check_max_tokens(max_tokens)
+        texts = []
+        for k, prompt in enumerate(prompts):
+            if k > 0 and sampling.seed is not None:
+                sampling = replace(sampling, seed=(sampling.seed + 1) % (MAX_SEED + 1))
+            texts.append(begin(self.decoder, self.tokenizer, prompt, max_tokens, sampling))
+        return texts if max_tokens > 0 else []
+
+    def evaluate(
+        self, text: str | os.PathLike[str], unknown: UnknownPolicy = "count", **settings: Any
+    ) -> Evaluation:
+        """Scores a text.
+
+        Args:
+            text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
+            unknown: characters that the vocabulary does not hold: ``count`` leaves them out, with
+                a warning, and the result tells them (`text.evaluation.with_unknown`); ``refuse``
+                raises.
+            **settings: of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
+
+        Returns:
+            Bits per character and byte, perplexity and counts.
+
+        Raises:
+            DataError: the text cannot be read or is too short; UnknownCharacterError where
+                unknown characters are refused.
+            ConfigError: a setting out of range.
+        """
+        if unknown not in get_args(UnknownPolicy):
+            raise ConfigError(Setting("unknown"), f" is {unknown!r}, expected one of refuse, count")
+        if isinstance(text, str):
+            tokenizer, first = self.tokenizer, []
+            if isinstance(tokenizer, CharTokenizer) and unknown == "count":
+                known = KnownCharacters(tokenizer.chars)
+                tokenizer, first = known, known.unknown_in(text)
+            ids, num_chars = tokenizer.encode(text), len(text)
+            num_unknown = num_chars - len(ids) if first else 0
+        else:
+            data = self.read(text, unknown)
+            ids, num_chars = data.ids, data.num_chars
+            num_unknown, first = data.num_unknown, list(data.unknown)
+        result = evaluate(self.model, ids, self.tokenizer, **settings)
+        if num_unknown:
+            warnings.warn(
+                f"left out {num_unknown:,} of {counted(num_chars, 'character')}, which the"
+                f" vocabulary does not hold: {shown_characters(first)}",
+                stacklevel=2,
+            )
+        return with_unknown(result, num_unknown, num_chars, first, self.tokenizer.vocab_size)
+
+    def read(
+        self, source: str | os.PathLike[str], unknown: UnknownPolicy = "refuse"
+    ) -> TextDataset:
+        """Encodes a file, a directory or whatever `train` takes, read as the run read its text.
+
+        Args:
+            source: what to read.
+            unknown: see `evaluate`.
+
+        Raises:
+            DataError: the text cannot be read, or holds unknown characters that are refused.
+        """
+        kind: Any = self.tokenizer.kind
+        train = self.config.get("train", {})
+        read_as = {name: train[name] for name in _READING if name in train}
+        if not isinstance(source, str | os.PathLike):
+            raise DataError(
+                f"the text is {kind_of_value(source)}, expected a str or a pathlib.Path"
+            )
+        path = os.fspath(source)
+        return prepare_text(path, vocab=kind, tokenizer=self.tokenizer, unknown=unknown, **read_as)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an LM is not picklable: pass the path of its run and call LM.load(path) there"
+        )
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        return (
+            f"LM({self.tokenizer.kind} vocabulary of {config.vocab_size}, H={config.rnn_size},"
+            f" L={config.num_layers}, {self.model.num_parameters:,} parameters)"
+        )
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        came = kind_of_value(model)
+        raise ConfigError(f"the model is {came}, expected a network; LM.load(path) opens a run")
+
+
+def sample_text(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str = "",
+    length: int = 200,
+    temperature: float = 0.8,
+    seed: int | None = None,
+) -> str:
+    """Returns `length` tokens of text from a model in training; it is left alone.
+
+    Raises:
+        PromptError: an unseen character in `prompt`, or a setting out of range.
+    """
+    if length == 0:
+        return ""
+    decoder = Decoder.of(model)
+    settings = Sampling(temperature=temperature, seed=seed)
+    text = begin(decoder, tokenizer, prompt, length, settings)
+    return "".join(piece for (piece,) in write_all(decoder, [text]))

@@ -1,0 +1,47 @@
+"""A run as something that writes text: `load_decoder`, without torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.text.decoder import Decoder
+from fastlstm.text.sampling import known_settings
+from fastlstm.text.stored_model import load_stored_model
+
+if TYPE_CHECKING:
+    from fastlstm.text.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """What is needed to write with a model.
+
+    Attributes:
+        decoder: the weights.
+        tokenizer: of the text it was trained on.
+        generation: the run's sampling defaults.
+        name: of the run's directory.
+        note: what to tell the user about the choice of weights, or None.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    generation: dict[str, Any]
+    name: str
+    note: str | None = None
+
+
+def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> TextModel:
+    """Loads the model of a run or of a checkpoint for writing.
+
+    Raises:
+        What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
+    """
+    stored = load_stored_model(path)
+    decoder = Decoder(stored.weights, stored.model_config, weight_format)
+    name = Path(path).resolve().name
+    generation = known_settings(stored.generation)
+    return TextModel(decoder, stored.tokenizer, generation, name, stored.note)

@@ -1,0 +1,220 @@
+"""The language model: embedding, LSTM layers, output projection with the loss in chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.loss import projected_cross_entropy, projected_nats
+from fastlstm.nn.lstm import LSTMLayer, dropped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fastlstm.text.config import ModelConfig
+
+EMBEDDING_SHARE = 1 / 3
+"""Dropout on embeddings over dropout elsewhere: a lost character costs more than a lost feature."""
+
+State = tuple[torch.Tensor, torch.Tensor]
+"""`(h, c)`, each `(L, B, H)` float32."""
+
+
+class OutputProjection(nn.Module):
+    """Holds `weight` `(V, H)`, unless it is tied to the embedding, and `bias` `(V,)`."""
+
+    weight: nn.Parameter | None
+
+    def __init__(self, hidden_size: int, vocab_size: int, *, tied: bool) -> None:
+        super().__init__()
+        weight = None if tied else nn.Parameter(torch.empty(vocab_size, hidden_size))
+        self.register_parameter("weight", weight)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        if weight is not None:
+            nn.init.normal_(weight, std=hidden_size**-0.5)
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next token from the ones before it.
+
+    Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
+    `bias_ih_l0`, `bias_hh_l0`; `norms.<k>.weight`, `.bias` with layer norm; `output.weight`
+    `(V, H)` (absent when tied: the embedding serves); `output.bias` `(V,)`. Built with torch's
+    random initialisation; `text.initialization.initialize` gives the one that trains well.
+
+    Raises:
+        ConfigError: tied weights of two widths.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        E, H, V = config.embed_size, config.rnn_size, config.vocab_size
+        if config.tie_weights and E != H:
+            raise ConfigError(f"tie_weights needs embed_size equal to rnn_size, got {E} and {H}")
+        self.config = config
+        self.embedding = nn.Embedding(V, E)
+        self.layers = nn.ModuleList(
+            LSTMLayer(E if k == 0 else H, H) for k in range(config.num_layers)
+        )
+        num_norms = config.num_layers if config.layer_norm else 0
+        self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(num_norms))
+        self.output = OutputProjection(H, V, tied=config.tie_weights)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """`(V, H)`: the output matrix, which is the embedding when tied."""
+        return self.embedding.weight if self.output.weight is None else self.output.weight
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained values."""
+        return sum(p.numel() for p in self.parameters())
+
+    @property
+    def strict_kernels(self) -> bool:
+        """Whether a slow kernel is a KernelError; set it to change every layer."""
+        return any(bool(layer.strict) for layer in self.layers)
+
+    @strict_kernels.setter
+    def strict_kernels(self, value: bool) -> None:
+        for layer in self.layers:
+            assert isinstance(layer, LSTMLayer)
+            layer.strict = value
+
+    def initial_state(
+        self, B: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """Returns the zero state `(h, c)`, each `(L, B, H)`, float32 unless `dtype` is given."""
+        weight = self.output.bias
+        shape = (self.config.num_layers, B, self.config.rnn_size)
+        if dtype is None:
+            dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        device = weight.device if device is None else device
+        return (
+            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+        )
+
+    def features(
+        self, tokens: Tensor, state: State, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, State]:
+        """Everything before the output projection.
+
+        Args:
+            tokens: `(T, B)` int64.
+            state: `(h, c)`, each `(L, B, H)`; not modified.
+            generator: of the dropout masks; torch's global one by default.
+
+        Returns:
+            Features `(T, B, H)` and the state after the last token, attached to the graph; detach
+            it to carry it into the next truncated-backpropagation window.
+
+        Raises:
+            ShapeError: tokens or state of the wrong shape.
+        """
+        _check(tokens, state, self.config)
+        # Tokens go into the first layer as they are: its kernel gathers instead of multiplying.
+        keeps_tokens = not (self.config.residual or (self.training and self.config.dropout > 0))
+        x = tokens if keeps_tokens else self.embedding(tokens)
+        x = x if keeps_tokens else self._drop(x, generator, EMBEDDING_SHARE)
+        hs, cs = [], []
+        for k, layer in enumerate(self.layers):
+            assert isinstance(layer, LSTMLayer)
+            w_hh = self._drop_recurrent(layer.weight_hh_l0, generator)
+            embedding = self.embedding.weight if keeps_tokens and k == 0 else None
+            y, h, c = layer.run(x, state[0][k], state[1][k], w_hh=w_hh, embedding=embedding)
+            if self.config.layer_norm:
+                norm = self.norms[k]
+                assert isinstance(norm, nn.LayerNorm)
+                y = norm(y.to(norm.weight.dtype))
+            if self.config.residual and x.shape == y.shape:
+                y = x + y
+            x = self._drop(y, generator)
+            hs.append(h)
+            cs.append(c)
+        return x, (torch.stack(hs), torch.stack(cs))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Returns `features @ output_weight^T + bias`: `(…, H)` to `(…, V)`."""
+        return nn.functional.linear(features, self.output_weight, self.output.bias)
+
+    def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Returns logits `(T, B, V)` and the new state; `state=None` starts from zero."""
+        state = self.initial_state(tokens.shape[1]) if state is None else state
+        features, state = self.features(tokens, state)
+        return self.logits(features), state
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        state: State,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, State]:
+        """Cross-entropy of `targets`, summed.
+
+        Args:
+            tokens: `(T, B)` int64.
+            targets: `(T, B)` int64, the token after each.
+            state: `(h, c)`, each `(L, B, H)`.
+            generator: of the dropout masks.
+
+        Returns:
+            The sum of nats over the `T*B` targets (a float32 scalar) and the new state.
+        """
+        features, state = self.features(tokens, state, generator=generator)
+        total = projected_cross_entropy(
+            features.flatten(0, 1), self.output_weight, self.output.bias, targets.reshape(-1)
+        )
+        return total, state
+
+    def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `loss`, but `(T, B)` nats, one per target, without a gradient."""
+        with torch.no_grad():
+            features, state = self.features(tokens, state)
+            nats = projected_nats(
+                features.flatten(0, 1), self.output_weight, self.output.bias, targets.reshape(-1)
+            )
+        return nats.view(targets.shape), state
+
+    def _drop(self, x: Tensor, generator: torch.Generator | None, share: float = 1.0) -> Tensor:
+        p = self.config.dropout * share
+        if not self.training or p == 0.0:
+            return x
+        T = 1 if self.config.dropout_kind == "variational" else x.shape[0]
+        return dropped(x, p, (T, x.shape[1], x.shape[2]), generator)
+
+    def _drop_recurrent(self, w_hh: Tensor, generator: torch.Generator | None) -> Tensor:
+        p = self.config.recurrent_dropout
+        if not self.training or p == 0.0:
+            return w_hh
+        return dropped(w_hh, p, tuple(w_hh.shape), generator)
+
+
+def reset_state(state: State, reset: Tensor) -> State:
+    """Returns `state` with the lanes where `reset` `(B,)` bool is True set to zero."""
+    keep = reset.to(state[0].device).logical_not()[None, :, None]
+    return state[0] * keep, state[1] * keep
+
+
+def detach_state(state: State) -> State:
+    """Returns `state` cut from the graph: the edge of a truncated-backpropagation window."""
+    return state[0].detach(), state[1].detach()
+
+
+def _check(tokens: Tensor, state: State, config: ModelConfig) -> None:
+    if tokens.dim() != 2 or tokens.dtype != torch.int64 or tokens.shape[0] == 0:
+        raise ShapeError(
+            f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B) with T >= 1"
+        )
+    expected = (config.num_layers, tokens.shape[1], config.rnn_size)
+    for name, value in zip("hc", state, strict=True):
+        if tuple(value.shape) != expected:
+            raise ShapeError(
+                f"state {name} has shape {tuple(value.shape)}, tokens {tuple(tokens.shape)} need"
+                f" (L, B, H) = {expected}; start from initial_state({tokens.shape[1]})"
+            )

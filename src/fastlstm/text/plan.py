@@ -1,0 +1,206 @@
+"""What the configuration of a language model leaves open, decided once at the start."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastlstm.errors import ConfigError, DataError, Setting, counted
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.lanes import LaneBatches, WindowBatches
+from fastlstm.text.data.tokenizer import Ids
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+from fastlstm.training.precision import PrecisionChoice
+from fastlstm.training.schedule import StopCriterion
+
+_EVALUATION_SHARE = 0.05
+_EVALUATION_COST = 0.7
+"""Cost of scoring a token in float32 over training on one in bf16 (three times as fast)."""
+LONG, SHORT = 128, 64
+"""Default sequence lengths. On our kernels LONG reads 1.45 times as many characters per second (the
+optimizer's share of a step halves) and wins from 20 s on; at equal characters SHORT learns more
+from the first million (docs/log.md)."""
+SHORT_RUN_TOKENS = 1_500_000
+_MIN_STEPS_PER_EPOCH = 8
+_FRESH_EPOCHS = 1.5
+"""A text seen once is not memorised, however large the model."""
+_STEP_OVER_PASS = 1.3
+"""Time of a whole step with clipping and Muon over its forward and backward pass."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration with nothing open, and the reasons.
+
+    Attributes:
+        config: every field that matters is set.
+        ending: when the run stops.
+        precision: the number format and the measurement behind it.
+        notes: sentences to say aloud.
+    """
+
+    config: TrainConfig
+    ending: StopCriterion
+    precision: PrecisionChoice
+    notes: tuple[str, ...]
+
+
+def choose_device(asked: str) -> torch.device:
+    """Returns the device; `auto` takes the GPU when there is one.
+
+    Raises:
+        ConfigError: cuda was asked for and there is none.
+    """
+    if asked == "cpu":
+        return torch.device("cpu")
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise ConfigError(
+            Setting("device", "cuda"), ": no usable NVIDIA GPU here; use ",
+            Setting("device", "cpu"), " or auto",
+        )  # fmt: skip
+    return torch.device("cuda" if available else "cpu")
+
+
+def choose_seq_length(
+    config: TrainConfig, precision: PrecisionChoice, train_tokens: int
+) -> TrainConfig:
+    """Returns the configuration with a sequence length: shorter where the run reads little text.
+
+    Args:
+        config: as given.
+        precision: its pass was timed with the given sequence length, or LONG.
+        train_tokens: tokens of the training split.
+    """
+    if config.seq_length is not None:
+        return config
+    step_tokens = config.batch_size * config.accumulate * LONG
+    if config.steps is not None:
+        total = float(config.steps * step_tokens)
+    elif config.epochs is not None:
+        total = config.epochs * train_tokens
+    else:
+        ending = StopCriterion.of(config, 1)
+        total = _expected_tokens(ending, precision, step_tokens, config.accumulate)
+    return replace(config, seq_length=SHORT if total < SHORT_RUN_TOKENS else LONG)
+
+
+def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Makes lanes fewer and windows shorter until a short text still gives a few steps an epoch."""
+    assert config.seq_length is not None
+    batch, length, accumulate = config.batch_size, config.seq_length, config.accumulate
+
+    def steps() -> int:
+        return (train_tokens - 1) // (batch * accumulate * length)
+
+    while steps() < _MIN_STEPS_PER_EPOCH and batch * accumulate > 1:
+        if accumulate > 1:
+            accumulate = max(1, accumulate // 2)
+        else:
+            batch = max(1, batch // 2)
+    while steps() < _MIN_STEPS_PER_EPOCH and length > 8:
+        length //= 2
+    if steps() < 1:
+        raise DataError(
+            f"the training split has {counted(train_tokens, 'token')}; give a text at least 50"
+            " times as long"
+        )
+    if (batch, length, accumulate) == (config.batch_size, config.seq_length, config.accumulate):
+        return config, ()
+    note = (
+        f"the text is short ({counted(train_tokens, 'training token')}): batch {config.batch_size}"
+        f" -> {batch}, sequence length {config.seq_length} -> {length}, accumulation"
+        f" {config.accumulate} -> {accumulate}"
+    )
+    return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
+
+
+def open_batches(config: TrainConfig, ids: Ids) -> LaneBatches | WindowBatches:
+    """Returns the batches of the training split in the configured order."""
+    assert config.seq_length is not None
+    lanes = config.batch_size * config.accumulate
+    if config.order == "windows":
+        return WindowBatches(ids, lanes, config.seq_length, config.seed)
+    return LaneBatches(ids, lanes, config.seq_length, config.seed, config.lane_reset)
+
+
+def resolve(
+    config: TrainConfig,
+    precision: PrecisionChoice,
+    device: torch.device,
+    train_tokens: int,
+    valid_tokens: int,
+    steps_per_epoch: int,
+    num_parameters: int,
+) -> Resolved:
+    """Decides learning rate, dropout and the evaluation interval.
+
+    Args:
+        config: as given, with a batch that fits the text.
+        precision: of the steps, and how long one takes.
+        device: where it runs.
+        train_tokens: tokens of the training split.
+        valid_tokens: tokens of the validation split.
+        steps_per_epoch: optimizer steps of one pass over the training split.
+        num_parameters: of the model.
+    """
+    ending = StopCriterion.of(config, steps_per_epoch)
+    assert config.seq_length is not None
+    step_tokens = config.batch_size * config.accumulate * config.seq_length
+    total = _expected_tokens(ending, precision, step_tokens, config.accumulate)
+    epochs = total / train_tokens
+    notes = []
+    dropout = config.dropout
+    if dropout is None:
+        share = num_parameters / train_tokens
+        dropout = default_dropout(epochs, share)
+        notes.append(
+            f"dropout {dropout:g}: the text will be seen about {epochs:.2f} times, the model has"
+            f" {share:.2f} parameters for each token of it"
+        )
+    rate = config.learning_rate
+    if rate is None:
+        rate = DEFAULT_LEARNING_RATE[config.optimizer]
+    every = config.eval_every
+    if every is None:
+        scored = valid_tokens
+        if ending.budget_s is not None:  # the trainer scores no more than a tenth of it can pay
+            scored = min(scored, int(0.1 * total))
+        every = math.ceil(scored * _EVALUATION_COST / _EVALUATION_SHARE / step_tokens)
+        every = max(1, every, math.ceil(total / step_tokens / 20))
+    chosen = replace(
+        config,
+        precision=precision.name,
+        learning_rate=rate,
+        dropout=dropout,
+        eval_every=every,
+        device="cuda" if device.type == "cuda" else "cpu",
+        threads=torch.get_num_threads(),
+    )
+    return Resolved(chosen, ending, precision, tuple(notes))
+
+
+def _expected_tokens(
+    ending: StopCriterion, precision: PrecisionChoice, step_tokens: int, accumulate: int
+) -> float:
+    if ending.total_steps is not None:
+        return float(ending.total_steps * step_tokens)
+    assert ending.budget_s is not None
+    step_s = max(precision.step_s, 1e-4) * accumulate * _STEP_OVER_PASS
+    return ending.budget_s / step_s * step_tokens
+
+
+def default_dropout(epochs: float, parameters_per_token: float) -> float:
+    """Returns the dropout that a text seen `epochs` times wants (measured, docs/log.md).
+
+    A model memorises the sooner, the more parameters it has for each token of the text.
+    """
+    if epochs <= _FRESH_EPOCHS:
+        return 0.0
+    pressure = epochs * parameters_per_token
+    for limit, dropout in ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3)):
+        if pressure <= limit:
+            return dropout
+    return 0.4

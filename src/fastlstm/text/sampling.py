@@ -1,0 +1,203 @@
+"""Which token comes next: the settings, as the kernels draw by them; stop strings."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import FormatError, PromptError, Setting, kind_of_value, nearest_hint
+from fastlstm.system import hardware
+from fastlstm.system.fields import is_number, is_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PENALTY_WINDOW = 64
+"""The repetition penalty looks at this many tokens back; no stop sequence is longer."""
+MAX_SEED = (1 << 64) - 1
+SMALLEST = 1e-30
+"""What is less is zero to the kernels."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose the next token; checked when built.
+
+    Attributes:
+        temperature: divides the log probabilities; 0 takes the likeliest token always.
+        top_k: choose among the k likeliest; 0 among all.
+        top_p: choose among the likeliest whose joint probability just reaches this; 1 among all.
+        min_p: leave out what is less likely than this share of the likeliest; 0 leaves out none.
+        repetition_penalty: multiplies the (negative) log probabilities of the last 64 tokens, so
+            that above 1 makes them less likely; 1 is off.
+        frequency_penalty: taken off a token's logit per time it was written since the last
+            prompt. Prompts do not count, nor what was written before them.
+        presence_penalty: taken off a token's logit once it was written since then.
+        logit_bias: added to the logits of these tokens.
+        stop: end before this text, or any of these, would be written.
+        seed: makes the choice repeatable; None draws a fresh one.
+
+    Raises:
+        PromptError: a value out of range; it is named.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    stop: str | tuple[str, ...] = ()
+    seed: int | None = None
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        _require_number(Setting("temperature"), self.temperature, 0.0, 1e6, "0 (greedy) or more")
+        _require_number(Setting("top_p"), self.top_p, SMALLEST, 1.0, "above 0 and at most 1")
+        _require_number(
+            Setting("repetition_penalty"), self.repetition_penalty, SMALLEST, 1e6, "above 0"
+        )
+        _require_whole(Setting("top_k"), self.top_k, "0 (all) or more")
+        _require_number(Setting("min_p"), self.min_p, 0.0, 1.0, "from 0 (none left out) to 1")
+        for name in ("frequency_penalty", "presence_penalty"):
+            _require_number(Setting(name), getattr(self, name), -1e6, 1e6, "")
+        if self.seed is not None:
+            _require_whole(Setting("seed"), self.seed, "0 or more")
+            if self.seed > MAX_SEED:
+                raise PromptError(Setting("seed"), f" is {self.seed}, expected at most {MAX_SEED}")
+        _require_kind("logit_bias", self.logit_bias, Mapping | None, "a dict of token: number")
+        _require_kind("stop", self.stop, str | list | tuple, "a text, or a list of texts")
+        for token, bias in (self.logit_bias or {}).items():
+            _require_whole("a token of logit_bias", token, "0 or more")
+            _require_number(f"logit_bias of token {token}", bias, -1e6, 1e6, "")
+        for text in self.stops:
+            if not isinstance(text, str) or not text:
+                raise PromptError(
+                    Setting("stop"), f" is {text!r}, expected a text of at least one character"
+                )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def native(self, vocab_size: int, stops: Iterable[Sequence[int]] = ()) -> Any:
+        """Returns the settings as the kernels take them; a seed of None is drawn.
+
+        Args:
+            vocab_size: V.
+            stops: sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
+
+        Raises:
+            PromptError: a token of `logit_bias` that the vocabulary lacks.
+        """
+        settings = hardware.native().DecodeSettings()
+        for name in (
+            "temperature", "top_p", "min_p",
+            "repetition_penalty", "frequency_penalty", "presence_penalty",
+        ):  # fmt: skip
+            setattr(settings, name, float(getattr(self, name)))
+        settings.top_k = min(int(self.top_k), vocab_size)
+        settings.seed = secrets.randbits(64) if self.seed is None else int(self.seed)
+        bias = {} if self.logit_bias is None else dict(self.logit_bias)
+        for token in bias:
+            if token >= vocab_size:
+                raise PromptError(
+                    f"logit_bias names token {token}, the vocabulary has 0 to {vocab_size - 1}"
+                )
+        settings.bias_tokens = [int(token) for token in bias]
+        settings.biases = [float(value) for value in bias.values()]
+        settings.stops = [[int(token) for token in stop] for stop in stops]
+        return settings
+
+
+def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a run's generation_config.json is a setting; an unknown key is no error.
+
+    Raises:
+        FormatError: a setting that makes no sense.
+    """
+    known = {field.name for field in fields(Sampling)} - {"stop", "seed", "logit_bias"}
+    found = {name: value for name, value in generation.items() if name in known}
+    try:
+        Sampling(**found)
+    except PromptError as error:
+        raise FormatError(f"generation_config.json: {error!s:.200}") from None
+    return found
+
+
+def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
+    """Returns a run's settings with those given in their place; None counts as not given.
+
+    Raises:
+        PromptError: an unknown setting, or one out of range; it is named.
+    """
+    known = {field.name for field in fields(Sampling)}
+    for name in given:
+        if name not in known:
+            raise PromptError(f"unknown setting '{name}'{nearest_hint(name, known)}")
+    return Sampling(**{**defaults, **{k: v for k, v in given.items() if v is not None}})
+
+
+def _require_kind(name: str, value: object, kind: Any, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise PromptError(Setting(name), f" is {kind_of_value(value)}, expected {expected}")
+
+
+def _require_number(name: object, value: object, low: float, high: float, expected: str) -> None:
+    good = is_number(value)
+    if good:
+        number = float(value)  # type: ignore[arg-type]
+        good = math.isfinite(number) and low <= number <= high
+    if not good:
+        raise PromptError(name, f" is {value!r}, expected a number {expected}".rstrip())
+
+
+def _require_whole(name: object, value: object, expected: str) -> None:
+    if not is_whole(value) or value < 0:  # type: ignore[operator]
+        raise PromptError(name, f" is {value!r}, expected a whole number, {expected}")
+
+
+class StopText:
+    """Lets text through until a stop string would be complete; holds back what may begin one.
+
+    Args:
+        stops: the strings; none lets everything through at once.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.is_done = False
+
+    def push(self, text: str) -> str:
+        """Returns what of the text so far may be written; sets `is_done` at a stop string."""
+        if not self._stops:
+            return text
+        self._held += text
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.is_done = True
+            ready, self._held = self._held[: min(found)], ""
+            return ready
+        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        cut = len(self._held) - keep
+        ready, self._held = self._held[:cut], self._held[cut:]
+        return ready
+
+    def flush(self) -> str:
+        """Returns the text held back, at the end."""
+        ready, self._held = self._held, ""
+        return ready
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the length of the longest end of `text` that begins `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,65 @@
+"""States as bytes that leave the process: tied to one model, and signed where there is a key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from fastlstm.errors import CorruptFileError, PromptError, kind_of_value
+
+_MAGIC = b"fastlstm-state-2\n"
+_DIGEST = 32
+_MODEL = 32
+
+
+class Seal:
+    """Closes states and opens them again.
+
+    Args:
+        key: nobody without it can make or change one; None protects against damage only.
+        model_hash: hexadecimal SHA-256 of the model; states of another are refused.
+
+    Raises:
+        PromptError: an empty key, or no bytes.
+    """
+
+    def __init__(self, key: bytes | None, model_hash: str) -> None:
+        if not isinstance(key, bytes | None):
+            raise PromptError(f"the key is {kind_of_value(key)}, expected bytes")
+        if key is not None and not key:
+            raise PromptError("the key is empty, expected bytes that only you know")
+        self._key, self._model = key, bytes.fromhex(model_hash)
+
+    def close(self, stream: bytes, held: bytes) -> bytes:
+        """Returns a state as bytes.
+
+        Args:
+            stream: what `Stream.save` returned.
+            held: bytes of an unfinished character, fewer than 256.
+        """
+        content = self._model + bytes([len(held)]) + held + stream
+        return _MAGIC + self._digest(content) + content
+
+    def open(self, blob: bytes) -> tuple[bytes, bytes]:
+        """Returns `stream` and `held`.
+
+        Raises:
+            CorruptFileError: not what `close` returned with this key, for this model.
+        """
+        if not isinstance(blob, bytes | bytearray):
+            raise CorruptFileError(f"it is {kind_of_value(blob)}, expected the bytes of save()")
+        digest = blob[len(_MAGIC) : len(_MAGIC) + _DIGEST]
+        content = blob[len(_MAGIC) + _DIGEST :]
+        if len(content) <= _MODEL or not blob.startswith(_MAGIC):
+            raise CorruptFileError("it is cut short, or of another version of fastlstm")
+        if not hmac.compare_digest(digest, self._digest(content)):
+            raise CorruptFileError("it is damaged or was changed, or was signed with another key")
+        if content[:_MODEL] != self._model:
+            raise CorruptFileError("it belongs to another model or another format of its weights")
+        begin = _MODEL + 1 + content[_MODEL]
+        return content[begin:], content[_MODEL + 1 : begin]
+
+    def _digest(self, content: bytes) -> bytes:
+        if self._key is None:
+            return hashlib.sha256(content).digest()
+        return hmac.new(self._key, content, hashlib.sha256).digest()

@@ -1,0 +1,112 @@
+"""A text as a value: `Session` reads and writes in turns, is saved, restored and forked.
+
+The memory of an LSTM is its state, a few kilobytes however long the text; so a session costs the
+same after a million characters as after one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import CorruptFileError
+from fastlstm.text.sampling import sampling_of
+from fastlstm.text.seal import Seal
+from fastlstm.text.writing import Text, check_max_tokens, prompt_ids, token_stops, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fastlstm.text.data.tokenizer import Tokenizer
+    from fastlstm.text.decoder import Decoder
+
+
+class Session:
+    """One text on one model.
+
+    Example:
+        ::
+
+            session = lm.session()
+            session.read("Well, Prince")
+            first = session.write(200, seed=1)
+            blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
+
+    Args:
+        decoder: the model.
+        tokenizer: its vocabulary.
+        defaults: sampling settings where `write` is given none.
+    """
+
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self._decoder, self._tokenizer = decoder, tokenizer
+        self._defaults = dict(defaults or {})
+        self._stream = decoder.stream()
+        self._text = tokenizer.stream_decoder()
+
+    def read(self, text: str) -> None:
+        """Goes on from `text`; an empty one changes nothing.
+
+        Raises:
+            PromptError: an unseen character.
+        """
+        if text == "":
+            return
+        self._stream.feed(prompt_ids(self._tokenizer, text))
+        self._stream.begin(0)
+        while self._stream.is_running:
+            self._decoder.run([self._stream], 1024)
+
+    def write(self, max_tokens: int = 500, **settings: Any) -> str:
+        """Returns text that goes on from what was read and written; settings as `LM.generate`."""
+        return "".join(self.stream(max_tokens, **settings))
+
+    def stream(self, max_tokens: int = 500, **settings: Any) -> Iterator[str]:
+        """As `write`, piece by piece. A stop string is not written, but it was read."""
+        sampling = sampling_of(self._defaults, settings)
+        check_max_tokens(max_tokens)
+        stops = token_stops(self._tokenizer, sampling.stops)
+        if max_tokens == 0:
+            return iter(())
+        if self._stream.native.num_waiting == 0:
+            self._stream.feed(prompt_ids(self._tokenizer, ""))
+        self._stream.set(sampling, stops=stops)
+        self._stream.begin(max_tokens)
+        text = Text(self._stream, self._text, sampling.stops)
+        # Where a stop string is no sequence of tokens, no token may come after it unseen.
+        limit = {} if len(stops) == len(sampling.stops) else {"max_steps": 1}
+        return (piece for (piece,) in write_all(self._decoder, [text], **limit) if piece)
+
+    def fork(self) -> Session:
+        """Returns a session at the same place, which goes its own way."""
+        other = Session(self._decoder, self._tokenizer, self._defaults)
+        other._take(self._stream.save(), self._text.held)
+        return other
+
+    def save(self, key: bytes | None = None) -> bytes:
+        """Returns the session as bytes that belong to this model.
+
+        Args:
+            key: signs them, so that nobody without the key can make or change one; without a key
+                they are protected against damage only.
+        """
+        return Seal(key, self._decoder.model_hash).close(self._stream.save(), self._text.held)
+
+    def restore(self, blob: bytes, key: bytes | None = None) -> Session:
+        """Takes over what `save` returned for this model and key; returns itself.
+
+        Raises:
+            CorruptFileError: damaged, cut, made with another key, or for another model.
+        """
+        seal = Seal(key, self._decoder.model_hash)
+        try:
+            self._take(*seal.open(blob))
+        except (CorruptFileError, ValueError) as error:
+            raise CorruptFileError(f"the session cannot be used: {error}") from None
+        return self
+
+    def _take(self, stream: bytes, held: bytes) -> None:
+        text = self._tokenizer.stream_decoder(held)  # first: what is refused changes nothing
+        self._stream.restore(stream)
+        self._text = text

@@ -1,0 +1,286 @@
+"""Language models on disk as they are read: checked files, weights as numpy arrays; no torch.
+
+A model is four files, in a run directory or in a checkpoint: config.json, model.safetensors,
+tokenizer.json and generation_config.json. They are read once, checked against the manifest beside
+them, and parsed from the bytes that were checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+
+from fastlstm.errors import (
+    CorruptFileError,
+    DataError,
+    FormatError,
+    NonFiniteError,
+    RunDirectoryError,
+    counted,
+    nearest_hint,
+)
+from fastlstm.runs.find_run import require_run
+from fastlstm.runs.manifest import MANIFEST
+from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
+from fastlstm.system.storage import parse_json
+from fastlstm.text.config import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from fastlstm.text.data.tokenizer import Tokenizer
+
+CONFIG_FILE = "config.json"
+MODEL_FILE = "model.safetensors"
+AVERAGE_FILE = "average.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+GENERATION_FILE = "generation_config.json"
+FORMAT = TEXT_RUN
+FORMAT_VERSION = 1
+GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+_FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
+_SIZES = {"vocab_size": 2**24, "embed_size": 65_536, "rnn_size": 65_536, "num_layers": 64}
+
+
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model read from disk.
+
+    Attributes:
+        weights: float32 arrays by name; read-only.
+        model_config: the architecture.
+        tokenizer: of the text it was trained on.
+        config: config.json.
+        generation: generation_config.json.
+        path: the directory the files came from.
+        note: what to tell the user about the choice of `path`, or None.
+    """
+
+    weights: dict[str, NDArray[np.float32]]
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    path: Path
+    note: str | None = None
+
+
+def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
+    """Loads the model of a run or of a checkpoint.
+
+    A run that has published no model yet gives that of its newest intact, finite checkpoint, and
+    `note` says so. A checkpoint gives its averaged weights when it has them.
+
+    Raises:
+        RunDirectoryError: nothing there that holds a model.
+        CorruptFileError: names the damaged file and an intact checkpoint to use instead.
+        FormatError: of a newer format, or files of different models.
+        NonFiniteError: the weights are NaN or Inf.
+    """
+    require_run(path, "text")
+    directory = Path(path)
+    try:
+        chosen, files, finite = _read_files(directory)
+        if finite:
+            note = f"{directory} has no published model yet; using {chosen.name}"
+            return _assemble(chosen, files, None if chosen == directory else note)
+    except CorruptFileError as error:
+        raise _with_offer(directory, error) from None
+    raise NonFiniteError(
+        f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint of the run"
+    )
+
+
+def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
+    """Returns the directory that holds the model, its files and whether they are finite."""
+    run = RunDirectory(directory)
+    if run.has_published():
+        manifest, files = run.read_published(_FILES)
+        if MODEL_FILE in files:
+            return directory, files, manifest.finite
+    elif run.model_path.exists():
+        raise CorruptFileError(f"{run.manifest_path}: is missing")
+    chosen = run.intact_checkpoint()
+    if chosen is None:
+        if run.checkpoints():
+            raise CorruptFileError(f"{run.checkpoints()[0]}: is damaged or not finite")
+        raise RunDirectoryError(f"{directory}: holds no model and no checkpoint; name another run")
+    _, files = RunDirectory(chosen).read_published(_FILES)
+    return chosen, files, True
+
+
+def _with_offer(directory: Path, error: CorruptFileError) -> CorruptFileError:
+    run = RunDirectory(directory)
+    if run.checkpoints():
+        return run.with_offer(error)
+    absolute = directory.absolute()
+    return RunDirectory(absolute.parent).with_offer(error, besides=absolute)
+
+
+def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> StoredModel:
+    from fastlstm.text.data.tokenizer import load_tokenizer
+
+    for name in (CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE):
+        if name not in files:
+            raise FormatError(f"{directory / MANIFEST}: lists no {name}: this holds no model")
+    config, model_config = parse_config(files[CONFIG_FILE], directory / CONFIG_FILE)
+    tokenizer_path = directory / TOKENIZER_FILE
+    try:
+        tokenizer = load_tokenizer(files[TOKENIZER_FILE], str(tokenizer_path))
+    except DataError as error:
+        raise CorruptFileError(f"{tokenizer_path}: {error}") from None
+    if tokenizer.fingerprint != config["tokenizer_sha256"]:
+        raise FormatError(
+            f"{tokenizer_path}: is the tokenizer {tokenizer.fingerprint[:12]} of another model,"
+            f" {CONFIG_FILE} expects {config['tokenizer_sha256'][:12]}; put the right file back"
+        )
+    if tokenizer.vocab_size != model_config.vocab_size:
+        raise FormatError(
+            f"{tokenizer_path}: has {counted(tokenizer.vocab_size, 'token')}, {CONFIG_FILE} says"
+            f" {model_config.vocab_size}; put the right file back"
+        )
+    name = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE
+    weights = decode_weights(files[name], model_config, directory / name)
+    data = files.get(GENERATION_FILE)
+    generation = parse_json(data, directory / GENERATION_FILE) if data is not None else {}
+    if not isinstance(generation, dict):
+        raise FormatError(f"{directory / GENERATION_FILE}: is not a JSON object")
+    return StoredModel(weights, model_config, tokenizer, config, generation, directory, note)
+
+
+def decode_weights(
+    data: bytes, config: ModelConfig, origin: Path
+) -> dict[str, NDArray[np.float32]]:
+    """Parses a safetensors file that holds exactly the parameters that `config` describes.
+
+    What is allocated is bounded by the file's own size.
+
+    Raises:
+        CorruptFileError: names `origin` and what is wrong.
+        FormatError: other parameters, shapes or dtypes.
+    """
+    try:
+        found = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
+        raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
+    check_shapes({n: (tuple(v["shape"]), v["dtype"]) for n, v in found.items()}, config, origin)
+    return {name: _array(view) for name, view in found.items()}
+
+
+def _array(view: Mapping[str, Any]) -> NDArray[np.float32]:
+    if view["dtype"] == "BF16":
+        halves = np.frombuffer(view["data"], np.uint16)
+        flat = (halves.astype(np.uint32) << 16).view(np.float32)
+    else:
+        flat = np.frombuffer(view["data"], _FLOATS[view["dtype"]]).astype(np.float32, copy=False)
+    return flat.reshape(view["shape"])
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns name -> shape of every parameter of a `LanguageModel`, without building one.
+
+    A model on torch's meta device would know them too, but its initialisation there loads 800
+    modules (1 s).
+    """
+    E, H, V = config.embed_size, config.rnn_size, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, E)}
+    for k in range(config.num_layers):
+        shapes[f"layers.{k}.weight_ih_l0"] = (4 * H, H if k else E)
+        shapes[f"layers.{k}.weight_hh_l0"] = (4 * H, H)
+        shapes[f"layers.{k}.bias_ih_l0"] = shapes[f"layers.{k}.bias_hh_l0"] = (4 * H,)
+        if config.layer_norm:
+            shapes[f"norms.{k}.weight"] = shapes[f"norms.{k}.bias"] = (H,)
+    if not config.tie_weights:
+        shapes["output.weight"] = (V, H)
+    shapes["output.bias"] = (V,)
+    return shapes
+
+
+def check_shapes(
+    given: Mapping[str, tuple[tuple[int, ...], str]], config: ModelConfig, origin: Path
+) -> None:
+    """Raises FormatError unless shapes and dtypes are those of the model `config` describes."""
+    expected = parameter_shapes(config)
+    for name in given:
+        if name not in expected:
+            raise FormatError(
+                f"{origin}: has a tensor '{name}' the model lacks{nearest_hint(name, expected)};"
+                f" {CONFIG_FILE} is of another model"
+            )
+    for name, shape in expected.items():
+        if name not in given:
+            raise FormatError(f"{origin}: lacks '{name}'; {CONFIG_FILE} is of another model")
+        got, dtype = given[name]
+        if got != shape or dtype not in (*_FLOATS, "BF16"):
+            raise FormatError(
+                f"{origin}: '{name}' is {got} {dtype}, {CONFIG_FILE} asks for {shape} of floats;"
+                " it is of another model"
+            )
+
+
+def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig]:
+    """Parses config.json.
+
+    Returns:
+        The whole of it, and the architecture in it.
+
+    Raises:
+        CorruptFileError: not strict JSON.
+        FormatError: of a newer format, or not the config.json of a run.
+    """
+    config = parse_json(data, origin)
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise FormatError(f"{origin}: is not the config.json of a fastlstm run")
+    version = config.get("format_version")
+    if type(version) is not int or version > FORMAT_VERSION:
+        raise FormatError(
+            f"{origin}: has format version {version!s:.60}, this fastlstm reads up to"
+            f" {FORMAT_VERSION}; update it: pip install -U fastlstm"
+        )
+    model, digest = config.get("model"), config.get("tokenizer_sha256")
+    if not isinstance(model, dict) or not isinstance(digest, str):
+        raise FormatError(f"{origin}: lacks 'model' or 'tokenizer_sha256'")
+    return config, _model_config(model, origin)
+
+
+def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
+    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
+    for name, value in values.items():
+        if name not in fields:
+            raise FormatError(
+                f"{origin}: unknown key 'model.{name}'{nearest_hint(name, fields)};"
+                " a newer fastlstm may have written it"
+            )
+        if name in _SIZES:
+            good = type(value) is int and 1 <= value <= _SIZES[name]
+            expected = f"a whole number from 1 to {_SIZES[name]}"
+        elif name in ("dropout", "recurrent_dropout"):
+            good = type(value) in (int, float) and 0 <= value < 1
+            expected = "a number from 0 to below 1"
+        elif name == "dropout_kind":
+            good, expected = value in ("variational", "plain"), "variational or plain"
+        else:
+            good, expected = isinstance(value, bool), "true or false"
+        if not good:
+            raise FormatError(f"{origin}: model.{name} is {value!r:.60}, expected {expected}")
+    try:
+        config = ModelConfig(**values)
+    except TypeError as error:
+        raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
+    if config.tie_weights and config.embed_size != config.rnn_size:
+        raise FormatError(
+            f"{origin}: model.tie_weights needs embed_size equal to rnn_size,"
+            f" got {config.embed_size} and {config.rnn_size}"
+        )
+    return config

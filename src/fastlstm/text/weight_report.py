@@ -1,0 +1,116 @@
+"""What a format of the weights costs and brings, measured: bytes, speed, bits per character."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastlstm.errors import DataError, NonFiniteError, counted
+from fastlstm.text.sampling import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fastlstm.text.data.tokenizer import Tokenizer
+    from fastlstm.text.decoder import Decoder
+
+LANES = 64
+_STEPS = 512
+_SPEED_S = 0.2
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """One format of a model's weights.
+
+    Attributes:
+        weight_format: "fp32", "bf16" or "int8".
+        bytes_per_token: of weights that one step of one stream reads.
+        tokens_per_s: of one stream, writing.
+        bits_per_char: of the text that was scored.
+        num_tokens: scored.
+    """
+
+    weight_format: str
+    bytes_per_token: int
+    tokens_per_s: float
+    bits_per_char: float
+    num_tokens: int
+
+    def compared(self, other: WeightReport) -> str:
+        """Says what changes from `other` to this, in one line."""
+        change = 100 * (self.bits_per_char / other.bits_per_char - 1)
+        return (
+            f"{self.weight_format}: {self.bytes_per_token / 1e6:.2f} MB of weights a token instead"
+            f" of {other.bytes_per_token / 1e6:.2f} ({other.weight_format}),"
+            f" {self.tokens_per_s / other.tokens_per_s:.1f}x the speed, {change:+.2f} % bits/char"
+            f" ({other.bits_per_char:.4f} to {self.bits_per_char:.4f} on"
+            f" {counted(self.num_tokens, 'token')})"
+        )
+
+
+def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> WeightReport:
+    """Measures a decoder on a text.
+
+    Args:
+        decoder: the weights.
+        tokenizer: of the text.
+        ids: 1-d tokens of at least 2; scored in up to `LANES` parts, each from a zero state.
+
+    Raises:
+        DataError: too short.
+        NonFiniteError: the weights are damaged.
+    """
+    bits, num_tokens = score(decoder, tokenizer, ids)
+    return WeightReport(
+        decoder.weight_format, decoder.bytes_per_token, writing_speed(decoder), bits, num_tokens
+    )
+
+
+def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[float, int]:
+    """Returns bits per character by the decoding kernels, and the number of tokens scored."""
+    if len(ids) < 2:
+        raise DataError(f"the text has {counted(len(ids), 'token')}, scoring needs at least 2")
+    parts = np.array_split(ids, min(LANES, len(ids) // 2))
+    streams = []
+    for part in parts:
+        stream = decoder.stream()
+        stream.set(Sampling(0.0), num_top=0, scores_given=True)
+        stream.feed(part)
+        stream.begin(1)
+        streams.append(stream)
+    nats = chars = 0.0
+    while any(stream.is_running for stream in streams):
+        decoder.run(streams, _STEPS)
+    for stream, part in zip(streams, parts, strict=True):
+        stream.take()
+        own, _, _ = stream.take_scores()
+        nats -= math.fsum(own[: len(part) - 1])
+        chars += float(tokenizer.token_chars[part[1:]].sum())
+    if not math.isfinite(nats):
+        raise NonFiniteError("the model's output is not finite; its weights are damaged")
+    return nats / math.log(2) / max(chars, 1.0), sum(len(part) - 1 for part in parts)
+
+
+def writing_speed(decoder: Decoder, num_streams: int = 1, seconds: float = _SPEED_S) -> float:
+    """Returns the tokens per second that so many streams write together."""
+    streams = []
+    for seed in range(num_streams):
+        stream = decoder.stream()
+        stream.set(Sampling(seed=seed))
+        stream.feed([0])
+        stream.begin(1 << 62)
+        streams.append(stream)
+    decoder.run(streams, 4)
+    steps, count, start_s = 8, 0, time.perf_counter()
+    while (taken_s := time.perf_counter() - start_s) < seconds:
+        decoder.run(streams, steps)
+        count += steps * num_streams
+        steps = min(2 * steps, 1024) if taken_s < seconds / 8 else steps
+    for stream in streams:
+        stream.take()
+    return count / (time.perf_counter() - start_s)

@@ -1,0 +1,121 @@
+"""Text from a decoder, piece by piece: tokens in, whole characters out, stop strings kept back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastlstm.errors import DataError, PromptError, kind_of_value
+from fastlstm.text.sampling import PENALTY_WINDOW, Sampling, StopText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from fastlstm.text.data.tokenizer import StreamDecoder, Tokenizer
+    from fastlstm.text.decoder import Decoder, Stream
+
+_CALL_S = 0.01
+"""A call is to take about this long: text comes smoothly, and calls cost nothing beside it."""
+_MAX_STEPS = 4096
+
+
+class Text:
+    """The text that one stream writes.
+
+    Args:
+        stream: has been fed and may begin.
+        decoder: turns tokens into text; default a fresh one.
+        stops: end before any of these.
+    """
+
+    def __init__(self, stream: Stream, decoder: StreamDecoder, stops: tuple[str, ...] = ()) -> None:
+        self.stream = stream
+        self._decoder, self._gate = decoder, StopText(stops)
+        self.is_done = False
+
+    def take(self) -> str:
+        """Returns what of the text is ready since the last call."""
+        ready = self._gate.push(self._decoder.push_all(self.stream.take()))
+        if self._gate.is_done:
+            self.is_done = True
+        elif not self.stream.is_running:
+            self.is_done = True
+            ready += self._gate.flush()
+        return ready
+
+
+def write_all(
+    decoder: Decoder, texts: Sequence[Text], max_steps: int = _MAX_STEPS
+) -> Iterator[list[str]]:
+    """Runs streams to their ends; yields what each has ready, "" where nothing, call by call."""
+    steps = min(4, max_steps)
+    while not all(text.is_done for text in texts):
+        running = [text.stream for text in texts if not text.is_done]
+        start_s = time.perf_counter()
+        decoder.run(running, steps)
+        taken_s = time.perf_counter() - start_s
+        yield ["" if text.is_done else text.take() for text in texts]
+        rate = _CALL_S / max(taken_s, 1e-6)
+        steps = max(1, min(max_steps, int(steps * min(2.0, rate))))
+
+
+def token_stops(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[list[int]]:
+    """Returns the stop strings that are sequences of tokens however the text came about.
+
+    With them the stream ends at the very token; others are found in the text afterwards.
+    """
+    if tokenizer.kind == "bpe":
+        return []
+    found = []
+    for stop in stops:
+        try:
+            tokens = [int(token) for token in tokenizer.encode(stop)]
+        except DataError:  # a character that is never written
+            continue
+        if len(tokens) <= PENALTY_WINDOW:
+            found.append(tokens)
+    return found
+
+
+def begin(
+    decoder: Decoder, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling
+) -> Text:
+    """Returns the text that goes on from a prompt.
+
+    Raises:
+        PromptError: an unseen character in the prompt, or a setting out of range.
+    """
+    stream = decoder.stream()
+    stream.set(sampling, stops=token_stops(tokenizer, sampling.stops))
+    stream.feed(prompt_ids(tokenizer, prompt))
+    stream.begin(max_tokens)
+    return Text(stream, tokenizer.stream_decoder(), sampling.stops)
+
+
+def check_max_tokens(max_tokens: Any) -> None:
+    """Raises PromptError for anything but a whole number of at least 0."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise PromptError(f"max_tokens is {max_tokens!r}, expected a whole number, 0 or more")
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:
+    """Returns at least one id: an empty prompt starts after a line end, or the first token.
+
+    Raises:
+        PromptError: an unseen character.
+    """
+    if not isinstance(prompt, str):
+        raise PromptError(f"the prompt is {kind_of_value(prompt)}, expected a str")
+    try:
+        if prompt:
+            return tokenizer.encode(prompt)
+    except DataError as error:
+        raise PromptError("the prompt has ", *error.args) from error
+    try:
+        return tokenizer.encode("\n")
+    except DataError:
+        return np.zeros(1, dtype=np.int64)

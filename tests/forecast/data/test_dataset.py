@@ -1,0 +1,607 @@
+"""Tables of every kind become the same mapped rows; what is wrong with them is said."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, feather
+from pyarrow import parquet as pq
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.timeline import Frequency, show_time
+from series_frames import START, long_table, replaced
+
+REGIONS = ["north", "south", "north"]
+ASKED = RoleRequest(static=("region",), categorical=("region", "kind"), future=("kind",))
+
+
+def full_table() -> pa.Table:
+    kinds = np.array(["work", "rest"])[np.arange(150) % 7 // 5]
+    return long_table(region=np.repeat(REGIONS, 50), kind=kinds)
+
+
+def prepared(source: Any, **options: Any) -> SeriesDataset:
+    return prepare_table(source, PrepareOptions(**options))
+
+
+def same_rows(a: SeriesDataset, b: SeriesDataset) -> bool:
+    order = [a.series.index(name) for name in b.series]
+    first = a.table.values.reshape(len(a.series), -1, a.table.values.shape[1])
+    second = b.table.values.reshape(len(b.series), -1, b.table.values.shape[1])
+    return np.array_equal(first[order], second, equal_nan=True)
+
+
+def test_a_long_table() -> None:
+    table = full_table()
+    found = prepared(table, roles=ASKED)
+    assert found.roles.target == ("y",)
+    assert found.roles.past == ("temp",)
+    assert found.table.columns == ("y", "temp", "kind")
+    assert found.series == ("s0", "s1", "s2")
+    assert found.frequency == Frequency(3_600_000_000)
+    assert found.categories == {"region": ["north", "south"], "kind": ["work", "rest"]}
+    assert found.statics["region"].tolist() == [0, 1, 0]
+    np.testing.assert_array_equal(found.table.values[:, 0], table["y"].to_numpy())
+    np.testing.assert_array_equal(found.table.values[:, 2], np.arange(150) % 7 // 5)
+    assert found.table.segments.num_rows.tolist() == [50, 50, 50]
+    assert [show_time(t) for t in found.table.segments.start_times] == ["2020-01-01"] * 3
+    assert "150 rows, 3 series, one row every 1 hour" in found.notes
+
+
+def test_a_wide_table_forecasts_every_number() -> None:
+    hours = np.arange(20).astype("timedelta64[h]") + np.datetime64(START, "us")
+    table = pa.table({"date": hours, "a": np.arange(20.0) / 3, "b": np.ones(20) * np.arange(20)})
+    found = prepared(table)
+    assert found.roles.target == ("a", "b")
+    assert found.series == ("",)
+    assert "target: every number, a, b" in found.notes
+
+
+def write_csv(table: pa.Table, path: Path) -> None:
+    csv.write_csv(table, path)
+
+
+def write_semicolons(table: pa.Table, path: Path) -> None:
+    csv.write_csv(table, path, csv.WriteOptions(delimiter=";"))
+
+
+def write_gz(table: pa.Table, path: Path) -> None:
+    plain = path.with_suffix("")
+    csv.write_csv(table, plain)
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+
+
+def write_zst(table: pa.Table, path: Path) -> None:
+    with pa.CompressedOutputStream(str(path), "zstd") as stream:
+        csv.write_csv(table, stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.csv", write_csv),
+        ("b.csv", write_semicolons),
+        ("c.csv.gz", write_gz),
+        ("d.csv.zst", write_zst),
+        ("e.parquet", pq.write_table),
+        ("f.feather", feather.write_feather),
+    ],
+)
+def test_every_kind_of_file_gives_the_same_rows(
+    name: str, write: Callable[[pa.Table, Path], None], tmp_path: Path
+) -> None:
+    table = full_table()
+    write(table, tmp_path / name)
+    found = prepared(tmp_path / name, roles=ASKED)
+    wanted = prepared(table, roles=ASKED)
+    np.testing.assert_array_equal(found.table.values, wanted.table.values)
+    assert (found.series, found.categories) == (wanted.series, wanted.categories)
+    assert found.frequency == wanted.frequency
+
+
+def test_directories_and_lists_are_one_table(tmp_path: Path) -> None:
+    table = full_table()
+    for number in range(3):
+        pq.write_table(table.slice(number * 50, 50), tmp_path / f"part-{number}.parquet")
+    wanted = prepared(table, roles=ASKED)
+    for source in (tmp_path, sorted(tmp_path.glob("*.parquet"))):
+        np.testing.assert_array_equal(
+            prepared(source, roles=ASKED).table.values, wanted.table.values
+        )
+
+
+def test_frames_of_pandas_and_polars() -> None:
+    table = full_table()
+    wanted = prepared(table, roles=ASKED)
+    pandas = pytest.importorskip("pandas")
+    frame = table.to_pandas()
+    assert same_rows(wanted, prepared(frame, roles=ASKED))
+    by_time = frame.set_index(pandas.DatetimeIndex(frame.pop("ds"), name=None))
+    assert same_rows(wanted, prepared(by_time, roles=ASKED))
+    shuffled = frame.assign(ds=table["ds"].to_pandas()).sort_values(["unique_id", "ds"])
+    assert same_rows(wanted, prepared(shuffled.set_index(["unique_id", "ds"]), roles=ASKED))
+    polars = pytest.importorskip("polars")
+    assert same_rows(wanted, prepared(polars.from_arrow(table), roles=ASKED))
+
+
+def test_an_array_counts_its_rows() -> None:
+    values = np.random.default_rng(0).normal(size=(30, 2))
+    found = prepared(values)
+    np.testing.assert_array_equal(found.table.values, values.astype(np.float32))
+    assert not found.has_clock
+
+
+def test_rows_by_time_are_stored_by_series() -> None:
+    table = full_table()
+    mixed = table.sort_by([("ds", "ascending"), ("unique_id", "descending")])
+    found = prepared(mixed, roles=ASKED)
+    assert found.series == ("s2", "s1", "s0")
+    assert same_rows(prepared(table, roles=ASKED), found)
+    assert any("rows of series were mixed" in note for note in found.notes)
+
+
+def test_what_came_from_a_file_is_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(long_table(), path)
+    first, second = prepared(path), prepared(path)
+    assert not first.from_cache
+    assert second.from_cache
+    assert first.notes == second.notes
+    np.testing.assert_array_equal(first.table.values, second.table.values)
+    pq.write_table(long_table(num_rows=60), path)
+    assert prepared(path).table.num_rows == 180
+    assert not prepared(path, dtype="float16").from_cache
+
+
+def test_a_file_of_the_same_size_and_time_is_read_when_it_was_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("ds,y\n1,1.5\n2,2.5\n")
+    prepared(path)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_text("ds,y\n1,1.5\n2,7.5\n")
+    os.utime(path, ns=times)
+    assert prepared(path).table.rows(0, 2)[1, 0] == 7.5
+
+
+def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(long_table(), path)
+    first = prepare_table(path, cache_dir=tmp_path)
+    values = tmp_path / "series" / "entries" / first.key / "values.bin"
+    values.write_bytes(values.read_bytes()[:-4])
+    again = prepare_table(path, cache_dir=tmp_path)
+    assert not again.from_cache
+    assert again.table.num_rows == 150
+
+
+def test_a_frame_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
+    found = prepare_table(long_table(), cache_dir=tmp_path)
+    assert list((tmp_path / "series" / "entries").iterdir()) == []
+    assert list((tmp_path / "series").glob("work-*")) == []
+    assert float(found.table.values[149, 0]) == long_table()["y"][149].as_py()
+
+
+# times -------------------------------------------------------------------------------------------
+
+
+def test_disorder_is_refused_or_sorted() -> None:
+    table = long_table()
+    order = np.r_[0:60, 61, 60, 62:150]
+    with pytest.raises(DataError, match=r"series 's1': row 62, 2020-01-01 10:00:00, goes back"):
+        prepared(table.take(order))
+    found = prepared(table.take(order), policy=Policy(disorder="sort"))
+    np.testing.assert_array_equal(found.table.values, prepared(table).table.values)
+    assert "2 rows out of order: sorted" in found.notes
+
+
+def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_cause() -> None:
+    table = long_table()
+    hint = r"; if the table holds several series, give series=…, the column that tells them apart;"
+    shops = table.rename_columns(
+        ["shop" if name == "unique_id" else name for name in table.column_names]
+    )
+    with pytest.raises(DataError, match=r"goes back in time" + hint):
+        prepared(shops)
+    by_time = shops.take(np.argsort(shops["ds"].to_numpy(), kind="stable"))
+    with pytest.raises(DataError, match=r"has the time of the row before it" + hint):
+        prepared(by_time)
+    with pytest.raises(DataError, match=r"goes back in time; correct it, or give disorder="):
+        prepared(table.take(np.r_[0:60, 61, 60, 62:150]))
+
+
+@pytest.mark.parametrize(("kept", "value"), [("first", 10), ("last", 100)])
+def test_duplicates_are_refused_or_one_counts(kept: Any, value: float) -> None:
+    table = long_table(y=np.arange(150, dtype=np.float32))
+    doubled = replaced(table.take(np.r_[0:11, 10:150]), "y", 11, 100.0)
+    with pytest.raises(DataError, match=r"series 's0': row 12, .* has the time of the row before"):
+        prepared(doubled)
+    found = prepared(doubled, policy=Policy(duplicates=kept))
+    wanted = np.arange(150.0)
+    wanted[10] = value
+    np.testing.assert_array_equal(found.table.values[:, 0], wanted)
+    assert f"1 row of a time that another row has: the {kept} one is kept" in found.notes
+
+
+def test_many_duplicates_over_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.forecast.data.arrange._ROWS", 7)
+    times = np.repeat(np.arange(40), np.arange(40) % 4 + 1)
+    values = np.arange(len(times), dtype=np.float64) + 0.5
+    table = pa.table({"ds": times, "y": values})
+    last = np.flatnonzero(np.diff(times, append=-1))
+    first = np.flatnonzero(np.diff(times, prepend=-1))
+    for kept, rows in (("first", first), ("last", last)):
+        found = prepared(table, policy=Policy(duplicates=kept))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found.table.values[:, 0], values[rows])
+
+
+def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.forecast.data.arrange._ROWS", 13)
+    table = long_table()
+    with_gaps = table.take(np.r_[0:20, 23:60, 61:149])
+    found = prepared(with_gaps)
+    assert found.table.segments.series.tolist() == [0, 0, 1, 1, 2]
+    assert found.table.segments.num_rows.tolist() == [20, 27, 10, 39, 49]
+    assert "2 gaps in time: no window crosses one" in found.notes
+    filled = prepared(with_gaps, policy=Policy(gaps="fill"))
+    assert filled.table.segments.num_rows.tolist() == [50, 50, 49]
+    wanted = prepared(table).table.values[:149].copy()
+    wanted[[20, 21, 22, 60]] = np.nan
+    np.testing.assert_array_equal(filled.table.values, wanted)
+    assert "2 gaps in time: 4 empty rows put in" in filled.notes
+
+
+@pytest.mark.parametrize(
+    ("first", "months", "shown"),
+    [("2000-01-31", 1, "1 month"), ("2000-02-01", 3, "3 months"), ("2000-01-15", 12, "12 months")],
+)
+def test_calendar_months(first: str, months: int, shown: str) -> None:
+    start = np.datetime64(first, "M") + np.arange(40) * months
+    day = np.datetime64(first, "D") - np.datetime64(first, "M").astype("datetime64[D]")
+    last = (start + 1).astype("datetime64[D]") - 1
+    days = last if first.endswith("31") else start.astype("datetime64[D]") + day
+    table = pa.table({"ds": days.astype("datetime64[us]"), "y": np.arange(40) / 3})
+    found = prepared(table)
+    assert str(found.frequency) == shown
+    assert len(found.table.segments) == 1
+    times = found.frequency.after(int(found.table.segments.start_times[0]), 40)
+    np.testing.assert_array_equal(times.astype("datetime64[us]"), days.astype("datetime64[us]"))
+
+
+def test_a_time_zone_is_kept_and_times_without_a_clock_are_counted() -> None:
+    table = long_table()
+    zoned = table.set_column(1, "ds", table["ds"].cast(pa.timestamp("us", "Europe/Berlin")))
+    assert prepared(zoned).time_zone == "Europe/Berlin"
+    counted = prepared(table.set_column(1, "ds", pa.array(np.tile(np.arange(50), 3))))
+    assert str(counted.frequency) == "rows"
+    assert not counted.has_clock
+
+
+def test_times_as_text_are_read_by_a_format() -> None:
+    table = long_table(num_rows=20, num_series=1)
+    text = [t.strftime("%d.%m.%Y %H:%M") for t in table["ds"].to_pylist()]
+    german = table.set_column(1, "ds", pa.array(text))
+    with pytest.raises(DataError, match=r"times in 'ds' cannot be read, .* '01.01.2020 00:00'"):
+        prepared(german)
+    found = prepared(german, time_format="%d.%m.%Y %H:%M")
+    assert show_time(int(found.table.segments.start_times[0])) == "2020-01-01"
+
+
+# values ------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_safe_dtype() -> None:
+    whole = np.tile(np.arange(50.0), 3)
+    found = prepared(long_table(y=whole, temp=None))
+    assert found.table.values.dtype == np.int16
+    np.testing.assert_array_equal(found.table.rows(0, 150)[:, 0], whole)
+    assert prepared(long_table(y=whole * 1000, temp=None)).table.values.dtype == np.float32
+    assert prepared(long_table(y=whole + 0.5, temp=None)).table.values.dtype == np.float32
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("int16", 6e-5), ("float16", 2e-3)])
+def test_a_smaller_dtype_says_what_it_loses(dtype: Any, bound: float) -> None:
+    table = replaced(long_table(), "temp", 7, None)
+    exact, found = prepared(table), prepared(table, dtype=dtype)
+    assert found.table.values.dtype == np.dtype(dtype)
+    error = np.abs(found.table.rows(0, 150) - exact.table.values)
+    assert np.isnan(error[7, 1])
+    assert np.nanmax(error) < bound
+    named = [note for note in found.notes if f"as {dtype}: largest error" in note]
+    assert len(named) == 2
+    assert f"{np.nanmax(error[:, 0]):.3g}" in named[0]
+
+
+def test_sentinels_and_missing_values_are_told() -> None:
+    y = long_table()["y"].to_numpy() * 4000
+    y[[3, 77]] = -9999
+    table = replaced(long_table(y=y), "temp", 5, None)
+    notes = prepared(table).notes
+    assert (
+        "column 'y' is -9999 in 2 rows: if that stands for no value, give missing_value=-9999"
+        in notes
+    )
+    assert "column 'temp' has no value in 1 row (0.67%)" in notes
+    found = prepared(table, codes=Codes((-9999.0,)))
+    assert np.flatnonzero(np.isnan(found.table.values[:, 0])).tolist() == [3, 77]
+    assert not any("-9999" in note for note in found.notes)
+
+
+BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
+    (
+        "no target", lambda: long_table(y=None), {},
+        "no column 'y' to forecast; name one with target=",
+    ),
+    (
+        "no numbers", lambda: pa.table({"ds": ["2020-01-01"], "a": ["1,5"]}), {},
+        r"no column of numbers, with a decimal point .* to forecast \(its columns: ds, a\)",
+    ),
+    (
+        "decimal commas", lambda: pa.table({"ds": ["2020-01-01"], "y": ["-1,5"]}), {},
+        "'y' has the text '-1,5' in row 1, expected numbers with a decimal point, not a comma;",
+    ),
+    (
+        "misspelt", lambda: long_table(), {"roles": RoleRequest(target=("tmp",))},
+        r"no column 'tmp' \(asked for as target\) \(did you mean 'temp'\?\)",
+    ),
+    (
+        "two roles", lambda: long_table(),
+        {"roles": RoleRequest(target=("y",), past=("temp",), future=("temp",))},
+        "'temp' cannot be both past and future",
+    ),
+    (
+        "text", lambda: replaced(long_table(), "y", 60, "lots"),
+        {"roles": RoleRequest(target=("y",))},
+        r"column 'y' has the text 'lots' in row 61, expected numbers",
+    ),
+    (
+        "infinite", lambda: replaced(long_table(), "temp", 33, float("inf")), {},
+        "column 'temp' is infinite, or beyond float32, in row 34",
+    ),
+    (
+        "empty column", lambda: long_table(temp=np.full(150, np.nan)), {},
+        "column 'temp' has no value in any row",
+    ),
+    ("no series", lambda: replaced(long_table(), "unique_id", 9, None), {}, "row 10 has no series"),
+    ("no time", lambda: replaced(long_table(), "ds", 9, None), {}, "row 10 has no time"),
+    (
+        "reserved", lambda: long_table(cutoff=np.arange(150.0)), {},
+        "a column is called 'cutoff', a name that forecasts use",
+    ),
+    (
+        "static that changes", lambda: long_table(region=np.arange(150.0)),
+        {"roles": RoleRequest(static=("region",))},
+        "static column 'region' changes within series 's0', in row 2",
+    ),
+    (
+        "no step", lambda: long_table(ds=np.cumsum(np.arange(150) ** 2 + 1)), {},
+        "the times follow no step",
+    ),
+    (
+        "two frequencies",
+        lambda: long_table(
+            ds=np.r_[0:100, 0:500:10] * np.timedelta64(3600, "s") + np.datetime64(START, "s")
+        ),
+        {}, "series 's2' does not step by 1 hour as the others do",
+    ),
+    (
+        "off the grid",
+        lambda: replaced(long_table(), "ds", 120, START.replace(hour=20, minute=7)), {},
+        "is no whole step of 1 hour behind the one before",
+    ),
+    ("no rows", lambda: long_table().slice(0, 0), {}, "has no rows"),
+    ("a dictionary", lambda: {"y": [1]}, {}, "a dict came, expected a path"),
+    ("three axes", lambda: np.zeros((2, 2, 2)), {}, r"shape \(2, 2, 2\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD]
+)
+def test_what_cannot_be_used_is_refused(
+    make: Callable[[], Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        prepared(make(), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_far_down_a_csv_is_named_with_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    lines = ["ds,y", *(f"{n},{n}.5" for n in range(900_000))]
+    lines[800_001] = "800000,oops"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="column 'y' has the text 'oops' in row 800001"):
+        prepared(path)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.feather", "a.csv.gz", "a.npy"])
+def test_a_file_cut_in_half_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    table = long_table(num_rows=5000)
+    if name.endswith(".parquet"):
+        pq.write_table(table, path)
+    elif name.endswith(".feather"):
+        feather.write_feather(table, path)
+    elif name.endswith(".gz"):
+        write_gz(table, path)
+    else:
+        np.save(path, np.random.default_rng(0).normal(size=(5000, 2)))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=rf"{name} cannot be read \(.*\); is it whole\?"):
+        prepared(path)
+
+
+def test_a_csv_line_with_too_many_columns_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("ds,y\n1,2.5\n2,3.5,9\n3,1\n")
+    with pytest.raises(DataError, match=r"line 3 has 3 columns, expected 2: '2,3.5,9'"):
+        prepared(path)
+
+
+def test_nothing_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        prepared(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="holds no table"):
+        prepared(tmp_path)
+    (tmp_path / "a.xlsx").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a\.xlsx is no table; expected a name ending in \.csv"):
+        prepared(tmp_path / "a.xlsx")
+    (tmp_path / "b.csv").write_bytes(b"")
+    with pytest.raises(DataError, match=r"b\.csv is empty"):
+        prepared(tmp_path / "b.csv")
+
+
+def test_an_entry_is_plain_data(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(full_table(), path)
+    found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    entry = tmp_path / "series" / "entries" / found.key
+    assert sorted(p.name for p in entry.iterdir()) == [
+        *("schema.json", "segments.npy", "series.json", "values.bin"),
+    ]
+    assert json.loads((entry / "series.json").read_text())["series"] == ["s0", "s1", "s2"]
+
+
+# found by review ---------------------------------------------------------------------------------
+
+
+def test_what_is_ignored_or_has_a_role_is_neither_time_nor_series() -> None:
+    found = prepared(long_table(num_series=1), roles=RoleRequest(ignore=("ds", "unique_id")))
+    assert (found.roles.time, found.roles.series) == (None, None)
+    table = long_table(num_series=1).rename_columns(["unique_id", "ds", "time", "temp"])
+    assert prepared(table, roles=RoleRequest(target=("time",))).roles.time == "ds"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int16", "float16"])
+def test_categories_are_exact_in_every_dtype(dtype: Any) -> None:
+    names = np.array([f"n{k % 40}" for k in range(150)])
+    table = long_table(name=names)
+    roles = RoleRequest(categorical=("name",))
+    found = prepared(table, roles=roles, dtype=dtype)
+    np.testing.assert_array_equal(found.table.rows(0, 150)[:, -1], np.arange(150) % 40)
+    many = long_table(3000, 1, name=np.array([f"n{k}" for k in range(3000)]))
+    with pytest.raises(DataError, match="column 'name' has 3000 names, float16 tells 2049 apart"):
+        prepared(many, roles=roles, dtype="float16")
+
+
+def test_ids_of_a_csv_stay_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("unique_id,ds,y\n007,1,1.5\n007,2,2.5\n7,1,3.5\n7,2,4.5\n")
+    assert prepared(path).series == ("007", "7")
+
+
+def test_an_empty_line_of_one_column_is_a_missing_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("y\n1\n\n3\n")
+    np.testing.assert_array_equal(prepared(path).table.rows(0, 3)[:, 0], [1, np.nan, 3])
+
+
+def test_dates_as_whole_numbers_are_read_by_a_format() -> None:
+    days = [20200130, 20200131, 20200201, 20200202]
+    table = pa.table({"ds": days, "y": [1.0, 2.0, 4.0, 3.0]})
+    found = prepared(table, time_format="%Y%m%d")
+    assert str(found.frequency) == "1 day"
+    assert len(found.table.segments) == 1
+
+
+def test_true_and_false_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("ds,y,open\n1,1.5,true\n2,2.5,false\n3,3.5,true\n")
+    np.testing.assert_array_equal(prepared(path).table.rows(0, 3)[:, 1], [1, 0, 1])
+
+
+def test_texts_as_polars_has_them() -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.from_arrow(full_table()).with_columns(
+        polars.col("kind").cast(polars.Categorical)
+    )
+    assert same_rows(prepared(full_table(), roles=ASKED), prepared(frame, roles=ASKED))
+
+
+def test_a_frame_that_is_no_table_is_refused_in_one_line() -> None:
+    pandas = pytest.importorskip("pandas")
+    double = pandas.DataFrame([[1, 2], [3, 4]], columns=["y", "y"])
+    mixed = pandas.DataFrame({"y": [1, "a", None, 2.5]})
+    for frame in (double, mixed):
+        with pytest.raises(DataError, match="DataFrame") as caught:
+            prepared(frame)
+        assert "\n" not in str(caught.value)
+
+
+def test_names_that_json_does_not_know_are_written_out() -> None:
+    days = [datetime.date(2020, 1, 1 + k % 2) for k in range(150)]
+    found = prepared(long_table(day=pa.array(days)), roles=RoleRequest(categorical=("day",)))
+    assert found.categories == {"day": ["2020-01-01", "2020-01-02"]}
+
+
+def test_numbers_beyond_float32_are_told() -> None:
+    found = prepared(long_table(y=np.arange(150) * 2.0**24))
+    told = (
+        "column 'y' reaches 0 and 2.49981e+09: float32 keeps seven digits and loses steps below 256"
+    )
+    assert any(note.startswith(told) for note in found.notes)
+    assert not any("digits" in note for note in prepared(long_table()).notes)
+
+
+def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(",ds,y\n0,1,1.5\n1,2,2.5\n2,3,3.5\n")
+    found = prepared(path)
+    assert found.table.columns == ("y",)
+    assert any(note.startswith("left out, as no role was given") for note in found.notes)
+
+
+def test_hours_of_a_zone_are_no_days_though_the_first_batch_shows_one_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order of time, over the night in which the clocks go back an hour."""
+    monkeypatch.setattr("fastlstm.forecast.data.records._BATCH_ROWS", 2)
+    hours = np.arange(40).astype("timedelta64[h]") + np.datetime64("2020-10-24T00", "us")
+    ds = pa.array(np.repeat(hours, 2)).cast(pa.timestamp("us", "Europe/Berlin"))
+    y = np.arange(80) / 7
+    found = prepared(pa.table({"unique_id": ["a", "b"] * 40, "ds": ds, "y": y}))
+    assert not found.is_wall
+    assert len(found.table.segments) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value"),
+    [(1, 0, 10**12), (1, 1, -5), (1, 2, 51), (2, 1, 10**12), (2, 1, 0), (0, 0, -1), (0, 2, 99)],
+)
+def test_segments_that_lead_outside_the_table_are_read_anew(
+    tmp_path: Path, row: int, column: int, value: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(full_table(), path)
+    found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    segments = tmp_path / "series" / "entries" / found.key / "segments.npy"
+    rows = np.load(segments)
+    rows[row, column] = value
+    np.save(segments, rows)
+    again = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    assert not again.from_cache
+    assert again.table.segments.first_rows.tolist() == found.table.segments.first_rows.tolist()
+
+
+@pytest.mark.parametrize("shape", [(4, 10**15), (4, 0), (3, 3)])
+def test_a_claimed_number_of_segments_is_read_anew(tmp_path: Path, shape: tuple[int, int]) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(full_table(), path)
+    found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    segments = tmp_path / "series" / "entries" / found.key / "segments.npy"
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    segments.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
+    assert not prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path).from_cache

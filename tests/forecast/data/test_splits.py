@@ -1,0 +1,173 @@
+"""Cuts by time, scalers that see training rows only, metrics against their definitions."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.data.metrics import QuantileScores, Scores
+from fastlstm.forecast.data.splits import fit_scaler, split_table
+from fastlstm.forecast.data.table import Segments, Table
+from fastlstm.forecast.data.timeline import Frequency
+
+HOUR = Frequency(3_600_000_000)
+
+
+def table(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Table:
+    """Segments that begin at such hours; every value is the hour it is of."""
+    num_rows = np.array(lengths, dtype=np.int64)
+    first = np.cumsum(num_rows) - num_rows
+    hours = np.concatenate([s + np.arange(n) for s, n in zip(starts, lengths, strict=True)])
+    values = np.ascontiguousarray(np.stack([hours, -hours], 1).astype(np.float32))
+    times = np.array(starts, dtype=np.int64) * HOUR.step
+    segments = Segments(np.arange(len(starts), dtype=np.int64), first, num_rows, times)
+    ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
+    return Table(values, ("a", "b"), segments, ones, zeros)
+
+
+def test_all_series_are_cut_at_one_time() -> None:
+    source = table((0, 40, 90), (100, 60, 10))
+    split = split_table(source, HOUR, (60, 30, 10))
+    hours = source.values[:, 0]
+    for segment in range(3):
+        first = source.segments.first_rows[segment]
+        train = hours[first : split.train_ends[segment]]
+        valid = hours[split.train_ends[segment] : split.valid_ends[segment]]
+        test = hours[split.valid_ends[segment] : split.test_ends[segment]]
+        assert (train < 60).all()
+        assert ((valid >= 60) & (valid < 90)).all()
+        assert (test >= 90).all()
+        assert len(train) + len(valid) + len(test) == source.segments.num_rows[segment]
+
+
+@pytest.mark.parametrize("split", ["70/10/20", "60/40", "98/1/1"])
+def test_shares_are_shares_of_the_rows(split: str) -> None:
+    source = table((0, 500), (1000, 500))
+    found = split_table(source, HOUR, split)
+    share = float(split.split("/")[0]) / 100
+    rows = int((found.train_ends - source.segments.first_rows).sum())
+    assert abs(rows - share * 1500) <= 2
+
+
+def test_windows_of_a_part_reach_back_but_not_ahead() -> None:
+    source = table((0,), (100,))
+    split = split_table(source, HOUR, (60, 30, 10))
+    hours = source.values[:, 0]
+    for part, low, high in (("train", 0, 60), ("valid", 60, 90), ("test", 90, 100)):
+        index = split.windows(source, part, 5, 3)
+        rows, _ = index.locate(np.arange(len(index), dtype=np.int64))
+        targets = np.stack([hours[row + 5 : row + 8] for row in rows])
+        assert ((targets >= low) & (targets < high)).all()
+        assert len(rows) == high - low - 2 - (5 if part == "train" else 0)
+
+
+def test_what_a_part_is_too_short_for_is_said() -> None:
+    source = table((0, 96), (92, 8))  # of the second series only test rows
+    split = split_table(source, HOUR, (60, 36, 10))
+    with pytest.raises(
+        DataError,
+        match=r"test part: its longest stretch without a gap has 8 rows, a horizon takes 9;"
+        r" give more rows, a smaller horizon or another split$",
+    ):
+        split.windows(source, "test", 5, 9)
+    with pytest.raises(
+        DataError,
+        match=r"test part: no stretch holds 5 rows to read and 4 to forecast; give more rows,"
+        r" a smaller input_size or another split$",
+    ):
+        split.windows(source, "test", 5, 4)
+
+
+@pytest.mark.parametrize("split", [(5,), (5, 0), (1, 2, 3, 4)])
+def test_no_split_is_refused(split: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="or two or three counts"):
+        split_table(table((0,), (100,)), HOUR, split)
+
+
+def test_a_scaler_sees_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.forecast.data.splits._STRETCH", 7)
+    source = table((0, 40), (100, 60))
+    source.values[3, 0] = np.nan
+    split = split_table(source, HOUR, (60, 30, 10))
+    before = fit_scaler(source, split.train_ends)
+    rows = np.r_[0:60, 100:120]
+    np.testing.assert_allclose(before.mean, np.nanmean(source.values[rows], 0), rtol=1e-6)
+    np.testing.assert_allclose(before.std, np.nanstd(source.values[rows], 0), rtol=1e-5)
+    source.values[60:100] = 1e9
+    after = fit_scaler(source, split.train_ends)
+    assert (before.mean == after.mean).all()
+    assert (before.std == after.std).all()
+
+
+def test_a_constant_column_is_divided_by_one_and_categories_stay() -> None:
+    source = table((0,), (50,))
+    source.values[:, 0] = 123.456
+    scaler = fit_scaler(source, np.array([50]), categorical=[1])
+    assert scaler.std.tolist() == [1.0, 1.0]
+    assert scaler.mean[1] == 0.0
+    assert scaler.mean[0] == pytest.approx(123.456)
+
+
+def test_scores_are_what_they_are_called() -> None:
+    rng = np.random.default_rng(0)
+    forecast, actual, naive = (rng.normal(size=(20, 6)) for _ in range(3))
+    actual[2, 3] = np.nan
+    scale = rng.uniform(1, 2, size=(20, 1))
+    scale[5], scale[6] = 0.0, np.nan
+    scores = Scores()
+    for part in (slice(0, 7), slice(7, 20)):
+        scores.add(forecast[part], actual[part], naive[part], scale[part])
+    found = scores.result()
+    error = forecast - actual
+    assert found["mse"] == pytest.approx(np.nanmean(error**2))
+    assert found["mae"] == pytest.approx(np.nanmean(abs(error)))
+    assert found["rmse"] == pytest.approx(np.nanmean(error**2) ** 0.5)
+    assert found["smape"] == pytest.approx(
+        np.nanmean(2 * abs(error) / (abs(forecast) + abs(actual)))
+    )
+    relative = np.nanmean(abs(error)) / np.nanmean(abs(naive - actual))
+    assert found["rel_mae"] == pytest.approx(relative)
+    has_scale = np.r_[0:5, 7:20]
+    scaled = abs(error[has_scale]) / scale[has_scale]
+    assert found["mase"] == pytest.approx(np.nanmean(scaled))
+    assert (found["num_values"], found["num_without_scale"]) == (119, 12)
+
+
+def test_the_crps_of_a_normal_distribution() -> None:
+    """Against its closed form (Gneiting & Raftery 2007, equation 21); the mean is off by 1."""
+    rng = np.random.default_rng(0)
+    actual = rng.normal(size=(500, 4, 2))
+    scores = QuantileScores((), ())
+    assert scores.levels == tuple(k / 100 for k in range(1, 100))
+    normal = statistics.NormalDist()
+    forecast = np.array([1 + normal.inv_cdf(level) for level in scores.levels])
+    z = actual - 1
+    below, density = np.vectorize(normal.cdf)(z), np.vectorize(normal.pdf)(z)
+    want = (z * (2 * below - 1) + 2 * density - np.pi**-0.5).mean()
+    for part in (slice(0, 100), slice(100, 500)):
+        scores.add(np.broadcast_to(forecast, (*actual[part].shape, 99)), actual[part])
+    assert scores.result() == {"crps": pytest.approx(want, rel=0.001)}
+
+
+def test_pinball_and_coverage_are_what_they_are_called() -> None:
+    rng = np.random.default_rng(0)
+    actual = rng.normal(size=(50, 3))
+    actual[4, 1] = np.nan
+    scores = QuantileScores((0.25, 0.9), (0.5, 0.8), has_crps=False)
+    assert scores.levels == (0.1, 0.25, 0.75, 0.9)
+    forecast = np.sort(rng.normal(size=(50, 3, 4)), -1)
+    scale = np.array([1.0, 10.0, 100.0])
+    scores.add(forecast[:20], actual[:20], scale)
+    scores.add(forecast[20:], actual[20:], scale)
+    error = actual - forecast[..., 1]
+    pinball = np.where(error > 0, 0.25 * error, -0.75 * error) * scale
+    found = scores.result()
+    assert set(found) == {"pinball_0.25", "pinball_0.9", "coverage_50", "coverage_80"}
+    assert found["pinball_0.25"] == pytest.approx(np.nanmean(pinball))
+    inside = (forecast[..., 0] <= actual) & (actual <= forecast[..., 3])
+    assert found["coverage_80"] == pytest.approx(inside.sum() / 149)
+    inside = (forecast[..., 1] <= actual) & (actual <= forecast[..., 2])
+    assert scores.coverage()[0.5] == pytest.approx(inside.sum() / 149)

@@ -1,0 +1,173 @@
+"""Times as texts and numbers, and names that read like no value: what people's files hold."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.time_text import micro_of_floats, read_times
+
+START = datetime.datetime(1990, 1, 1)
+HOURS = [START + datetime.timedelta(hours=k) for k in range(60)]
+DAYS = [START + datetime.timedelta(days=k) for k in range(60)]
+
+
+def table(path: Path, times: list[str], header: str = "date,y") -> Path:
+    rows = [f"{time},{k}" for k, time in enumerate(times)]
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def prepared(source: Any, **options: Any) -> SeriesDataset:
+    return prepare_table(source, PrepareOptions(**options))
+
+
+def micro(time: datetime.datetime) -> int:
+    return round((time - datetime.datetime(1970, 1, 1)).total_seconds() * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("times", "form"),
+    [
+        ([f"{t.year}/{t.month}/{t.day} {t.hour}:00" for t in HOURS], None),
+        ([f"{t.year}-{t.month}-{t.day} {t.hour}:00:00" for t in HOURS], None),
+        ([f"{t.year}.{t.month:02}.{t.day:02}T{t.hour:02}:00:00.0" for t in HOURS], None),
+        ([f"{t.year}/{t.month}/{t.day}" for t in DAYS], None),
+        ([f"{t:%d.%m.%Y %H:%M:%S}.{t.microsecond:06}" for t in HOURS], "%d.%m.%Y %H:%M:%S.%f"),
+        ([f"{t.day}.{t.month}.{t.year}" for t in DAYS], "%d.%m.%Y"),
+        ([f"{t:%d %B %y}" for t in DAYS], "%d %B %y"),
+        ([f"{t:%Y%m%d}" for t in DAYS], "%Y%m%d"),
+        ([f"{t:%m/%d/%Y %I:%M %p}" for t in HOURS], "%m/%d/%Y %I:%M %p"),
+    ],
+)
+def test_times_are_read(times: list[str], form: str | None, tmp_path: Path) -> None:
+    found = prepared(table(tmp_path / "a.csv", times), time_format=form)
+    assert found.table.num_rows == 60
+    assert len(found.table.segments) == 1  # every one an hour, or a day, behind the one before
+    assert found.table.segments.start_times[0] == micro(START)
+
+
+def test_a_fraction_of_a_second_is_kept() -> None:
+    texts = pa.array(["01.02.2016 00:00:01.5", "01.02.2016 00:00:01.000007"])
+    found = read_times(texts, "%d.%m.%Y %H:%M:%S.%f").cast(pa.int64()).to_pylist()
+    assert [time % 10**9 - found[0] % 10**9 for time in found] == [0, -499_993]
+    texts_with_comma = pa.array(["01.02.2016 00:00:01,5", "01.02.2016 00:00:01,000007"])
+    again = read_times(texts_with_comma, "%d.%m.%Y %H:%M:%S,%f").cast(pa.int64()).to_pylist()
+    assert again == found
+    short = read_times(pa.array(["2016/2/1 0:00:01.5", "2016/2/1 0:00:01.000007"]))
+    assert short.cast(pa.int64()).to_pylist() == found
+    with pytest.raises(DataError, match=r"%f, a fraction of a second, can only stand at the end"):
+        read_times(texts, "%f %d.%m.%Y")
+
+
+@pytest.mark.parametrize(
+    ("bad", "form", "message"),
+    [
+        ("20160231", "%Y%m%d", "row 61 is '20160231'; expected them as time_format='%Y%m%d'"),
+        ("20150231", "%Y%m%d", "row 61 is '20150231'; expected them as"),  # Arrow: 3 March
+        ("31.4.2016", "%d.%m.%Y", "row 61 is '31.4.2016'; expected them as"),
+        ("2016/2/31", None, "row 61 is '2016/2/31'; there is no such day"),
+        ("2016/2/3 24:30", None, "there is no such day or time of the day"),
+        ("soon", None, "row 61 is 'soon'; expected 2016-07-01 13:00:00"),
+    ],
+)
+def test_what_is_no_time_is_refused(bad: str, form: str | None, message: str) -> None:
+    good = [f"{t:{form or '%Y/%m/%d'}}" for t in DAYS]
+    rows = pa.table({"date": [*good, bad], "y": np.arange(61.0)})
+    with pytest.raises(DataError) as caught:
+        prepared(rows, time_format=form)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "forms"),
+    [
+        ("%d/%m/%Y", ["'%d/%m/%Y'", "'%m/%d/%Y'"]),
+        ("%m-%d-%y %H:%M", ["'%d-%m-%y %H:%M'", "'%m-%d-%y %H:%M'"]),
+        ("%d.%m.%Y %H:%M:%S", ["'%d.%m.%Y %H:%M:%S'", "'%m.%d.%Y %H:%M:%S'"]),
+    ],
+)
+def test_day_or_month_first_is_asked_for(written: str, forms: list[str]) -> None:
+    rows = pa.table({"date": [f"{t:{written}}" for t in DAYS], "y": np.arange(60.0)})
+    with pytest.raises(DataError, match="it may be day or month that comes first") as caught:
+        prepared(rows)
+    assert all(form in str(caught.value) for form in forms)
+
+
+@pytest.mark.parametrize(("unit", "per_s"), [("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
+def test_numbers_since_1970_may_have_a_fraction(unit: str, per_s: float) -> None:
+    seconds = 1_467_331_200 + 0.5 * np.arange(60)
+    found = prepared(pa.table({"ds": seconds * per_s, "y": np.arange(60.0)}), time_format=unit)
+    assert str(found.frequency) == "500 milliseconds"
+    assert found.table.segments.start_times[0] == 1_467_331_200 * 10**6
+    for value in (np.nan, np.inf, -np.inf):
+        seconds[3] = value
+        with pytest.raises(DataError, match=f"that of row 4 is {value}"):
+            prepared(pa.table({"ds": seconds * per_s, "y": np.arange(60.0)}), time_format=unit)
+    with pytest.raises(DataError, match="seconds since 1970, give time_format='s'"):
+        prepared(pa.table({"ds": seconds, "y": np.arange(60.0)}))
+
+
+def test_a_name_may_be_na_and_a_number_may_not(tmp_path: Path) -> None:
+    rows = [
+        f"{c},2020-01-{k:02},{'NA' if k == 3 else k},{c}"
+        for c in ("US", "NA")
+        for k in range(1, 29)
+    ]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["unique_id,ds,y,land", *rows]) + "\n")
+    found = prepared(path, roles=RoleRequest(past=("land",), categorical=("land",)))
+    assert found.series == ("US", "NA")
+    assert found.categories == {"land": ["US", "NA"]}
+    assert "column 'y' has no value in 2 rows (3.57%)" in found.notes
+    assert "column 'land': 'NA' is a name there, not a gap" in found.notes
+    path.write_text(path.read_text() + ",2020-02-01,1,US\n")
+    with pytest.raises(DataError, match=r"row 57 has no series \('unique_id'\)"):
+        prepared(path)
+
+
+def test_a_text_far_down_is_named_and_not_the_gaps_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastlstm.forecast.data.records._CSV_BLOCK_BYTES", 1024)
+    rows = [f"{k},{'oops' if k == 399 else 'NA' if k > 390 else k % 9}" for k in range(400)]
+    (tmp_path / "a.csv").write_text("\n".join(["t,y", *rows]) + "\n")
+    with pytest.raises(DataError, match="column 'y' has the text 'oops' in row 400"):
+        prepared(tmp_path / "a.csv")
+
+
+def test_a_column_of_numbers_and_their_texts() -> None:
+    pandas = pytest.importorskip("pandas")
+    ids = [7] * 28 + ["7"] * 28 + [8.0] * 4
+    days = [*DAYS[:56], *DAYS[:4]]
+    frame = pandas.DataFrame({"unique_id": ids, "ds": days, "y": [1, "2"] * 30})
+    found = prepared(frame)
+    assert found.series == ("7", "8")
+    assert found.table.rows(0, 4)[:, 0].tolist() == [1, 2, 1, 2]
+    frame["unique_id"] = [*([k] for k in range(59)), "a"]
+    with pytest.raises(DataError, match="'unique_id' has a list in row 1, expected"):
+        prepared(frame)
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%Y/%m/%d"])
+def test_an_index_of_dates_as_texts_is_the_time(form: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = prepared(pandas.DataFrame({"y": np.arange(60.0)}, index=[f"{t:{form}}" for t in DAYS]))
+    assert (found.roles.time, str(found.frequency)) == ("ds", "1 day")
+    named = pandas.DataFrame({"y": np.arange(60.0)}, index=[f"row {k}" for k in range(60)])
+    assert prepared(named).roles.time is None
+
+
+def test_a_fraction_is_read_to_the_nearest_microsecond() -> None:
+    """0.031373 s times a million is a little less than 31,373 µs."""
+    column = pa.array([0.031373, 1_467_331_200.031373, -0.031373])
+    found = micro_of_floats(column, 1e6).cast(pa.int64()).to_pylist()
+    assert found == [31_373, 1_467_331_200_031_373, -31_373]

@@ -1,0 +1,271 @@
+"""Every figure of a backtest, computed again with NumPy, SciPy and pandas from the raw values."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fastlstm import Forecaster
+from fastlstm.forecast.backtest import season_of
+from fastlstm.forecast.data import naive
+from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
+from fastlstm.forecast.data.table import Segments, Table, table_from_array
+from fastlstm.forecast.data.timeline import Frequency
+from fastlstm.forecast.forecasts import forecast
+from series_frames import long_table
+
+pd = pytest.importorskip("pandas")
+
+HORIZON, INPUT, SEASON = 6, 24, 24
+ROWS, TRAIN, VALID = 240, 144, 48
+QUICK: dict[str, Any] = {
+    "horizon": HORIZON, "input_size": INPUT, "segment": 6, "hidden_size": 16, "steps": 20,
+    "dropout": 0.0, "learning_rate": 0.01, "split": (TRAIN, VALID, ROWS - TRAIN - VALID),
+}  # fmt: skip
+
+
+def values(missing: float, num_series: int = 3) -> NDArray[np.float32]:
+    """Random walks with a daily wave, shape ``(series, rows)``; such a share is missing."""
+    rng = np.random.default_rng(1)
+    walk = rng.normal(size=(num_series, ROWS)).cumsum(1)
+    y = walk + 2 * np.sin(np.arange(ROWS) * (2 * np.pi / 24)) + 5 * np.arange(num_series)[:, None]
+    y[rng.random(y.shape) < missing] = np.nan
+    return y.astype(np.float32)
+
+
+def table(y: NDArray[np.float32]) -> pa.Table:
+    return long_table(y.shape[1], y.shape[0], y=y.reshape(-1), temp=None)
+
+
+def windows_of(y: NDArray[np.float32]) -> list[tuple[int, int]]:
+    """Series and first row of the horizon of every test window."""
+    first, last = TRAIN + VALID, ROWS - HORIZON
+    return [(s, origin) for s in range(len(y)) for origin in range(first, last + 1)]
+
+
+def naive_of(y: NDArray[np.float32], origins: list[tuple[int, int]]) -> dict[str, Any]:
+    found: dict[str, list[Any]] = {"actual": [], "naive": [], "seasonal_naive": []}
+    frames = [pd.Series(row) for row in y.astype(np.float64)]
+    filled = [frame.ffill() for frame in frames]
+    by_season = [frame.groupby(np.arange(ROWS) % SEASON).ffill() for frame in frames]
+    for s, origin in origins:
+        last = filled[s][origin - 1]
+        again = by_season[s][origin - SEASON + np.arange(HORIZON) % SEASON].to_numpy()
+        found["actual"].append(y[s, origin : origin + HORIZON])
+        found["naive"].append(np.full(HORIZON, last))
+        found["seasonal_naive"].append(np.where(np.isnan(again), last, again))
+    return {name: np.array(rows, dtype=np.float64) for name, rows in found.items()}
+
+
+def errors_of(
+    found: NDArray[np.float64], about: dict[str, Any], scale: NDArray[np.float64]
+) -> dict[str, float]:
+    actual, naive = about["actual"], about["naive"]
+    is_there = ~np.isnan(actual)
+    f, a, n = found[is_there], actual[is_there], naive[is_there]
+    q = np.broadcast_to(scale[:, None], actual.shape)[is_there]
+    error = np.abs(f - a)
+    return {
+        "num_values": len(a),
+        "mse": np.mean(error**2),
+        "mae": np.mean(error),
+        "rmse": np.mean(error**2) ** 0.5,
+        "smape": np.mean(2 * error / np.maximum(np.abs(f) + np.abs(a), 1e-9)),
+        "rel_mae": error.mean() / np.abs(n - a).mean(),
+        "mase": np.mean(error / q),
+    }
+
+
+def quantiles_of(model: Forecaster, rows: NDArray[np.int64], levels: list[float]) -> Any:
+    """Quantiles of every window in units of the table, shape ``(windows, h, levels)``."""
+    std, mean = float(model._inputs.scaler.std[0]), float(model._inputs.scaler.mean[0])
+    parts = forecast(model.network_, model._inputs, rows, model.stored_.calibration, levels)
+    return torch.cat([found for found, _ in parts])[:, :, 0].double().numpy() * std + mean
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.5])
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
+def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) -> None:
+    y = values(missing)
+    if output == "negative_binomial":
+        y = np.abs(2 * y).round()
+    model = Forecaster(**QUICK, output=output).fit(table(y))
+    report = model.backtest(season=SEASON, quantiles=(0.1, 0.5))
+    origins = windows_of(y)
+    about = naive_of(y, origins)
+    rows = model._origins(model.dataset_, "test", 1)
+    assert rows.tolist() == [s * ROWS + origin - INPUT for s, origin in origins]
+    in_sample = [pd.Series(row[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean() for row in y]
+    scale = np.array([in_sample[s] for s, _ in origins])
+    std, mean = float(model._inputs.scaler.std[0]), float(model._inputs.scaler.mean[0])
+    center = torch.cat([found for found, _ in forecast(model.network_, model._inputs, rows)])
+    about["forecaster"] = center[:, :, 0, 0].double().numpy() * std + mean
+    for name in ("forecaster", "naive", "seasonal_naive"):
+        want = errors_of(about[name], about, scale)
+        found = {key: report[name][key] for key in want}
+        assert found == pytest.approx(want, rel=1e-4), name
+    assert set(report["naive"]) == set(want)
+
+    actual, figures = about["actual"], report["forecaster"]
+    percentiles = [k / 100 for k in range(1, 100)]
+    q = quantiles_of(model, rows, percentiles)
+    finite = np.where(np.isfinite(q), q, np.nan)  # of few values the outermost are infinite
+    q = np.clip(q, np.nanmin(finite, -1, keepdims=True), np.nanmax(finite, -1, keepdims=True))
+    error = actual[..., None] - q
+    losses = np.maximum(error * percentiles, error * (np.array(percentiles) - 1))
+    pinball = np.nanmean(losses, (0, 1))
+    assert figures["crps"] == pytest.approx(2 * pinball.sum() / 100, rel=1e-4)
+    assert figures["pinball_0.1"] == pytest.approx(pinball[9], rel=1e-4)
+    assert figures["pinball_0.5"] == pytest.approx(pinball[49], rel=1e-4)
+    for interval in (0.8, 0.95):
+        ends = quantiles_of(model, rows, [(1 - interval) / 2, (1 + interval) / 2])
+        inside = (ends[..., 0] <= actual) & (actual <= ends[..., 1])
+        share = inside.sum() / figures["num_values"]
+        assert figures[f"coverage_{100 * interval:g}"] == pytest.approx(share, abs=2e-3)
+
+
+def test_a_level_far_from_zero_moves_no_figure() -> None:
+    y = values(missing=0.1).astype(np.float64).round(2)
+    model = Forecaster(**QUICK, output="quantiles")
+    near = model.fit(table(y)).backtest(season=SEASON)
+    far = model.fit(table(y + 1e9)).backtest(season=SEASON)
+    assert model.dataset_.table.origin[0] != 0
+    for one in (*near.values(), *far.values()):
+        one.pop("smape")  # is of the level, too
+    for name, figures in near.items():
+        assert far[name] == pytest.approx(figures, rel=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("unit", "step", "season"),
+    [
+        ("us", 3_600_000_000, 24),
+        ("us", 900_000_000, 96),
+        ("us", 86_400_000_000, 7),
+        ("us", 7 * 86_400_000_000, 1),
+        ("us", 7_000_000, 1),
+        ("business_days", 1, 5),
+        ("months", 1, 12),
+        ("months", 3, 4),
+        ("months", 12, 1),
+        ("months", 24, 1),
+        ("rows", 1, 1),
+    ],
+)
+def test_the_season_of_a_frequency(unit: Any, step: int, season: int) -> None:
+    assert season_of(SimpleNamespace(frequency=Frequency(step, unit))) == season  # type: ignore[arg-type]
+
+
+def test_several_targets_are_judged_in_deviations_each_of_its_own() -> None:
+    y = values(0.3, 2).T * np.array([1.0, 50.0], dtype=np.float32)
+    model = Forecaster(**QUICK).fit(y)
+    report = model.backtest(season=SEASON, scaled=True)
+    scaler = model._inputs.scaler
+    rows = model._origins(model.dataset_, "test", 1)
+    center = torch.cat([found for found, _ in forecast(model.network_, model._inputs, rows)])
+    figures: dict[str, Any] = {"actual": [], "naive": [], "seasonal_naive": [], "forecaster": []}
+    scales = []
+    origins = windows_of(y[None, :, 0])
+    for c in range(2):
+        scaled = ((y[:, c] - scaler.mean[c]) / scaler.std[c]).astype(np.float32)
+        for name, found in naive_of(scaled[None], origins).items():
+            figures[name].append(found)
+        figures["forecaster"].append(center[:, :, c, 0].double().numpy())
+        in_sample = pd.Series(scaled[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean()
+        scales.append(np.full(len(origins), in_sample))
+    about = {name: np.concatenate(found) for name, found in figures.items()}
+    for name in ("forecaster", "naive", "seasonal_naive"):
+        want = errors_of(about[name], about, np.concatenate(scales))
+        found = {key: report[name][key] for key in want}
+        assert found == pytest.approx(want, rel=1e-4), name
+
+
+def test_a_missing_last_value_leaves_no_window_out() -> None:
+    """The walk is judged over all present targets, whatever is missing before them."""
+    y = values(0.5)
+    y[:, TRAIN + VALID - 1 :: 2] = np.nan  # the last input value of every other window
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))
+    report = model.backtest()
+    want = int(np.sum([~np.isnan(y[s, o : o + HORIZON]) for s, o in windows_of(y)]))
+    assert {found["num_values"] for found in report.values()} == {want}
+
+
+def test_values_without_any_before_are_judged_by_the_training_mean_and_counted() -> None:
+    y = values(0.0)
+    y[0, : TRAIN + VALID + 8] = np.nan  # the first series begins late in the test rows
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))
+    found = model.backtest()
+    want = [o for s, o in windows_of(y) if s == 0 and o <= TRAIN + VALID + 8]
+    num = int(sum((~np.isnan(y[0, o : o + HORIZON])).sum() for o in want))
+    assert {f["num_without_past"] for f in found.values()} == {num}
+    mean = float(model._inputs.scaler.mean[0])
+    about = naive_of(y, windows_of(y))
+    naive = np.where(np.isnan(about["naive"]), mean, about["naive"])
+    mse = np.nanmean((naive - about["actual"]) ** 2)
+    assert found["naive"]["mse"] == pytest.approx(mse, rel=1e-4)
+    first = [s == 0 for s, _ in windows_of(y)]  # its training rows hold nothing to divide by
+    num = (~np.isnan(about["actual"][first])).sum()
+    assert found["naive"]["num_without_scale"] == num
+    in_sample = np.array([pd.Series(row[:TRAIN]).diff(SEASON).abs().mean() for row in y[1:]])
+    scale = np.array([in_sample[s - 1] for s, _ in windows_of(y) if s > 0])[:, None]
+    error = np.abs(naive - about["actual"])[~np.array(first)]
+    assert found["naive"]["mase"] == pytest.approx((error / scale).mean(), rel=1e-4)
+
+
+def test_mase_is_undefined_where_the_training_rows_repeat_themselves() -> None:
+    y = values(0.0)
+    y[:, :TRAIN] = np.sin(np.arange(TRAIN) * (2 * np.pi / 24)).round(3)  # the same every day
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))
+    found = model.backtest(season=SEASON)["forecaster"]
+    assert "mase" not in found
+    assert found["rel_mae"] > 0
+    daily = model.backtest(season=1)["forecaster"]
+    assert daily["mase"] > 0
+
+
+def test_gaps_in_time_are_no_pairs_and_no_seasons() -> None:
+    """The last value is carried over a gap; a season does not go on behind it."""
+    rows = np.arange(20, dtype=np.float32)[:, None] ** 2
+    rows[10:12] = np.nan
+    first = np.array([0, 10])
+    segments = Segments(np.array([0, 0]), first, np.array([10, 10]), np.array([0, 100]))
+    one = np.ones(1, dtype=np.float32)
+    source = Table(rows, ("y",), segments, one, 0 * one)
+    last, seasonal = SeasonalNaive(source, 1, 1), SeasonalNaive(source, 1, 4)
+    origins = np.array([12, 13, 14, 19])
+    want = [[81, 81], [144, 144], [169, 169], [324, 324]]
+    assert last.forecast(origins, 2)[..., 0].tolist() == want
+    # rows 9, 10 of the season before 13, 14 lie behind the gap or are missing
+    want = [[81, 81, 81, 81], [144, 144, 144, 144], [169, 169, 144, 169], [225, 256, 289, 324]]
+    assert seasonal.forecast(origins, 4)[..., 0].tolist() == want
+    error = seasonal_error(source, np.array([10, 16]), 1, 4)
+    # of rows 14 and 15 the partner is missing
+    assert error.tolist() == [[np.mean([t**2 - (t - 4) ** 2 for t in range(4, 10)])]]
+
+
+def test_naive_forecasts_come_in_parts_and_blocks_as_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = values(0.6, 1)[0]
+    source = table_from_array(y)
+    origins = np.arange(40, 200)
+    whole = naive.SeasonalNaive(source, 1, 7).forecast(origins, 9)
+    monkeypatch.setattr(naive, "_STRETCH", 10)
+    parted = naive.SeasonalNaive(source, 1, 7)
+    parts = [parted.forecast(part, 9) for part in np.array_split(origins, 13)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    back = [parted.forecast(part, 9) for part in np.array_split(origins[::-1], 13)]
+    np.testing.assert_array_equal(np.concatenate(back)[::-1], whole)
+    by_season = pd.Series(y).groupby(np.arange(len(y)) % 7).ffill()
+    last = pd.Series(y).ffill()
+    for origin, found in zip(origins, whole[..., 0], strict=True):
+        want = by_season[origin - 7 + np.arange(9) % 7].fillna(last[origin - 1])
+        np.testing.assert_array_equal(found, want.to_numpy())
+    error = naive.seasonal_error(source, np.array([150]), 1, 7)
+    assert error[0, 0] == pytest.approx(pd.Series(y[:150].astype(float)).diff(7).abs().mean())

@@ -1,0 +1,204 @@
+"""Stored forecasters whose files contradict each other."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
+from fastlstm.forecast.files import read_forecaster
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from forecast_server import fit_everything, fit_plain, save
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(fit_plain(), tmp_path_factory.mktemp("stored"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hidden_size": 6000},
+            r"cell_hh.weight has the shape \(\d+, \d+\), config.json describes",
+        ),
+        ({"hidden_size": 10**12}, "config.json: hidden_size is 1000000000000, expected a number"),
+        ({"hidden_size": 10**40}, "config.json: hidden_size is 10+, expected a number from 1 to"),
+        ({"embed_size": 10**9}, "config.json: embed_size is 10+, expected a number from 1 to"),
+        ({"embed_size": 60_000}, "config.json describes"),
+        ({"num_layers": 10**9}, "config.json: num_layers is 10+, expected a number from 1 to"),
+        ({"num_layers": 60}, r"config.json: no such network \(60 parts\)"),
+        ({"horizon": 10**9}, "config.json: horizon is 10+, expected a number from 1 to"),
+        ({"num_past": 10**6}, "config.json describes"),
+        ({"categories": [[0, 5]] * 1000}, r"config.json: categories holds \(0, 5\), expected each"),
+        (
+            {"categories": [[k, 5] for k in range(999)], "num_past": 998},
+            r"config.json: no such network \(999 parts\)",
+        ),
+        ({"bidirectional": True}, "config.json describes"),
+    ],
+)
+def test_a_configuration_takes_no_memory_that_the_weights_do_not(
+    path: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    read_forecaster(path)  # what loading takes by itself
+    files = RunDirectory(path).read_published()[1]
+    config = json.loads(files["config.json"])
+    config["network"] |= changes
+    forged = RunDirectory(tmp_path / "forged")
+    forged.create()
+    forged.publish({**files, "config.json": json.dumps(config).encode()})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CorruptFileError, match=message):
+        read_forecaster(forged.path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def test_a_weight_that_no_layer_has_is_refused(path: Path, tmp_path: Path) -> None:
+    files = RunDirectory(path).read_published()[1]
+    tensors = decode_tensors(files["model.safetensors"], path)
+    more = encode_tensors({**tensors, "network.spare": torch.zeros(2)})
+    forged = RunDirectory(tmp_path / "forged")
+    forged.create()
+    forged.publish({**files, "model.safetensors": more})
+    with pytest.raises(CorruptFileError, match=r"spare has the shape \(2,\), .* describes None"):
+        read_forecaster(forged.path)
+
+
+SENSELESS: list[tuple[str, tuple[str, ...], Any, str]] = [
+    ("config.json", ("network",), [], "config.json: "),
+    ("config.json", ("network", "segment"), 6.0, "segment is 6.0, expected a whole number"),
+    ("config.json", ("network", "segment"), "6", "segment is '6', expected a whole number"),
+    ("config.json", ("network", "categories"), [[0]], "config.json: categories holds"),
+    ("config.json", ("network", "spare"), 1, "config.json: .*unexpected keyword argument 'spare'"),
+    ("config.json", ("network", "output"), "<script>", "output is '<script>', expected one of"),
+    ("config.json", ("train",), 5, "config.json: "),
+    ("config.json", ("train", "spare"), 5, "config.json: 'train': unknown key 'spare'"),
+    ("config.json", ("train", "horizon"), 5, "config.json: horizon of 'train' and of 'network'"),
+    ("config.json", ("train", "horizon"), -5, "config.json: horizon is -5, expected a number"),
+    ("config.json", ("train", "future"), ["temp"], "schema.json: its 2 columns are not the 2"),
+    ("config.json", ("train", "static"), ["temp"], "config.json: 'network' reads 0 static"),
+    ("config.json", ("given",), None, "config.json: "),
+    ("config.json", ("data",), [], "config.json: "),
+    ("config.json", ("data", "key"), 5, "config.json: 5 came, expected a text"),
+    ("schema.json", ("columns",), ["y"], "schema.json: its 1 columns are not the 2"),
+    ("schema.json", ("columns",), ["y", "y"], "schema.json: its 2 columns are not the 2"),
+    ("schema.json", ("columns",), ["y", 5], "schema.json: 5 came, expected a text"),
+    ("schema.json", ("columns",), 5, "schema.json: "),
+    ("schema.json", ("frequency",), 5, "schema.json: a frequency has"),
+    ("schema.json", ("frequency", "step"), 0, "schema.json: no frequency is"),
+    ("schema.json", ("frequency", "step"), 10**30, "schema.json: no frequency is"),
+    ("schema.json", ("frequency", "unit"), ["us"], "schema.json: no frequency is"),
+    ("schema.json", ("categories",), {"y": ["a"]}, "schema.json: its categories are not those"),
+    ("schema.json", ("categories",), [], "schema.json: "),
+    ("schema.json", ("time_zone",), 5, "schema.json: 5 came, expected a text"),
+    ("schema.json", ("is_wall",), "yes", "schema.json: is_wall is 'yes', expected true or false"),
+    ("scaler.json", ("std",), [1.0, 0.0], r"scaler.json: std is expected to be \(2,\) .* above 0"),
+    ("scaler.json", ("std",), [1.0, 1e300], "scaler.json: std is expected to be"),
+    ("scaler.json", ("std",), [1.0, 1e-300], "scaler.json: std is expected to be"),
+    ("scaler.json", ("std",), [1.0, -1.0], "scaler.json: std is expected to be"),
+    ("scaler.json", ("std",), [1.0], "scaler.json: std is expected to be"),
+    ("scaler.json", ("mean",), [1.0, float("nan")], "scaler.json: not valid JSON .NaN is not JSON"),
+    ("scaler.json", ("mean",), [1.0, 10**400], "scaler.json: "),
+    ("scaler.json", ("mean",), ["1", "2"], "scaler.json: mean is expected to be"),
+    ("scaler.json", ("mean",), {}, "scaler.json: mean is expected to be"),
+    ("scaler.json", ("static",), [[0.0, 1.0]], "scaler.json: static is expected to be"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "value", "message"), SENSELESS)
+def test_a_value_that_makes_no_sense_is_named(
+    path: Path, tmp_path: Path, name: str, keys: tuple[str, ...], value: Any, message: str
+) -> None:
+    files = RunDirectory(path).read_published()[1]
+    whole = changed = json.loads(files[name])
+    for key in keys[:-1]:
+        changed = changed[key]
+    changed[keys[-1]] = value
+    forged = publish(tmp_path, {**files, name: json.dumps(whole).encode()})
+    with pytest.raises(CorruptFileError, match=message):
+        read_forecaster(forged)
+    del changed[keys[-1]]
+    if keys[-1] not in ("is_wall", "spare", "segment", "categories", "output", "future", "static"):
+        forged = publish(tmp_path, {**files, name: json.dumps(whole).encode()})
+        with pytest.raises(CorruptFileError, match=name):
+            read_forecaster(forged)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"5", b"\xff", b"[" * 10**5 + b"]" * 10**5])
+@pytest.mark.parametrize("name", ["config.json", "schema.json", "scaler.json"])
+def test_a_file_that_is_no_object_is_named(
+    path: Path, tmp_path: Path, name: str, data: bytes
+) -> None:
+    files = RunDirectory(path).read_published()[1]
+    forged = publish(tmp_path, {**files, name: data})
+    with pytest.raises(CorruptFileError, match=name):
+        read_forecaster(forged)
+
+
+def test_a_missing_file_is_named(path: Path, tmp_path: Path) -> None:
+    files = RunDirectory(path).read_published()[1]
+    del files["schema.json"]
+    with pytest.raises(FormatError, match=r"lists no schema\.json: this is no forecaster"):
+        read_forecaster(publish(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("network.head.weight", float("nan"), r"model\.safetensors: head\.weight is NaN or Inf"),
+        ("network.head.weight", None, r"head\.weight is torch\.float64, expected torch\.float32"),
+        (
+            "calibration.residuals",
+            float("nan"),
+            r"residuals is expected to be \(25, 6, 1\) float32",
+        ),
+        ("calibration.residuals", None, "residuals is expected to be"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named(
+    path: Path, tmp_path: Path, name: str, value: float | None, message: str
+) -> None:
+    files = RunDirectory(path).read_published()[1]
+    tensors = decode_tensors(files["model.safetensors"], path)
+    tensors[name] = tensors[name].double() if value is None else tensors[name] * value
+    forged = publish(tmp_path, {**files, "model.safetensors": encode_tensors(tensors)})
+    with pytest.raises((CorruptFileError, NonFiniteError), match=message):
+        read_forecaster(forged)
+
+
+def test_files_that_a_forecaster_does_not_have_are_not_read(path: Path, tmp_path: Path) -> None:
+    files = RunDirectory(path).read_published()[1]
+    forged = publish(tmp_path, {**files, "more.bin": b"x"})
+    (forged / "more.bin").unlink()
+    read_forecaster(forged)
+
+
+def publish(folder: Path, files: dict[str, bytes]) -> Path:
+    """Returns a run of these files, sealed anew."""
+    run = RunDirectory(folder / f"forged-{len(list(folder.iterdir()))}")
+    run.create()
+    run.publish(files)
+    return run.path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mean", [0.0, 0.0, 1.0, 0.0, 0.0]), ("std", [1.0, 1.0, 2.0, 1.0, 1.0]), ("static", None)],
+)
+def test_names_are_not_scaled(tmp_path: Path, name: str, value: list[float] | None) -> None:
+    files = RunDirectory(save(fit_everything(), tmp_path)).read_published()[1]
+    read_forecaster(publish(tmp_path, files))
+    assert json.loads(files["schema.json"])["columns"] == ["y", "temp", "sky", "price", "kind"]
+    scales = json.loads(files["scaler.json"])
+    scales[name] = [scales[name][0], [0.0, 2.0]] if value is None else value
+    forged = publish(tmp_path, {**files, "scaler.json": json.dumps(scales).encode()})
+    with pytest.raises(CorruptFileError, match=r"scaler\.json: a column of names is scaled"):
+        read_forecaster(forged)

@@ -1,0 +1,479 @@
+"""`Forecaster`: from a table to forecasts; what cannot be is refused in one line."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
+from series_frames import START, long_table
+
+pytestmark = pytest.mark.isa
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 60, "dropout": 0.0,
+    "learning_rate": 0.01, "split": "60/20/20",
+}  # fmt: skip
+
+
+def waves(num_rows: int = 240, num_series: int = 3, noise: float = 0.05) -> pa.Table:
+    """Daily waves of several heights around several levels."""
+    rng = np.random.default_rng(0)
+    hours = np.tile(np.arange(num_rows), num_series)
+    which = np.repeat(np.arange(num_series), num_rows)
+    y = (
+        10 * which
+        + (1 + which) * np.sin(hours * (2 * np.pi / 24))
+        + noise * rng.normal(size=len(hours))
+    )
+    return long_table(num_rows, num_series, y=y.astype(np.float32), temp=None)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Forecaster:
+    return Forecaster(**QUICK).fit(waves())
+
+
+def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
+    found = fitted.backtest()
+    assert set(found) == {"forecaster", "naive", "seasonal_naive"}
+    assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
+    assert found["naive"]["rel_mae"] == pytest.approx(1.0)
+    assert fitted.score() == pytest.approx(1 - found["forecaster"]["rel_mae"])
+    assert fitted.fitted_.steps == 60
+    scaled = fitted.backtest(scaled=True)["forecaster"]["mse"]
+    std = float(fitted._inputs.scaler.std[0])
+    assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"decoder": "autoregressive"},
+        {"bidirectional": True},
+        {"tbptt": 12, "batch_size": 4},
+        {"balance": True},
+    ],
+)
+def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str, Any]) -> None:
+    model = Forecaster(**{**QUICK, "segment": 3, "steps": 150}, **given).fit(waves(noise=0.0))
+    found = model.backtest()
+    assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
+    model.save(tmp_path)
+    assert Forecaster.load(tmp_path).predict(waves(noise=0.0)).equals(model.predict())
+
+
+def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:
+    """Judged by hand: the forecast of the table cut at an origin, against what came."""
+    table = waves()
+    y = table["y"].to_numpy().reshape(3, 240)
+    errors = []
+    for origin in (192, 200, 234):
+        cut = table.filter(pa.array(np.tile(np.arange(240) < origin, 3)))
+        forecast = fitted.predict(cut)["y"].to_numpy().reshape(3, 6)
+        errors.append((forecast - y[:, origin : origin + 6]) ** 2)
+    rows = np.concatenate([240 * s + np.array([192, 200, 234]) - 24 for s in range(3)])
+    from fastlstm.forecast.backtest import backtest
+
+    found = backtest(fitted.network_, fitted._inputs, rows, 24)["forecaster"].result()
+    assert found["mse"] == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles"])
+def test_backtest_judges_quantiles_where_they_are(
+    output: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Forecaster(**{**QUICK, "steps": 20}, output=output).fit(waves())
+    report = model.backtest(quantiles=(0.1, 0.5))
+    assert "crps" not in report["naive"]
+    found = report["forecaster"]
+    assert found["crps"] < found["mae"]
+    if output == "point":  # its median is not its forecast, but near
+        assert 2 * found["pinball_0.5"] == pytest.approx(found["mae"], rel=0.2)
+    covered = model.coverage()
+    assert found["coverage_80"] == covered[0.8]
+    assert found["coverage_95"] == covered[0.95]
+    scaled = model.backtest(scaled=True)["forecaster"]
+    std = float(model._inputs.scaler.std[0])
+    assert scaled["crps"] * std == pytest.approx(found["crps"], rel=1e-5)
+    assert "pinball_0.5" not in scaled
+    monkeypatch.setattr("fastlstm.forecast.backtest._MAX_NUMBERS", 1)  # a window at a time
+    one_by_one = model.backtest(quantiles=(0.1, 0.5))["forecaster"]
+    assert one_by_one == pytest.approx(found, rel=1e-4)
+    with pytest.raises(ConfigError, match=r"quantile 0.999 lies outside"):
+        model.backtest(quantiles=(0.999,))
+
+
+def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
+    table = fitted.predict()
+    assert table.column_names == ["unique_id", "ds", "y"]
+    assert table["unique_id"].to_pylist() == ["s0"] * 6 + ["s1"] * 6 + ["s2"] * 6
+    hours = np.arange(240, 246).astype("timedelta64[h]") + np.datetime64(START, "us")
+    assert (table["ds"].to_numpy()[:6].astype("datetime64[us]") == hours).all()
+    level = table["y"].to_numpy().reshape(3, 6).mean(1)
+    assert np.all(np.abs(level - [0, 10, 20]) < 3)
+
+
+def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
+    table = fitted.predict_quantiles(quantiles=np.array([0.025, 0.5, 0.975]))
+    assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
+    low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
+    assert (low <= middle).all()
+    assert (middle <= high).all()
+    found = fitted.coverage((0.8, 0.95), part="valid")  # what it was calibrated on
+    assert found[0.8] == pytest.approx(0.8, abs=0.02)
+    assert found[0.95] == pytest.approx(0.95, abs=0.02)
+    with pytest.raises(ConfigError, match=r"quantile 0.999 lies outside"):
+        fitted.predict_quantiles(quantiles=(0.999,))
+
+
+def test_intervals_keep_their_level_when_the_series_calms_down() -> None:
+    """Training and validation rows move four times as much as test rows do."""
+    rng = np.random.default_rng(0)
+    height = np.where(np.arange(900) < 700, 4.0, 1.0)
+    y = height * (np.sin(np.arange(900) * (2 * np.pi / 24)) + 0.3 * rng.normal(size=900))
+    model = Forecaster(**{**QUICK, "split": (500, 180, 220), "normalize": "standard"}).fit(
+        y.astype(np.float32)
+    )
+    assert model.coverage((0.8,))[0.8] == pytest.approx(0.8, abs=0.1)
+
+
+def test_forecasts_come_as_the_frame_that_came() -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    table = waves(120)
+    for frame, kind in (
+        (table.to_pandas(), pandas.DataFrame),
+        (polars.from_arrow(table), polars.DataFrame),
+        (table, pa.Table),
+    ):
+        model = Forecaster(**{**QUICK, "steps": 2}).fit(frame)
+        assert isinstance(model.predict(), kind)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
+def test_a_pickle_holds_no_rows_and_remembers_the_kind_of_frame(kind: str) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    make: dict[str, Any] = {
+        "pandas": lambda t: t.to_pandas(), "polars": polars.from_arrow,
+        "array": lambda t: t["y"].to_numpy(),
+    }  # fmt: skip
+    kinds = {"pandas": pandas.DataFrame, "polars": polars.DataFrame, "array": np.ndarray}
+    sizes = []
+    for rows in (120, 2400):
+        frame = make[kind](waves(rows, 1))
+        given: dict[str, Any] = {**QUICK, "steps": 2, "split": (80, 20, 20)}
+        model = Forecaster(**given).fit(frame)
+        pickled = pickle.dumps(model)
+        sizes.append(len(pickled))
+        again = pickle.loads(pickled)
+        assert isinstance(again.predict(frame), kinds[kind])
+        np.testing.assert_array_equal(np.asarray(again.predict(frame)), np.asarray(model.predict()))
+    assert abs(sizes[1] - sizes[0]) < 200
+    with pytest.raises(ConfigError, match="has no table of its own"):
+        again.predict()
+
+
+def test_what_is_known_ahead_and_static_and_named_is_used() -> None:
+    table = waves(120)
+    kinds = np.array(["work", "rest"])[np.arange(360) % 24 // 12]
+    table = table.append_column("kind", pa.array(kinds)).append_column(
+        "place", pa.array(np.repeat(["n", "s", "n"], 120))
+    )
+    model = Forecaster(
+        **{**QUICK, "steps": 3}, future=["kind"], static=["place"], categorical=["kind", "place"]
+    ).fit(table)
+    config = model.network_.config
+    assert (config.num_future, config.num_static) == (1, 1)
+    assert config.categories == ((1, 2),)
+    assert config.static_categories == ((0, 2),)
+    assert model.backtest()["forecaster"]["mse"] > 0
+
+
+def test_values_may_be_missing() -> None:
+    table = waves(120)
+    y = table["y"].to_numpy().copy()
+    y[np.random.default_rng(0).random(360) < 0.1] = np.nan
+    model = Forecaster(**{**QUICK, "steps": 3}).fit(table.set_column(2, "y", pa.array(y)))
+    assert model.network_.config.has_missing
+    assert np.isfinite(model.predict()["y"].to_numpy()).all()
+    assert np.isfinite(model.backtest()["forecaster"]["mse"])
+
+
+@pytest.mark.usefixtures("same_random_numbers")
+def test_the_same_seed_gives_the_same_forecaster() -> None:
+    table = waves(120)
+    first, second = (
+        Forecaster(**{**QUICK, "steps": 5, "dropout": 0.3}).fit(table) for _ in range(2)
+    )
+    assert first.predict().equals(second.predict())
+    other = Forecaster(**{**QUICK, "steps": 5, "dropout": 0.3, "seed": 1}).fit(table)
+    assert not first.predict().equals(other.predict())
+
+
+def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "run")
+    again = Forecaster.load(tmp_path / "run")
+    assert again.get_params() == fitted.get_params()
+    assert again.predict(waves()).equals(fitted.predict())
+    assert again.backtest(frame=waves()) == fitted.backtest()
+    with pytest.raises(ConfigError, match="a loaded or pickled Forecaster has no table of its own"):
+        again.predict()
+    names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
+    assert names == {
+        *("config.json", "schema.json", "scaler.json", "model.safetensors", "manifest.json"),
+    }
+    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
+        again.predict(long_table(240))
+    weights = tmp_path / "run" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
+        Forecaster.load(tmp_path / "run")
+
+
+def test_a_text_model_is_no_forecaster(fitted: Forecaster, tmp_path: Path) -> None:
+    from fastlstm.runs.run_directory import RunDirectory
+
+    run = RunDirectory(tmp_path)
+    run.publish({name: b"{}" for name in ("config.json", "model.safetensors", "tokenizer.json")})
+    with pytest.raises(FormatError, match=r"this is no forecaster"):
+        Forecaster.load(tmp_path)
+
+
+@pytest.mark.usefixtures("same_random_numbers")
+def test_partial_fit_goes_on_from_the_weights_as_they_are(tmp_path: Path) -> None:
+    model = Forecaster(**{**QUICK, "steps": 20}).fit(waves())
+    first, scaler = model.backtest()["forecaster"]["mse"], model.stored_.scaler
+    before = {n: t.clone() for n, t in model.network_.state_dict().items()}
+    kept = model.stored_
+    shifted = waves(noise=0.0)
+    model.set_params(steps=60).partial_fit(shifted)
+    assert model.stored_.scaler is scaler
+    assert model.backtest(frame=waves())["forecaster"]["mse"] < first
+    assert all(torch.equal(t, before[n]) for n, t in kept.network.state_dict().items())
+    still = model.network_.state_dict()
+    model.set_params(learning_rate=0.0, ema=0.0).partial_fit(shifted)
+    assert all(torch.equal(t, still[n]) for n, t in model.network_.state_dict().items())
+    model.save(tmp_path)
+    assert Forecaster.load(tmp_path).get_params() == model.get_params()
+    model.set_params(hidden_size=8)
+    with pytest.raises(ConfigError, match="hidden_size is 8 and was 16 at fit: partial_fit goes"):
+        model.partial_fit(shifted)
+    model.set_params(hidden_size=16)
+    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
+        model.partial_fit(long_table(240))
+    assert Forecaster(**{**QUICK, "steps": 2}).partial_fit(shifted).fitted_.steps == 2
+
+
+def test_what_is_known_ahead_comes_as_a_table_of_its_own() -> None:
+    """A target that the future column tells beforehand is forecast from it alone."""
+    rng = np.random.default_rng(0)
+    plan = rng.choice([-1.0, 1.0], size=3 * 200).astype(np.float32)
+    kinds = np.array(["on", "off"])[(plan > 0).astype(int)]
+    y = np.where(kinds == "on", 2.0, -2.0) + plan
+    table = long_table(200, 3, y=y.astype(np.float32), temp=None, plan=plan, kind=kinds)
+    settings: dict[str, Any] = {**QUICK, "normalize": "none", "steps": 150}
+    roles: dict[str, Any] = {"future": ["plan", "kind"], "categorical": ["kind"]}
+    model = Forecaster(**settings, **roles).fit(table)
+    past = table.filter(pa.array(np.tile(np.arange(200) < 190, 3)))
+    ahead = table.filter(pa.array(np.tile(np.arange(200) >= 190, 3))).drop_columns(["y"])
+    ahead = ahead.take(rng.permutation(len(ahead)))  # sorted by whoever reads it
+    model.set_params(disorder="sort")
+    with pytest.raises(ConfigError, match="plan, kind must be known ahead"):
+        model.predict(past)
+    with pytest.raises(DataError, match="sort"):
+        model.predict(past, ahead)
+    ahead = ahead.sort_by([("unique_id", "descending"), ("ds", "ascending")])
+    found = model.predict(past, ahead)["y"].to_numpy().reshape(3, 6)
+    due = y.reshape(3, 200)[:, 190:196]
+    assert np.abs(found - due).mean() < 0.7
+    late = ahead.filter(pa.compute.not_equal(ahead["ds"], ahead["ds"][2]))
+    with pytest.raises(DataError, match=r"nothing is known ahead of series 's0' at 2020-01-09;"):
+        model.predict(past, late)
+    plain = Forecaster(**{**QUICK, "steps": 1}).fit(waves())
+    with pytest.raises(ConfigError, match="fitted without future columns"):
+        plain.predict(waves(), ahead)
+
+
+def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
+    rng = np.random.default_rng(0)
+    plan = rng.choice([-1.0, 1.0], size=300).astype(np.float32)
+    table = pa.table({"y": 3 * plan, "plan": plan})
+    settings: dict[str, Any] = {**QUICK, "normalize": "none", "steps": 80}
+    model = Forecaster(**settings, target="y", future=["plan"]).fit(table.slice(0, 290))
+    found = model.predict(future=table.slice(290, 6).select(["plan"]))["y"].to_numpy()
+    assert np.abs(found - 3 * plan[290:296]).mean() < 1.5
+    gap = pa.table({"plan": pa.array([1.0, None, 1.0, 1.0, 1.0, 1.0], pa.float32())})
+    with pytest.raises(DataError, match="'plan' is missing for a step to be forecast"):
+        model.predict(future=gap)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stride": 0}, "stride is 0, expected 1"),
+        ({"season": -3}, "season is -3, expected 1"),
+        ({"part": "validation"}, "part is 'validation', expected valid or test"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    fitted: Forecaster, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fitted.backtest(**given)
+
+
+def test_parameters_in_the_manner_of_scikit_learn() -> None:
+    model = Forecaster(horizon=5, hidden_size=32)
+    assert repr(model) == "Forecaster(horizon=5, hidden_size=32)"
+    copy = Forecaster(**model.get_params())
+    assert copy.get_params() == model.get_params()
+    assert model.set_params(horizon=7) is model
+    assert model.horizon == 7
+    with pytest.raises(ConfigError, match="no parameter 'horizont'"):
+        model.set_params(horizont=3)
+
+
+def with_zone(zone: str | None) -> pa.Table:
+    table = waves()
+    return table.set_column(1, "ds", table["ds"].cast(pa.timestamp("us", zone)))
+
+
+BAD = [
+    ({"horizon": 0}, lambda: waves(), "horizon is 0, expected a number from 1"),
+    ({"input_size": 25}, lambda: waves(), "no multiple of segment 6; give input_size=24"),
+    ({}, lambda: waves(40), "a window takes 30 rows and the longest stretch"),
+    ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
+    ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs contradict each other"),
+    ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
+    ({"target": "z"}, lambda: waves(), "no column 'z'"),
+    ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
+    ({"tbptt": 13}, lambda: waves(), "tbptt is 13, no multiple of segment 6; give tbptt=12"),
+    ({"tbptt": 600}, lambda: waves(), "a chunk takes 600 rows and 6 behind,"),
+    ({"tbptt": 12, "bidirectional": True}, lambda: waves(), "leave out bidirectional or tbptt"),
+]
+
+
+@pytest.mark.parametrize(("given", "make", "message"), BAD)
+def test_what_cannot_be_fitted_is_refused(given: dict[str, Any], make: Any, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message) as caught:
+        Forecaster(**{**QUICK, **given}).fit(make())
+    assert "\n" not in str(caught.value)
+
+
+def test_another_table_at_predict_is_refused(fitted: Forecaster) -> None:
+    with pytest.raises(ConfigError, match="not fitted yet; call fit"):
+        Forecaster().predict()
+    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
+        fitted.predict(long_table())
+    with pytest.raises(DataError, match="series 's0' ends in 20 rows without a gap"):
+        fitted.predict(waves(20))
+    with pytest.raises(DataError, match="the time zone Europe/Berlin, those at fit None"):
+        fitted.predict(with_zone("Europe/Berlin"))
+    table = waves()
+    minutes = np.tile(np.arange(240), 3).astype("timedelta64[m]") + np.datetime64(START, "us")
+    with pytest.raises(DataError, match="step by 1 minute, those at fit by 1 hour"):
+        fitted.predict(table.set_column(1, "ds", pa.array(minutes)))
+
+
+def test_series_that_are_left_out_are_a_warning() -> None:
+    table = waves()
+    short = table.take([*range(480), *range(480, 500)])
+    with pytest.warns(UserWarning, match="1 of 3 series have no 30 training rows on end"):
+        Forecaster(**{**QUICK, "steps": 1}).fit(short)
+
+
+def test_a_path_is_a_table(tmp_path: Path) -> None:
+    pq.write_table(waves(120), tmp_path / "a.parquet")
+    model = Forecaster(**{**QUICK, "steps": 2}).fit(tmp_path / "a.parquet")
+    assert isinstance(model.predict(), pa.Table)
+
+
+def test_events_tell_what_happens() -> None:
+    events: list[dict[str, Any]] = []
+    Forecaster(**{**QUICK, "steps": 8}, observers=[events.append]).fit(waves(120))
+    kinds = [event["event"] for event in events]
+    assert "message" in kinds
+    assert kinds.count("eval") >= 8
+    assert any("3 series" in event.get("text", "") for event in events)
+    losses = [event["loss"] for event in events if event["event"] == "eval"]
+    assert all(np.isfinite(losses))
+
+
+# found by review ---------------------------------------------------------------------------------
+
+
+def with_places(table: pa.Table) -> pa.Table:
+    num = table.num_rows // 3
+    size = pa.array(np.repeat([1.0, 2.0, 30.0], num))
+    kinds = pa.array(np.array(["work", "rest"])[np.arange(table.num_rows) % num % 24 // 12])
+    return table.append_column("size", size).append_column("kind", kinds)
+
+
+PLACES: dict[str, Any] = {"static": "size", "past": "kind", "categorical": "kind"}
+
+
+def test_another_table_is_scaled_and_numbered_as_at_fit(tmp_path: Path) -> None:
+    table = with_places(waves(120))
+    model = Forecaster(**{**QUICK, "steps": 5}, **PLACES).fit(table)
+    whole = model.predict().to_pandas().set_index("unique_id")["y"]
+    for series in ("s0", "s2"):
+        part = table.filter(pa.compute.equal(table["unique_id"], series)).slice(12)
+        found = model.predict(part)["y"].to_numpy()  # its names come in another order
+        np.testing.assert_allclose(found, whole[series].to_numpy(), rtol=1e-5)
+    model.save(tmp_path)
+    again = Forecaster.load(tmp_path)
+    np.testing.assert_allclose(
+        again.predict(table.slice(12))["y"].to_numpy(), whole.to_numpy(), rtol=1e-5
+    )
+
+
+def test_a_name_that_fit_has_not_seen_is_refused() -> None:
+    table = with_places(waves(120))
+    model = Forecaster(**{**QUICK, "steps": 2}, **PLACES).fit(table)
+    kinds = np.array(["work", "rest", "feast"])[np.arange(360) % 3]
+    other = table.set_column(4, "kind", pa.array(kinds))
+    with pytest.raises(DataError, match="holds the name 'feast', which fit has not seen"):
+        model.predict(other)
+
+
+def test_missing_values_at_predict_only_are_refused(fitted: Forecaster) -> None:
+    y = waves()["y"].to_numpy().copy()
+    y[230] = np.nan
+    with pytest.raises(DataError, match="values are missing, and none were at fit"):
+        fitted.predict(waves().set_column(2, "y", pa.array(y)))
+
+
+def test_a_constant_target_is_refused_at_fit_and_forecast_at_predict(fitted: Forecaster) -> None:
+    flat = long_table(240, y=np.full(720, 5.0), temp=None)
+    with pytest.raises(DataError, match="target 'y' is the same in every row"):
+        Forecaster(**QUICK).fit(flat)
+    assert np.isfinite(fitted.predict(flat)["y"].to_numpy()).all()
+
+
+def test_one_missing_value_does_not_take_the_naive_forecast_away() -> None:
+    y = waves(120)["y"].to_numpy().copy()
+    y[90] = np.nan
+    model = Forecaster(**{**QUICK, "steps": 2}).fit(waves(120).set_column(2, "y", pa.array(y)))
+    for scores in model.backtest().values():
+        assert all(np.isfinite(list(scores.values())))
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "UTC"])
+@pytest.mark.parametrize("freq", ["MS", "D", "h"])
+def test_steps_of_a_time_zone_are_those_of_its_clocks(zone: str, freq: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    times = pandas.date_range("2010-01-01", periods=206, freq=freq, tz=zone)
+    y = np.sin(np.arange(200) / 3)
+    frame = pandas.DataFrame({"ds": times[:200], "y": y.astype(np.float32)})
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(frame)
+    assert model.predict()["ds"].tolist() == times[200:].tolist()

@@ -1,0 +1,714 @@
+"""A forecaster's run directory: stopped and gone on bit-equal, refused where it does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    FormatError,
+    NonFiniteError,
+    RunDirectoryError,
+    Stopped,
+)
+from fastlstm.forecast import evaluation as judgement
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.train import train_forecaster
+from fastlstm.forecast.trainer import ForecastTrainer
+from fastlstm.report.history import read_history
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import find_checkpoint
+from fastlstm.training.state import Progress
+from series_frames import long_table
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
+    "split": "60/20/20", "batch_size": 16, "checkpoint_every": 7, "tensorboard": False,
+    "evaluations": 5, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    found = tmp_path / "table.parquet"
+    pq.write_table(long_table(120), found)
+    return str(found)
+
+
+class StopAt:
+    """A stop flag that is set when a step was logged or evaluated."""
+
+    name = "SIGTERM"
+
+    def __init__(self, polls: int) -> None:
+        self._left = polls
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found, damage = find_checkpoint(RunDirectory(run))
+    assert found is not None
+    assert not damage
+    tensors = {f"{s} {n}": t for s, group in found.tensors.items() for n, t in group.items()}
+    return {"step": torch.tensor(found.step), **tensors}
+
+
+@pytest.mark.parametrize("given", [{}, {"tbptt": 12, "batch_size": 2}, {"balance": True}])
+@pytest.mark.parametrize("polls", [0, 3, 11, 20, 31])
+def test_a_stopped_run_goes_on_bit_equal(
+    path: str, tmp_path: Path, polls: int, given: dict[str, Any]
+) -> None:
+    config = ForecastConfig(**{**QUICK, **given})
+    whole = train_forecaster(path, config, out=tmp_path / "whole")
+    with pytest.raises(
+        Stopped, match=r"checkpoint-\d+ is saved, the same command with resume=True"
+    ):
+        train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
+    again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
+    own, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert own.keys() == other.keys()
+    for name, tensor in own.items():
+        assert torch.equal(tensor, other[name]), name
+    assert again.fitted.best_loss == whole.fitted.best_loss
+    assert again.fitted.windows == whole.fitted.windows
+    seen, due = (read_history(tmp_path / name / "metrics.jsonl").evals for name in ("run", "whole"))
+    assert [event["step"] for event in seen] == [event["step"] for event in due]
+    assert not RunDirectory(tmp_path / "run").verify()
+
+
+def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    longer = ForecastConfig(**{**QUICK, "steps": 40})
+    found = train_forecaster(path, longer, out=out, resume=True, given=["steps"])
+    assert found.fitted.steps == 40
+    other = ForecastConfig(**{**QUICK, "horizon": 7})
+    with pytest.raises(ConfigError, match="horizon=7: this run was begun with 6"):
+        train_forecaster(path, other, out=out, resume=True, given=["horizon"])
+    pq.write_table(long_table(130), path)
+    with pytest.raises(FormatError, match=rf"was started with {path}, as it was then, and"):
+        train_forecaster(path, longer, out=out, resume=True)
+    with pytest.raises(DataError, match="there is no file"):
+        train_forecaster(path + "x", longer, out=out)  # not that a run is there already
+
+
+def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "target": ("y", "temp")})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    first = next(event for event in events if event["event"] == "forecast")
+    assert [one["target"] for one in test["targets"]] == ["y", "temp"]
+    whole = test["scores"]["forecaster"]
+    for name in ("mse", "mae"):
+        sums = [one[name] * one["num_values"] for one in test["targets"]]
+        assert sum(sums) == pytest.approx(whole[name] * whole["num_values"])
+    naive = [one["seasonal_naive_mae"] for one in test["targets"]]
+    assert sum(naive) / 2 == pytest.approx(test["scores"]["seasonal_naive"]["mae"])
+    for one in test["targets"]:
+        steps = [(part["first"], part["last"]) for part in one["by_step"]]
+        assert steps == [(1, 1), (2, 3), (4, 4), (5, 6)]
+        sums = [part["mae"] * (1 + part["last"] - part["first"]) for part in one["by_step"]]
+        assert sum(sums) / 6 == pytest.approx(one["mae"])
+    table = pq.read_table(path)
+    rows = zip(*(table[name].to_pylist() for name in ("unique_id", "ds", "y")), strict=True)
+    y = {(series, time): value for series, time, value in rows}
+    assert first["time_zone"] is None
+    times = [datetime.datetime.fromisoformat(time) for time in first["times"]]
+    values = [y[first["series"], time] for time in times]
+    assert values == pytest.approx([*first["past"], *first["actual"]], rel=1e-5)
+
+
+def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**QUICK)
+    trained = train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    kinds = [event["event"] for event in events]
+    assert kinds[-1] == "end"
+    assert {"start", "eval", "checkpoint", "test", "calibration", "forecast"} <= set(kinds)
+    start = next(event for event in events if event["event"] == "start")
+    assert start["kernels"]
+    assert start["train_windows"] == 3 * (72 - 30 + 1)
+    test = next(event for event in events if event["event"] == "test")
+    assert set(test["scores"]) == {"forecaster", "naive", "seasonal_naive"}
+    model = Forecaster.load(tmp_path / "run")
+    assert model.predict(path).equals(Forecaster.load(tmp_path / "run").predict(path))
+    assert model.backtest(frame=path)["forecaster"]["mse"] == pytest.approx(
+        test["scores"]["forecaster"]["mse"]
+    )
+    assert json.loads((tmp_path / "run/config.json").read_text())["kind"] == "forecaster"
+    assert trained.stored.config.input_size == 24
+    report = (tmp_path / "run" / "report.html").read_text()
+    for part in ("On the test part", "Forecast of y", "Calibration of the intervals", "windows/s"):
+        assert part in report
+
+
+def test_pictures_of_forecasts_are_in_units_of_the_table_however_far_from_0(tmp_path: Path) -> None:
+    y = 1e9 + np.random.default_rng(0).permutation(120) / 8  # steps that float32 would lose
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": 2})
+    train_forecaster(y, config, out=tmp_path / "run", observers=[events.append])
+    pictures = [event for event in events if event["event"] == "forecast"]
+    assert pictures
+    for picture in pictures:
+        shown = np.array(picture["past"] + picture["actual"])
+        first = int(np.abs(y - shown[0]).argmin())
+        np.testing.assert_allclose(shown - 1e9, y[first : first + len(shown)] - 1e9, atol=1e-3)
+        for name in ("low", "center", "high"):
+            assert np.abs(np.array(picture[name]) - 1e9).max() < 60
+
+
+@pytest.mark.parametrize(
+    ("given", "needed", "advice"),
+    [({}, 30, "; input_size=18 takes all"), ({"tbptt": 12}, 18, "")],
+)
+def test_series_too_short_to_be_trained_on_are_named(
+    given: dict[str, Any], needed: int, advice: str
+) -> None:
+    events: list[dict[str, Any]] = []
+    whole = long_table(120)
+    keep = list(range(240 + needed - 1))
+    config = ForecastConfig(**{**QUICK, "steps": 1, **given})
+    train_forecaster(whole.take(keep), config, observers=[events.append])
+    warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
+    assert warned == [
+        f"1 of 3 series have no {needed} training rows on end, first 's2' with {needed - 1}:"
+        f" not trained on{advice}"
+    ]
+    events.clear()
+    if advice:  # what is told to be enough is
+        smaller = ForecastConfig(**{**QUICK, "steps": 1, "input_size": 18})
+        train_forecaster(whole.take(keep), smaller, observers=[events.append])
+    train_forecaster(whole.take([*keep, keep[-1] + 1]), config, observers=[events.append])
+    assert not [e for e in events if "not trained on" in e.get("text", "")]
+
+
+def stopped_after(
+    kind: str, path: str, config: ForecastConfig, out: Path, num: int = 1
+) -> list[dict[str, Any]]:
+    """Runs until the event of that kind came so often; returns all events."""
+    events: list[dict[str, Any]] = []
+    with pytest.raises(
+        Stopped, match=r"checkpoint-\d+ is saved, the same command with resume=True"
+    ):
+        train_forecaster(
+            path, config, out=out, observers=[events.append],
+            stop=lambda: sum(event["event"] == kind for event in events) >= num,
+        )  # fmt: skip
+    return events
+
+
+def test_a_stop_before_the_first_evaluation_is_resumed(path: str, tmp_path: Path) -> None:
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "20s", "evaluations": 500})
+    stopped_after("checkpoint", path, config, tmp_path / "run")
+    train_forecaster(
+        path, ForecastConfig(**QUICK), out=tmp_path / "run", resume=True, given=["steps"]
+    )
+    found, _ = find_checkpoint(RunDirectory(tmp_path / "run"))
+    assert found is not None
+    assert found.meta["valid_windows"] > 0
+
+
+def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(long_table(2400), path)
+    run = RunDirectory(tmp_path / "run")
+    config = ForecastConfig(**{**QUICK, "evaluations": 30, "checkpoint_every": 1})
+    most = "fastlstm.forecast.trainer._MAX_VALID_WINDOWS"
+    monkeypatch.setattr(most, 100)
+    stopped_after("eval", path, config, run.path)
+    monkeypatch.setattr(most, 200)
+    train_forecaster(path, config, out=run.path, resume=True)
+    found, _ = find_checkpoint(run)
+    assert found is not None
+    assert found.meta["valid_windows"] == 100
+
+
+def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    from fastlstm.forecast import evaluation as judgement
+    from fastlstm.forecast import train as forecast_run
+
+    pq.write_table(long_table(2400), path)
+    backtest = judgement.backtest
+
+    judged: list[Any] = []
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        judged.append(args[2])
+        goes_on = kwargs.pop("goes_on")
+
+        def slowed(done: int) -> bool:
+            time.sleep(0.5)
+            return bool(goes_on(done))
+
+        return backtest(*args, goes_on=slowed, **kwargs)
+
+    monkeypatch.setattr(judgement, "backtest", slow)
+    monkeypatch.setattr(forecast_run.RunSession, "report_s", lambda _: 0.0)
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "10s"})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    # All of them, in batches of 64, would take 11 s of the 10.
+    assert test["windows"] % 64 == 0
+    assert 64 <= test["windows"] < test["of_windows"] == 1425
+    (rows,) = judged
+    places = np.searchsorted(np.sort(rows), np.sort(rows[:64]))
+    assert np.diff([0, *places, len(rows)]).max() <= 3 * len(rows) / 64
+    said = [event.get("text", "") for event in events]
+    of = f"judged on {test['windows']:,} of 1,425 windows, evenly spread: all would not fit"
+    assert any(of in text for text in said)
+    shown = [e for e in events if e["event"] == "progress" and "judging" in e["doing"]]
+    assert [e["total"] for e in shown] == [1425] * len(shown)
+    assert shown
+
+
+@pytest.mark.parametrize(("limit_s", "num"), [(0.0, 256), (600.0, 1024)])
+def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, num: int
+) -> None:
+    from fastlstm.forecast import train as forecast_run
+
+    def calibrate(*args: Any) -> None:
+        for done in range(64, 1025, 64):
+            if not args[-1](done, 1024):
+                return
+
+    monkeypatch.setattr(forecast_run, "calibrate", calibrate)
+    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
+    events: list[dict[str, Any]] = []
+    session = forecast_run._Session(None, ForecastConfig(**QUICK), None, [events.append], None, 0.0)
+    unused: Any = None
+    assert session._calibrate_for(limit_s, unused, unused, unused) == (None, num, 1024)
+    assert {event["doing"] for event in events} == {"calibrating quantiles"}
+    assert [event["done"] for event in events] == list(range(64, num + 1, 64))
+
+
+def test_how_far_a_calibration_is_is_shown(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastlstm.forecast import train as forecast_run
+
+    calibrate = forecast_run.calibrate
+
+    def watched(*args: Any, show: Any) -> Any:
+        show(1, 2)
+        return calibrate(*args, show=show)
+
+    monkeypatch.setattr(forecast_run, "calibrate", watched)
+    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "r", observers=[events.append])
+    shown = [e for e in events if e.get("doing") == "calibrating quantiles"]
+    assert (shown[0]["done"], shown[0]["total"], shown[0]["unit"]) == (1, 2, "windows")
+
+
+def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append])
+    test = next(event for event in events if event["event"] == "test")
+    assert test["windows"] == test["of_windows"]
+    assert not any("judged on" in event.get("text", "") for event in events)
+
+
+def test_a_stop_while_judging_is_honoured_and_resumed(path: str, tmp_path: Path) -> None:
+    pq.write_table(long_table(2400), path)
+    out, config = tmp_path / "run", ForecastConfig(**QUICK)
+    events: list[dict[str, Any]] = []
+
+    def is_judging() -> bool:
+        return any("judging" in event.get("text", "") for event in events)
+
+    with pytest.raises(Stopped, match="checkpoint-30 is saved, the same command with resume=True"):
+        train_forecaster(path, config, out=out, observers=[events.append], stop=is_judging)
+    assert events[-1]["event"] == "end"
+    assert events[-1]["reason"].startswith("stopped by")
+    assert Forecaster.load(out).predict(path) is not None
+    events.clear()
+    train_forecaster(path, config, out=out, resume=True, observers=[events.append])
+    assert any(event["event"] == "test" for event in events)
+
+
+def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(path: str, tmp_path: Path) -> None:
+    config, out = ForecastConfig(**{**QUICK, "steps": None, "budget": "36s"}), tmp_path / "run"
+    train_forecaster(path, config, out=out, began=time.perf_counter() - 30.0)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    with pytest.raises(BudgetError, match="trained 0 further steps: the run has used its budget"):
+        train_forecaster(path, config, out=out, resume=True)
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_a_resumed_run_that_took_all_its_steps_says_so(path: str, tmp_path: Path) -> None:
+    config, out = ForecastConfig(**QUICK), tmp_path / "run"
+    train_forecaster(path, config, out=out)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, config, out=out, resume=True, observers=[events.append])
+    said = [event["text"] for event in events if event["event"] == "message"]
+    assert sum(text.startswith("already complete: it ends after") for text in said) == 1
+    assert any(event["event"] == "test" for event in events)
+
+
+def test_a_budget_that_set_up_used_up_is_no_finished_run(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": None, "budget": "5s"})
+    out = tmp_path / "run"
+    with pytest.raises(BudgetError, match="trained 0 steps: the budget was too small for set-up"):
+        train_forecaster(
+            path, config, out=out, observers=[events.append], began=time.perf_counter() - 5.0
+        )
+    assert not any(event["event"] in ("end", "eval", "checkpoint") for event in events)
+    assert not RunDirectory(out).has_published()
+    assert not (out / "report.html").exists()
+    assert "trained 0 steps" in read_history(out / "metrics.jsonl").end["reason"]
+    found = train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    assert found.fitted.steps == 30  # the place is free for a run with more time
+    with pytest.raises(BudgetError):
+        train_forecaster(path, config, began=time.perf_counter() - 5.0)
+
+
+def test_the_parts_of_the_time_add_up(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append])
+    wall_s = time.perf_counter() - started
+    end = events[-1]
+    assert {"setup", "evaluations", "saving", "calibration", "judging", "report"} <= set(
+        end["spent_s"]
+    )
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert parts_s <= end["elapsed_s"] <= wall_s
+    assert end["elapsed_s"] == pytest.approx(wall_s, abs=1.0)
+    assert end["test_error"]["measure"] == "mae"
+    assert end["report"] == str(tmp_path / "run" / "report.html")
+
+
+def test_the_parts_of_a_resumed_run_add_up(path: str, tmp_path: Path) -> None:
+    config, out = ForecastConfig(**QUICK), tmp_path / "run"
+    with pytest.raises(Stopped):  # a start whose set-up took 30 s
+        train_forecaster(path, config, out=out, stop=StopAt(11), began=time.perf_counter() - 30.0)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, config, out=out, resume=True, observers=[events.append])
+    end = events[-1]
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert 30.0 < end["spent_s"]["setup"] < parts_s <= end["elapsed_s"]
+
+
+def test_the_number_of_threads_stays(path: str, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    config = ForecastConfig(**{**QUICK, "steps": 2, "threads": before + 1})
+    train_forecaster(path, config, out=tmp_path / "run")
+    assert torch.get_num_threads() == before
+
+
+def test_a_run_that_ends_on_nan_keeps_the_best_weights(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
+    loss, evaluated = ForecastTrainer._training_loss, []
+    evaluate = ForecastTrainer._evaluate
+
+    def poisoned(trainer: ForecastTrainer, batch: Any) -> Any:
+        value, num = loss(trainer, batch)
+        return (value * float("nan") if evaluated else value), num
+
+    def noted(trainer: ForecastTrainer) -> None:
+        evaluate(trainer)
+        evaluated.append(trainer.progress.step)
+
+    monkeypatch.setattr(ForecastTrainer, "_training_loss", poisoned)
+    monkeypatch.setattr(ForecastTrainer, "_evaluate", noted)
+    with pytest.raises(NonFiniteError):
+        train_forecaster(path, config, out=tmp_path / "run")
+    assert Forecaster.load(tmp_path / "run").predict(path) is not None
+
+
+def test_the_input_that_is_chosen_is_for_most_series() -> None:
+    quick = {**QUICK, "steps": 1, "input_size": None, "segment": None, "split": "80/10/10"}
+    lengths = [60] * 2 + [400] * 8  # a fifth is short: they decide; below a tenth they would not
+    tables = [long_table(n, 1, unique_id=[f"s{k:02}"] * n) for k, n in enumerate(lengths)]
+    sizes = []
+    for some in (tables, tables[1:] + tables[2:] + tables[2:]):
+        names = [f"s{k:02}" for k, t in enumerate(some) for _ in range(len(t))]
+        table = pa.concat_tables(some).set_column(0, "unique_id", pa.array(names))
+        stored = train_forecaster(table, ForecastConfig(**quick)).stored
+        sizes.append(stored.config.input_size)
+    assert sizes[0] is not None
+    assert sizes[1] is not None
+    assert sizes[0] <= 27 < sizes[1]
+
+
+def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_path: Path) -> None:
+    pq.write_table(long_table(2400), path)
+    quick = {**QUICK, "evaluations": 2, "steps": 1, "checkpoint_every": 1}
+    for given, num in (
+        ({"batch_size": 16}, 512),
+        ({"batch_size": 400}, 800),
+        ({"batch_size": 16, "steps": None, "budget": "6s"}, None),
+        ({"batch_size": 1000}, 1425),
+    ):
+        out = tmp_path / str(given)
+        events: list[dict[str, Any]] = []
+        config = ForecastConfig(**{**quick, **given})
+        train_forecaster(path, config, out=out, observers=[events.append])
+        said = [e["text"] for e in events if "each evaluation reads" in e.get("text", "")]
+        found, _ = find_checkpoint(RunDirectory(out))
+        assert found is not None
+        kept = found.meta["valid_windows"]
+        assert num is None or kept == num
+        assert bool(said) == (kept < 1425)
+        assert not said or f"reads {kept:,} of 1,425 validation windows" in said[0]
+
+
+def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "split": "70/30/0", "steps": 3})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    assert any(e["event"] == "message" and "no test scores" in e["text"] for e in events)
+    assert events[-1]["event"] == "end"
+
+
+def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", stop=StopAt(0))
+    with pytest.raises(RunDirectoryError, match="no forecaster yet"):
+        Forecaster.load(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="no such run; train one with"):
+        Forecaster.load(tmp_path / "nothing")
+
+
+def test_a_full_disk_stops_no_step_but_a_stop_says_so(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastlstm.errors import StorageError
+    from fastlstm.forecast import train as forecast_run
+
+    def refuse(*_: Any, **__: Any) -> Path:
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(forecast_run, "save_checkpoint", refuse)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(StorageError, match="no space left"):
+        train_forecaster(
+            path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append]
+        )
+    warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
+    assert any("the run goes on: no space left" in text for text in warned)
+    assert any(e["event"] == "eval" and e["step"] == 30 for e in events)
+    with pytest.raises(StorageError):
+        train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "b", stop=StopAt(20))
+
+
+def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
+    config = ForecastConfig(**{**QUICK, "patience": 1, "learning_rate": 0.0, "evaluations": 10})
+    found = train_forecaster(path, config, out=tmp_path / "run")
+    assert found.fitted.reason == "no gain in 1 evaluation"
+    again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
+    assert again.fitted.steps == found.fitted.steps < 30
+
+
+def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    longer = ForecastConfig(**{**QUICK, "steps": 60})
+    train_forecaster(path, longer, out=out, resume=True, given=["steps"])
+    steps = [event["step"] for event in read_history(out / "metrics.jsonl").evals]
+    assert [step for step in steps if step > 30] == [36, 48, 60]
+    again = ForecastConfig(**QUICK)  # the first end, asked for again
+    found = train_forecaster(path, again, out=out, resume=True, given=["steps"])
+    assert found.fitted.reason == "30 steps"
+
+
+def test_a_checkpoint_is_for_resuming_only(path: str, tmp_path: Path) -> None:
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
+    with pytest.raises(
+        FormatError, match="is a checkpoint of a forecaster, which only resume=True"
+    ):
+        Forecaster.load(tmp_path / "run" / "checkpoint-30")
+
+
+def test_a_report_that_cannot_be_written_is_a_warning(path: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    (tmp_path / "run" / "report.html" / "in the way").touch()
+    events: list[dict[str, Any]] = []
+    config = ForecastConfig(**{**QUICK, "steps": 3})
+    train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
+    assert any(e["event"] == "message" and e["level"] == "warning" for e in events)
+
+
+def test_the_time_left_counts_the_evaluations_to_come(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastlstm.forecast import trainer as forecast_trainer
+
+    monkeypatch.setattr(forecast_trainer, "_LOG_S", 0.0)
+    evaluate = ForecastTrainer._validation_loss
+
+    def slow(trainer: ForecastTrainer, rows: Any) -> float:
+        time.sleep(0.2)
+        return evaluate(trainer, rows)
+
+    monkeypatch.setattr(ForecastTrainer, "_validation_loss", slow)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), observers=[events.append])
+    first = next(k for k, event in enumerate(events) if event["event"] == "eval")
+    left = next(event["eta_s"] for event in events[first:] if event["event"] == "step")
+    assert left > 4 * 0.2  # of five evaluations four are to come
+
+
+def test_judging_leaves_the_report_its_time() -> None:
+    from fastlstm.forecast.train import _PUBLISHING_S, _Closing
+
+    closing = _Closing(100.0, 1000, 1000, lambda: 5.0)
+    assert closing.left_s(60.0) == pytest.approx(35.0 - _PUBLISHING_S)
+    assert closing.seconds(0.001) == pytest.approx(1.5 + 2.5 + 5.0 + _PUBLISHING_S)
+    assert closing.seconds(1.0) == pytest.approx(10.0 + 15.0 + 5.0 + _PUBLISHING_S)
+
+
+def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fastlstm.forecast import train as forecast_run
+
+    @dataclasses.dataclass(frozen=True)
+    class Stored:
+        calibration: Any = None
+        network: Any = None
+
+        def unsupported(self, levels: Any) -> None:
+            return None
+
+    made: list[int] = []
+
+    def calibrate(*_: Any, **__: Any) -> int:
+        made.append(len(made))
+        return made[-1]
+
+    monkeypatch.setattr(forecast_run, "calibrate", calibrate)
+    monkeypatch.setattr(forecast_run, "forecaster_files", lambda best: {})
+    for closing, used in ((forecast_run._Closing(9.0, 9, 9, lambda: 0.0), 1), (None, 0)):
+        made.clear()
+        session: Any = forecast_run._Session(None, ForecastConfig(**QUICK), None, [], None, 0.0)
+        session._closing = closing
+        session.run = SimpleNamespace(publish=lambda files: None)
+        trainer = SimpleNamespace(
+            progress=SimpleNamespace(best_step=7), best_weights=nullcontext, inputs=None
+        )
+        session._publish_best(trainer, Stored(), None)
+        assert session._calibrated(Stored(), 7, None, None).calibration == used
+
+
+def test_a_checkpoint_that_was_refused_is_tried_again_later(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastlstm.errors import StorageError
+    from fastlstm.forecast import train as forecast_run
+
+    save, refused = forecast_run.save_checkpoint, []
+
+    def full(*args: Any, **kwargs: Any) -> Path:
+        if 0 < args[1] < 30:
+            refused.append(args[1])
+            raise StorageError("no space left")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(forecast_run, "save_checkpoint", full)
+    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    config = ForecastConfig(**{**QUICK, "checkpoint_every": None})
+    train_forecaster(path, config, out=tmp_path / "run")
+    assert refused == [1], "after a minute, and not at every step"
+
+
+def test_set_up_gives_evaluations_no_time() -> None:
+    spent = {"setup": 50.0, "evaluations": 8.0}
+    plan = SimpleNamespace(ending=SimpleNamespace(budget_s=100.0))
+    trainer: Any = SimpleNamespace(progress=Progress(step=5, spent=spent), plan=plan)
+    for elapsed_s, can in ((60.0, False), (75.0, True)):
+        trainer.elapsed_s = lambda elapsed_s=elapsed_s: elapsed_s
+        assert ForecastTrainer._can_evaluate(trainer) is can
+
+
+def test_rates_of_a_resumed_run_are_of_its_own_steps(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose seven steps so far took 1000 s, on a busy machine."""
+    from fastlstm.forecast import trainer as forecast_trainer
+    from fastlstm.forecast.data.windows import WindowLoader
+
+    capture, out = ForecastTrainer.capture, tmp_path / "run"
+
+    def late(trainer: ForecastTrainer) -> Any:
+        trainer.progress.train_s += 1000.0
+        return capture(trainer)
+
+    monkeypatch.setattr(ForecastTrainer, "capture", late)
+    stopped_after("checkpoint", path, ForecastConfig(**QUICK), out, 2)
+    monkeypatch.setattr(ForecastTrainer, "capture", capture)
+    monkeypatch.setattr(forecast_trainer, "_LOG_S", 0.0)
+    waited = property(lambda _: 5.0, lambda *_: None)
+    monkeypatch.setattr(WindowLoader, "wait_s", waited, raising=False)
+    events: list[dict[str, Any]] = []
+    found = train_forecaster(
+        path, ForecastConfig(**QUICK), out=out, resume=True, observers=[events.append]
+    )
+    first = next(event for event in events if event["event"] == "step")
+    assert first["windows_per_s"] > 1.0
+    assert found.fitted.input_wait_share > 0.01
+
+
+def test_the_seconds_of_a_forecast_are_of_the_steps_of_this_start() -> None:
+    trainer: Any = SimpleNamespace(
+        progress=Progress(step=110, train_s=20.0), plan=SimpleNamespace(windows_per_step=2),
+        _evaluation_s=0.0, _first_step=100, _earlier_s=5.0,
+    )  # fmt: skip
+    assert ForecastTrainer._forecast_s(trainer) == pytest.approx(1.5 / 3 / 2)
+
+
+@pytest.mark.parametrize(
+    ("step_us", "zone", "shown"),
+    [(3_600_000_000, None, None), (3_600_000_000, "UTC", "UTC"),
+     (3_600_000_000, "Europe/Berlin", "UTC"), (86_400_000_000, "Europe/Berlin", "Europe/Berlin"),
+     (500_000, None, None)],
+)  # fmt: skip
+def test_times_of_forecasts_are_whole_and_of_the_zone_that_is_named(
+    step_us: int, zone: str | None, shown: str | None
+) -> None:
+    start = datetime.datetime(2020, 1, 1)
+    times = [start + datetime.timedelta(microseconds=step_us * k) for k in range(120)]
+    plain = pa.array(times, pa.timestamp("us"))
+    column = plain if zone is None else pc.assume_timezone(plain, zone)
+    table = pa.table({"ds": column, "y": np.random.default_rng(0).normal(size=120)})
+    config = ForecastConfig(**{**QUICK, "steps": 1})
+    trained = train_forecaster(table, config)
+    events = judgement.evaluation_events(
+        trained.stored, trained.dataset, trained.split, trained.inputs, lambda *_: True
+    )
+    picture = next(event for event in events if event["event"] == "forecast")
+    assert picture["time_zone"] == shown
+    written = [datetime.datetime.fromisoformat(time) for time in picture["times"]]
+    assert {b - a for a, b in itertools.pairwise(written)} == {times[1] - times[0]}
+    named = times if shown == zone else column.cast(pa.timestamp("us")).to_pylist()
+    assert written[0] in named

@@ -1,0 +1,356 @@
+"""Small inference calls made ready once: the same results whatever changes in between."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import fastlstm
+from fastlstm.errors import KernelError
+from fastlstm.nn.prepared import PreparedCall
+from fastlstm.ops import native_call
+
+I, H, B = 5, 7, 3  # noqa: E741
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    peer, own = nn.LSTM(I, H), fastlstm.LSTM(I, H)
+    own.load_state_dict(peer.state_dict())
+    with torch.no_grad():
+        yield peer, own
+
+
+def state(batch=B):
+    return torch.randn(1, batch, H), torch.randn(1, batch, H)
+
+
+def agree(pair, x, hx=None):
+    (want, want_state), (got, got_state) = (layer(x, hx) for layer in pair)
+    for a, b in zip((got, *got_state), (want, *want_state), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a ready call was tried, and how often it answered."""
+    found = []
+    call = PreparedCall.call
+
+    def counted(self, *args):
+        out = call(self, *args)
+        found.append(out is not None)
+        return out
+
+    monkeypatch.setattr(PreparedCall, "call", counted)
+    return found
+
+
+def get_ready(pair, x, hx=None):
+    agree(pair, x, hx)
+    agree(pair, x, hx)
+    assert pair[1]._ready is not None
+
+
+def test_steps_are_ready_from_the_third_on(pair, calls):
+    hx = state()
+    for _ in range(5):
+        agree(pair, torch.randn(1, B, I), hx)
+    agree(pair, torch.randn(1, B, I))
+    assert calls == [True] * 4
+
+
+def test_shapes_in_turn_make_nothing_ready(pair, calls):
+    for n in (1, 2, 1, 2):
+        agree(pair, torch.randn(n, B, I))
+    assert pair[1]._ready is None
+    assert calls == []
+
+
+def test_weights_that_change(pair, calls):
+    x, hx = torch.randn(1, B, I), state()
+
+    def halve():
+        for layer in pair:
+            layer.weight_hh_l0.mul_(0.5)
+
+    def replace():
+        for layer in pair:
+            layer.bias_ih_l0 = nn.Parameter(torch.ones(4 * H))
+
+    def load():
+        pair[1].load_state_dict(pair[0].state_dict())
+
+    for change in (halve, replace, load):
+        get_ready(pair, x, hx)
+        calls.clear()
+        change()
+        agree(pair, x, hx)
+        assert calls == [False]
+
+
+def test_memory_of_a_weight_cannot_become_the_next_ones(pair):
+    _, own = pair
+    twin = fastlstm.LSTM(I, H)
+    twin.weight_hh_l0 = own.weight_hh_l0
+    get_ready(pair, torch.randn(1, B, I))
+    memory = StorageWeakRef(own.weight_hh_l0.untyped_storage())
+    own.weight_hh_l0.data = torch.randn(4 * H, H)
+    twin(torch.randn(70, B, I))  # packs the new values: those packed first are let go
+    assert not memory.expired()
+
+
+@pytest.mark.parametrize("default", ["bfloat16", "float64", "meta"])
+def test_defaults_of_torch_change_nothing(pair, default):
+    x, hx = torch.randn(1, B, I), state()
+    want = pair[0](x, hx)
+    try:
+        if default == "meta":
+            torch.set_default_device(default)
+        else:
+            torch.set_default_dtype(getattr(torch, default))
+        for _ in range(3):
+            y, (h, c) = pair[1](x, hx)
+            assert y.dtype == h.dtype == c.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for a, b in zip((y, h, c), (want[0], *want[1]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_fake_tensors_hold_no_memory():
+    with FakeTensorMode(), torch.no_grad():
+        layer = fastlstm.LSTM(I, H)
+        for _ in range(3):
+            assert layer(torch.randn(1, B, I))[0].shape == (1, B, H)
+        assert layer._ready is None
+
+
+def test_the_order_of_axes_may_change(pair):
+    x = torch.randn(2, 1, I)
+    get_ready(pair, x)
+    for layer in pair:
+        layer.batch_first = True
+    agree(pair, x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.* Python loop over time")
+def test_forward_derivatives_are_not_dropped(pair):
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    with fwAD.dual_level():
+        dual = fwAD.make_dual(x, torch.ones_like(x))
+        y = pair[1](dual)[0]
+        assert fwAD.unpack_dual(y).tangent is not None
+
+
+def test_training_gives_the_packed_weights_back(pair):
+    get_ready(pair, torch.randn(1, B, I))
+    with torch.enable_grad():
+        pair[1](torch.randn(1, B, I))
+    assert pair[1]._ready is None
+
+
+def test_shapes_layouts_and_dtypes_that_change(pair):
+    others = (
+        (torch.randn(2, B, I), state()),
+        (torch.randn(1, B, 2 * I)[..., ::2], state()),
+        (torch.randn(1, B, I), tuple(t.transpose(1, 2).contiguous().mT for t in state())),
+        (torch.randn(I).expand(1, B, I), state()),
+        (torch.randn(1, 1, I), state(1)),
+        (torch.randn(4, I), None),
+    )
+    for x, hx in others:
+        get_ready(pair, torch.randn(1, B, I), state())
+        agree(pair, x, hx)
+    for layer in pair:
+        layer.double()
+    agree(pair, torch.randn(1, B, I).double())
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_batch_first(steps, batch):
+    torch.manual_seed(0)
+    peer, own = nn.LSTM(I, H, batch_first=True), fastlstm.LSTM(I, H, batch_first=True)
+    own.load_state_dict(peer.state_dict())
+    with torch.no_grad():
+        for _ in range(3):
+            agree((peer, own), torch.randn(batch, steps, I), state(batch))
+
+
+def test_wrong_arguments_are_still_refused(pair):
+    _, own = pair
+    get_ready(pair, torch.randn(1, B, I), state())
+    with pytest.raises(RuntimeError):
+        own(torch.randn(1, B, I + 1), state())
+    with pytest.raises(RuntimeError):
+        own(torch.randn(1, B, I), state(B + 1))
+    for batches in ((B, B + 1), (B + 1, B)):
+        get_ready(pair, torch.randn(1, B, I), state())
+        with pytest.raises(RuntimeError):
+            own(torch.randn(1, B, I), tuple(torch.randn(1, n, H) for n in batches))
+    own.backend = "nosuch"
+    with pytest.raises(KernelError):
+        own(torch.randn(1, B, I), state())
+
+
+def test_gradients_come_back_with_grad_mode(pair):
+    _, own = pair
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    with torch.enable_grad():
+        own(x)[0].sum().backward()
+    assert own.weight_hh_l0.grad is not None
+
+
+def test_autocast_is_heeded(pair):
+    _, own = pair
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert own(x)[0].dtype == torch.bfloat16
+
+
+def test_copies_and_pickles_start_anew(pair):
+    peer, own = pair
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    for other in (copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
+        agree((peer, other), x)
+        agree((peer, other), x)
+    get_ready(pair, x)
+    own.weight_hh_l0.add_(1)
+    twin = copy.deepcopy(own)
+    peer.load_state_dict(own.state_dict())
+    agree((peer, twin), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_holds_no_constant(pair):
+    _, own = pair
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    traced = torch.jit.trace(own, x)
+    other = torch.randn(1, B, I)
+    torch.testing.assert_close(traced(other)[0], own(other)[0])
+
+
+def test_outputs_are_fresh_every_time(pair):
+    _, own = pair
+    x = torch.randn(1, B, I)
+    get_ready(pair, x)
+    first, (h, _) = own(x)
+    kept = first.clone(), h.clone()
+    own(torch.randn(1, B, I))
+    assert torch.equal(first, kept[0])
+    assert torch.equal(h, kept[1])
+
+
+def under_autocast(layer, x, hx=None, dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype):
+        y, (h, c) = layer(x, hx)
+    return y, h, c
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+def test_bfloat16_steps_are_ready_and_the_same(pair, calls, given):
+    own, x = pair[1], torch.randn(1, B, I, dtype=given)
+    found = [under_autocast(own, x, state) for state in [None] * 4]
+    assert calls == [True, True]
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+        assert [t.dtype for t in again] == [torch.bfloat16] * 3
+    hx = tuple(found[0][1:])
+    ready = under_autocast(own, x, hx)
+    assert calls == [True] * 3
+    own._ready = None
+    assert all(map(torch.equal, ready, under_autocast(own, x, hx)))
+
+
+def test_autocast_that_comes_and_goes_changes_the_dtype(pair, calls):
+    own, x = pair[1], torch.randn(1, B, I)
+    get_ready(pair, x)
+    assert under_autocast(own, x)[0].dtype == torch.bfloat16
+    assert own._ready.dtype == torch.bfloat16
+    if has_float16 := torch_computes_float16(x):
+        assert under_autocast(own, x, dtype=torch.float16)[0].dtype == torch.float16
+        assert under_autocast(own, x)[0].dtype == torch.bfloat16
+    assert own(x)[0].dtype == torch.float32
+    assert calls == [False] * (3 if has_float16 else 2)
+
+
+def torch_computes_float16(x):
+    """oneDNN has a float16 LSTM for CPUs with AVX512-FP16 alone, and torch's has nothing else."""
+    try:
+        under_autocast(nn.LSTM(I, H), x, dtype=torch.float16)
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_what_autocast_computes_in_float16_is_never_ready(pair, calls):
+    if not torch_computes_float16(torch.randn(1, B, I)):
+        pytest.skip("torch has no float16 LSTM on this CPU, and we leave float16 to it")
+    for _ in range(3):
+        under_autocast(pair[1], torch.randn(1, B, I), dtype=torch.float16)
+    assert pair[1]._ready is None
+    assert calls == []
+
+
+def test_bfloat16_without_autocast_is_refused_as_by_torch(pair):
+    own, x = pair[1], torch.randn(1, B, I, dtype=torch.bfloat16)
+    for _ in range(3):
+        under_autocast(own, x)
+    with pytest.raises(ValueError, match="does not match weight dtype"):
+        own(x)
+
+
+def test_bfloat16_steps_pack_their_weights_once(pair, monkeypatch):
+    packed = []
+    pack = native_call._pack
+    monkeypatch.setattr(native_call, "_pack", lambda *a: packed.append(1) or pack(*a))
+    for _ in range(5):
+        under_autocast(pair[1], torch.randn(1, B, I))
+    assert len(packed) == 1
+
+
+@pytest.mark.parametrize("rows", [B, 70], ids=["ready", "packed"])
+@pytest.mark.parametrize("samples_before_step", [False, True])
+def test_a_fused_optimizer_counts_no_version_and_is_seen_all_the_same(rows, samples_before_step):
+    torch.manual_seed(0)
+    own, x = fastlstm.LSTM(I, H), torch.randn(1, rows, I)
+    optimizer = torch.optim.AdamW(own.parameters(), lr=0.1, fused=True)
+    for _ in range(3):
+        for _ in range(3):
+            with torch.no_grad():
+                y = own(x)[0]
+        same = nn.LSTM(I, H)
+        same.load_state_dict(own.state_dict())
+        torch.testing.assert_close(y, same(x)[0].detach(), atol=1e-6, rtol=1e-5)
+        own(x)[0].square().sum().backward()
+        if samples_before_step:
+            with torch.no_grad():
+                own(x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_weights_written_past_torch_are_seen_once_they_were_trained_on():
+    """Optimizers in C++ write through addresses; between two of their steps there is a forward."""
+    own, x = fastlstm.LSTM(I, H), torch.randn(1, 70, I)
+    with torch.no_grad():
+        own(x)
+    own(x)[0].sum().backward()
+    own.weight_ih_l0.data.mul_(3)
+    same = nn.LSTM(I, H)
+    same.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(own(x)[0], same(x)[0], atol=1e-6, rtol=1e-5)

@@ -1,0 +1,116 @@
+"""What was named as a run: said before torch is loaded, with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import FormatError, UsageError, in_flags
+from fastlstm.runs.find_run import require_run
+from test_light_import import loaded_by
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, config in (
+        ("book", '{"format": "fastlstm-run"}'),
+        ("etth", '{"kind": "forecaster"}'),
+    ):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "config.json").write_text(config)
+        Path("runs", name, "manifest.json").write_text("{}")
+    Path("empty").mkdir()
+    Path("book.txt").write_text("a text\n" * 99)
+    Path("table.csv").write_text("ds,y\n2020-01-01,1\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "parts"),
+    [
+        (
+            "runs/bok",
+            "text",
+            ["runs/bok: no such run (did you mean 'book'?)", "fastlstm train SOURCE --out"],
+        ),
+        ("none", "forecaster", ["none: no such run", "DATA --horizon N --out none"]),
+        ("nowhere/none", "text", ["nowhere/none: no such run; train one"]),
+        ("book.txt", "text", ["book.txt is a file", "fastlstm train book.txt --out RUN"]),
+        ("table.csv", "forecaster", ["is a file", "train table.csv --horizon N --out RUN"]),
+        ("runs/book/config.json", "text", ["is a file of a run, expected the run: ", "runs/book"]),
+        ("runs", "text", ["runs holds no run itself", "runs/book, runs/etth"]),
+        ("empty", None, ["empty: holds no model and no checkpoint", "fastlstm train SOURCE"]),
+        ("runs/etth", "text", ["holds a forecaster", "fastlstm forecast runs/etth DATA"]),
+        ("runs/book", "forecaster", ["holds a text model", "fastlstm generate runs/book"]),
+    ],
+)
+def test_what_is_no_such_run_is_said_with_what_to_do(
+    path: str, wanted: str, parts: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_run(path, wanted)  # type: ignore[arg-type]
+    shown = in_flags(*caught.value.args)
+    assert [part for part in parts if part not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "told"),
+    [
+        ("none", "text", "none: no such run; train one with: fastlstm.train(SOURCE, out='none')"),
+        ("none", "forecaster", "fastlstm.Forecaster(horizon=N).fit(DATA).save('none')"),
+        ("book.txt", "text", "to train on it: fastlstm.train('book.txt', out=RUN)"),
+        ("table.csv", "forecaster", "Forecaster(horizon=N).fit('table.csv').save(RUN)"),
+        ("runs/etth", "text", "a text model: fastlstm.Forecaster.load('runs/etth') opens it"),
+        ("runs/book", "forecaster", "a forecaster: fastlstm.LM.load('runs/book') opens it"),
+        (None, "text", "the run directory is None, expected a path"),
+        (5, "forecaster", "the run directory is an int, expected a path"),
+    ],
+)
+def test_python_is_told_what_to_do_in_python(path: Any, wanted: Any, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_run(path, wanted)
+    assert told in str(caught.value)
+    assert "fastlstm train" not in str(caught.value)
+
+
+def test_the_right_run_passes() -> None:
+    require_run("runs/book", "text")
+    require_run("runs/etth", "forecaster")
+    require_run(Path("runs/book"))
+    Path("killed/checkpoint-5").mkdir(parents=True)  # `info` says what is wrong with it
+    require_run("killed")
+
+
+def test_the_library_says_the_same() -> None:
+    from fastlstm.forecast.files import read_forecaster
+    from fastlstm.text.stored_model import load_stored_model
+
+    with pytest.raises(FormatError, match="holds a forecaster, expected a text model"):
+        load_stored_model("runs/etth")
+    with pytest.raises(FormatError, match="holds a text model, expected a forecaster"):
+        read_forecaster("runs/book")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "book.txt"],
+        ["generate", "runs/etth"],
+        ["generate", "missing"],
+        ["evaluate", "missing", "book.txt"],
+        ["evaluate", "runs/book", "missing.txt"],
+        ["evaluate", "runs/etth", "book.txt"],
+        ["forecast", "runs/book", "table.csv"],
+        ["forecast", "runs/etth", "missing.csv"],
+        ["info", "book.txt"],
+        ["serve", "book.txt"],
+        ["prepare", "book.txt"],
+        ["train", "missing.txt", "--out", "runs/book"],
+        ["train", "missing.csv", "--horizon", "4", "--out", "runs/etth"],
+    ],
+)
+def test_the_command_line_needs_no_torch_to_say_so(argv: list[str]) -> None:
+    code = f"from fastlstm.cli.main import main\nassert main({argv!r}) == 2"
+    assert loaded_by(code) & {"torch"} == set()

@@ -1,0 +1,337 @@
+"""`SequenceRegressor` and `SequenceClassifier`: they learn, pad without trace, refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fastlstm import SequenceClassifier, SequenceRegressor
+from fastlstm.errors import ConfigError, DataError, NonFiniteError
+from fastlstm.sequence.data import Sequences
+from fastlstm.sequence.model import SequenceConfig, SequenceNetwork
+
+pytestmark = pytest.mark.isa
+
+QUICK: dict[str, Any] = {
+    "hidden_size": 16, "embed_size": 8, "epochs": 25, "learning_rate": 0.02, "held_out": 0.2,
+}  # fmt: skip
+Arrays = list[NDArray[np.float32]]
+
+
+def walks(num: int = 300, columns: int = 2) -> Arrays:
+    """Noise of 4 to 12 steps."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(4, 13, num)
+    return [rng.normal(5.0, 3.0, size=(n, columns)).astype(np.float32) for n in lengths]
+
+
+def first_values(X: Any) -> NDArray[np.float64]:
+    return np.array([1000 + 50 * float(x[0, 0]) for x in X])
+
+
+# learning ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"bidirectional": True}, {"pooling": "mean", "bidirectional": True}]
+)
+def test_the_first_value_of_sequences_of_many_lengths_is_learned(given: dict[str, Any]) -> None:
+    X = walks()
+    y = first_values(X)
+    model = SequenceRegressor(**QUICK, **given).fit(X[:200], y[:200])
+    assert model.score(X[200:], y[200:]) > 0.8
+    found = model.predict(X[200:])
+    assert found.shape == (100,)
+    assert found.dtype == np.float64
+    residual = ((found - y[200:]) ** 2).sum() / ((y[200:] - y[200:].mean()) ** 2).sum()
+    assert model.score(X[200:], y[200:]) == pytest.approx(1 - residual, rel=1e-4)
+
+
+@pytest.mark.usefixtures("same_random_numbers")
+def test_the_same_seed_gives_the_same_network() -> None:
+    X = walks(60)
+    given = {**QUICK, "epochs": 2, "dropout": 0.2}
+    found = [
+        SequenceRegressor(**given, seed=s).fit(X, first_values(X)).predict(X) for s in (1, 1, 2)
+    ]
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+def test_several_numbers_are_answered_each_in_its_units() -> None:
+    X = np.random.default_rng(0).normal(size=(200, 6, 2)).astype(np.float32)
+    y = np.stack([X[:, -1, 0] * 1e4, X[:, -1, 1] * 1e-3 + 7, np.full(200, 3.0)], 1)
+    model = SequenceRegressor(**QUICK).fit(X[:150], y[:150])
+    found = model.predict(X[150:])
+    assert found.shape == (50, 3)
+    assert np.abs(found - y[150:]).mean(0) == pytest.approx([0, 0, 0], abs=4e3)
+    assert np.abs(found - y[150:])[:, 1].mean() < 0.4e-3
+    assert np.abs(found[:, 2] - 3).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    "labels", [("down", "up"), (0, 7), (("a", 1), None), (False, True)], ids=str
+)
+def test_labels_of_any_kind_are_learned(labels: tuple[Any, Any]) -> None:
+    X = walks()
+    y = [labels[int(x[:, 0].mean() > 5)] for x in X]
+    model = SequenceClassifier(**QUICK, pooling="mean").fit(X[:200], y[:200])
+    assert model.score(X[200:], y[200:]) > 0.85
+    assert model.score(X[200:201], y[200:201]) in (0.0, 1.0)
+    found, shares = model.predict(X[200:]), model.predict_proba(X[200:])
+    assert set(model.classes_) == set(labels)
+    assert shares.shape == (100, 2)
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+    assert [model.classes_[n] for n in shares.argmax(1)] == found.tolist()
+
+
+@pytest.mark.parametrize("labels", [np.array(["z", "a", "b"]), np.array([2, 0, 1], np.int16)])
+def test_labels_of_an_array_come_back_as_they_were(labels: NDArray[Any]) -> None:
+    X = walks(60)
+    y = labels[np.arange(60) % 3]
+    model = SequenceClassifier(**{**QUICK, "epochs": 2}).fit(X, y)
+    assert model.classes_.tolist() == sorted(labels.tolist())
+    assert model.classes_.dtype == y.dtype
+    assert model.predict(X).dtype == y.dtype
+    assert set(model.predict(X)) <= set(y)
+
+
+def test_labels_that_cannot_be_sorted_stay_as_they_came() -> None:
+    labels = [None, "b", 3, ("a", 1), 2.5]
+    model = SequenceClassifier(**{**QUICK, "epochs": 1}).fit(walks(20), labels * 4)
+    assert model.classes_.tolist() == labels
+
+
+def test_held_out_sequences_teach_nothing() -> None:
+    """With a single epoch to choose from, not even when to end."""
+    X = walks(40)
+    is_held_out = np.isin(np.arange(40), np.random.default_rng(0).permutation(40)[:8])
+    others = [x + 100 * int(is_one) for x, is_one in zip(X, is_held_out, strict=True)]
+    given, y = {**QUICK, "epochs": 1}, first_values(X)
+    first = SequenceRegressor(**given).fit(X, y)
+    second = SequenceRegressor(**given).fit(others, y + 100 * is_held_out)
+    np.testing.assert_array_equal(first.predict(X), second.predict(X))
+
+
+def test_training_ends_early_and_keeps_the_best() -> None:
+    X = walks(40)
+    y = np.random.default_rng(1).normal(size=40)  # nothing to learn
+    events: list[dict[str, Any]] = []
+    model = SequenceRegressor(
+        **{**QUICK, "epochs": 200}, patience=4, observers=[events.append]
+    ).fit(X, y)
+    assert model.fitted_.epochs == len(events) == model.fitted_.best_epoch + 4
+    losses = [event["loss"] for event in events]
+    assert model.fitted_.best_loss == min(losses)
+    order = np.random.default_rng(0).permutation(40)[:8]
+    std = np.std(np.delete(y, order))
+    error = (model.predict([X[n] for n in order]) - y[order]) / std
+    assert (error**2).mean() == pytest.approx(min(losses), rel=1e-3)
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    X = walks(60)
+    y = first_values(X)
+    given = {**QUICK, "epochs": 2, "dropout": 0.3}
+    first, second = (SequenceRegressor(**given).fit(X, y).predict(X) for _ in range(2))
+    assert (first == second).all()
+    assert (SequenceRegressor(**given, seed=1).fit(X, y).predict(X) != first).any()
+
+
+def test_answers_and_values_far_from_0_are_as_exact_as_near_it() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(-50, 50, size=(300, 6, 2)) / 16
+    y = X[:, 0, 0] + X[:, -1, 1]
+    near = SequenceRegressor(**QUICK).fit(X[:200], y[:200])
+    far = SequenceRegressor(**QUICK).fit(X[:200] + 1e9, y[:200] + 1e9)
+    found = far.predict(X[200:] + 1e9)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found - 1e9, near.predict(X[200:]), atol=1e-2)
+    assert near.score(X[200:], y[200:]) > 0.9
+    assert far.score(X[200:] + 1e9, y[200:] + 1e9) == pytest.approx(
+        near.score(X[200:], y[200:]), abs=1e-3
+    )
+
+
+# sequences ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_padding_changes_nothing(pooling: Any, bidirectional: bool, num_layers: int) -> None:
+    torch.manual_seed(0)
+    config = SequenceConfig(3, 2, 8, num_layers, 6, bidirectional, pooling, has_missing=True)
+    network = SequenceNetwork(config).eval()
+    values, lengths = torch.randn(4, 9, 3), torch.tensor([9, 5, 1, 7])
+    found = network(values, lengths)
+    for number, length in enumerate(lengths.tolist()):
+        alone = network(values[number : number + 1, :length])
+        torch.testing.assert_close(found[number], alone[0])
+    found.sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_both_ways_reads_both_ends() -> None:
+    """Of one step on, the last state of the second direction is that at the first step."""
+    torch.manual_seed(0)
+    network = SequenceNetwork(SequenceConfig(1, 1, 8, 1, 6, bidirectional=True)).eval()
+    values = torch.randn(2, 9, 1)
+    read, _ = network.lstm(torch.relu(network.embed(values.transpose(0, 1))))
+    pooled = torch.cat([read[-1, :, :8], read[0, :, 8:]], -1)
+    torch.testing.assert_close(network(values), network.head(pooled))
+
+
+def test_a_list_and_an_array_are_the_same() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 5, 2)).astype(np.float32)
+    y = first_values(X)
+    given = {**QUICK, "epochs": 2}
+    model = SequenceRegressor(**given).fit(X, y)
+    again = SequenceRegressor(**given).fit(list(X), y)
+    assert (model.predict(X) == again.predict(list(X))).all()
+    np.testing.assert_allclose(model.predict(X[3:4]), model.predict(X)[3:4], rtol=1e-5)
+    assert model.predict(X[:0]).shape == (0,)
+    many = model.predict(np.concatenate([X] * 7))  # more than one batch
+    np.testing.assert_allclose(many, np.tile(model.predict(X), 7), rtol=1e-5)
+
+
+def test_columns_are_scaled_by_the_training_sequences() -> None:
+    X = walks(10)
+    X[3][1, 0] = np.nan
+    used = np.array([0, 3, 7])
+    sequences = Sequences.of(X)
+    mean, std = sequences.scale(used)
+    whole = np.concatenate([X[n] for n in used])
+    np.testing.assert_allclose(mean, np.nanmean(whole, 0), rtol=1e-5)
+    np.testing.assert_allclose(std, np.nanstd(whole, 0), rtol=1e-5)
+    batch = sequences.batch(np.array([7, 3]), mean, std)
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [len(X[7]), len(X[3])]
+    want = (X[7] - mean.numpy()) / std.numpy()
+    np.testing.assert_allclose(batch.values[0, : len(X[7])], want, rtol=1e-4, atol=1e-5)
+    assert batch.values[1, 1, 0].isnan()
+    same = Sequences.of(np.full((3, 4, 1), 1e6, np.float32)).scale(np.array([0, 1, 2]))
+    assert [float(v) for v in same] == [1e6, 1.0]
+
+
+def test_missing_values_are_told_apart() -> None:
+    """Only what is missing says what is asked for."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 6, 1)).astype(np.float32)
+    y = rng.integers(2, size=200)
+    X[y == 1, 2] = np.nan
+    model = SequenceClassifier(**QUICK).fit(X[:150], y[:150])
+    assert model.score(X[150:], y[150:]) > 0.95
+    complete = SequenceRegressor(**{**QUICK, "epochs": 1}).fit(X[y == 0], X[y == 0, 0, 0])
+    with pytest.raises(DataError, match="values are missing, and none were at fit"):
+        complete.predict(X)
+
+
+# what is refused ---------------------------------------------------------------------------------
+
+GOOD = np.zeros((6, 4, 2), np.float32)
+ENDLESS = GOOD.copy()
+ENDLESS[4, 1, 1] = np.inf
+BAD_X: list[tuple[Any, str]] = [
+    (GOOD[0], r"X has shape \(4, 2\) and dtype float32, expected numbers of shape \(N, T, C\)"),
+    (GOOD.astype(str), "X has shape .* expected numbers"),
+    ("text", "X has shape .* expected numbers"),
+    ([], "no sequences came"),
+    ([GOOD[0], GOOD[1, :, :1]], "sequence 1 has 1 column, sequence 0 has 2"),
+    (
+        [GOOD[0], GOOD[1, :, 0]],
+        r"sequence 1 has shape \(4,\) .* expected numbers of shape \(T, C\)",
+    ),
+    ([GOOD[0], [[1, 2], [3]]], r"sequence 1 is no array of numbers"),
+    ([GOOD[0], GOOD[1, :0]], "sequence 1 has no steps"),
+    (GOOD[:, :, :0], "no columns"),
+    (GOOD[:, :0], "sequence 0 has no steps"),
+    (ENDLESS, "sequence 4, step 1, column 1 is infinite"),
+    ([*GOOD[:4], ENDLESS[4, 1:]], "sequence 4, step 0, column 1 is infinite"),
+    (np.full((6, 4, 2), 1e300), "sequence 0, step 0, column 0 is infinite, or beyond float32"),
+    (GOOD[:5], "5 sequences and 6 answers came"),
+]
+
+
+@pytest.mark.parametrize(("X", "message"), BAD_X)
+def test_what_are_no_sequences_is_refused(X: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        SequenceRegressor().fit(X, np.arange(6.0))
+    assert "\n" not in str(caught.value)
+
+
+BAD_Y: list[tuple[Any, Any, str]] = [
+    (SequenceRegressor, np.zeros((6, 2, 2)), r"y has shape \(6, 2, 2\)"),
+    (SequenceRegressor, list("abcdef"), "labels are for SequenceClassifier"),
+    (SequenceRegressor, [1, 2, np.nan, 3, 4, 5], "answer to sequence 2 is NaN"),
+    (SequenceRegressor, 3.0, "y is a float, expected 6 answers"),
+    (SequenceRegressor, np.array(3.0), "y is a ndarray, expected 6 answers"),
+    (SequenceClassifier, np.zeros((6, 2)), r"y has shape \(6, 2\), expected one label"),
+    (SequenceClassifier, ["a"] * 6, "every label is 'a', expected two or more classes"),
+    (SequenceClassifier, [0, 1, [2], 0, 1, 0], "label of sequence 2 is a list, expected something"),
+    (SequenceClassifier, [0, 1, float("nan"), 0, 1, 0], "label of sequence 2 is NaN"),
+]
+
+
+@pytest.mark.parametrize(("kind", "y", "message"), BAD_Y)
+def test_what_are_no_answers_is_refused(kind: Any, y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        kind().fit(GOOD, y)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_sequences_and_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="this SequenceRegressor is not fitted yet; call fit"):
+        SequenceRegressor().predict(GOOD)
+    model = SequenceRegressor(epochs=1).fit(GOOD, np.arange(6.0))
+    with pytest.raises(DataError, match="have 1 column, those at fit had 2"):
+        model.predict(GOOD[:, :, :1])
+    with pytest.raises(DataError, match="6 sequences and 5 answers came"):
+        model.score(GOOD, np.arange(5.0))
+    with pytest.raises(DataError, match="1 sequence came, expected 2 or more"):
+        SequenceRegressor().fit(GOOD[:1], [1.0])
+    for given, message in (
+        ({"pooling": "max"}, "pooling is 'max', expected one of last, mean"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"held_out": 1.0}, "held_out is 1.0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SequenceRegressor(**given).fit(GOOD, np.arange(6.0))
+    with pytest.raises(NonFiniteError, match="10 times in a row; lower the learning rate"):
+        SequenceRegressor(learning_rate=1e38, patience=0).fit(walks(60), np.arange(60.0))
+
+
+def test_settings_are_scikit_learns() -> None:
+    model = SequenceClassifier(hidden_size=8)
+    assert repr(model) == "SequenceClassifier(hidden_size=8)"
+    assert SequenceClassifier(**model.get_params()).get_params() == model.get_params()
+    assert model.set_params(hidden_size=9).hidden_size == 9
+    with pytest.raises(ConfigError, match="a SequenceClassifier has no parameter 'size'"):
+        model.set_params(size=1)
+
+
+@pytest.mark.parametrize("answer", [7.0, 7.1, 1e9 / 3])
+def test_an_answer_that_never_changes_is_met(answer: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 5, 2)), np.full(60, answer)
+    model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1).fit(x, y)
+    np.testing.assert_array_equal(model.predict(x), y)
+    assert model.score(x, y) == 1.0
+    assert model.score(x, y + 1) == 0.0
+    y[np.random.default_rng(0).permutation(60)[:12]] += 1  # held out: teaches nothing
+    model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1, held_out=0.2).fit(x, y)
+    np.testing.assert_array_equal(model.predict(x), np.full(60, answer))
+
+
+def test_a_label_that_is_missing_in_pandas_is_named() -> None:
+    labels = pd.Series(["a", pd.NA, "b"], dtype="string")
+    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; leave it out"):
+        SequenceClassifier().fit([np.zeros((4, 2))] * 3, labels)

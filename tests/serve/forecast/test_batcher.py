@@ -1,0 +1,249 @@
+"""Batches: what comes meanwhile goes together, bounds, deadlines, clients that leave, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from fastlstm.serve.forecast.batcher import DynamicBatcher, ForecastRequest
+from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
+from running_server import Running
+
+RNG = np.random.default_rng(7)
+
+
+def windows(count: int) -> Any:
+    return RNG.normal(size=(count, L, 2)).astype(np.float32)
+
+
+@pytest.fixture
+def busy(serve: Any, held: HeldModel) -> Any:
+    """Starts a server whose first pass is held up; returns it and the answer to come."""
+    pool = ThreadPoolExecutor(40)
+
+    def start(**settings: Any) -> tuple[Running, Any]:
+        server: Running = serve(model=held, **settings)
+        held.holds.set()
+        first = pool.submit(server.client.post, PAST, json=body(windows(1)))
+        wait_until(lambda: held.sizes == [1])
+        return server, first
+
+    start.pool = pool  # type: ignore[attr-defined]
+    yield start
+    held.holds.clear()
+    pool.shutdown()
+
+
+def test_200_clients_share_a_pass_and_get_what_they_get_alone(
+    busy: Any, held: HeldModel, forecasts: Running
+) -> None:
+    server, first = busy()
+    values = windows(200)
+
+    async def ask(client: httpx.AsyncClient, one: Any) -> httpx.Response:
+        return await client.post(PAST, json=body(one[None], quantiles=[0.1, 0.9]))
+
+    async def all_at_once() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+            asking = [asyncio.create_task(ask(client, one)) for one in values]
+            while submitted(server) < 201:
+                await asyncio.sleep(0.01)
+            held.holds.clear()
+            return await asyncio.gather(*asking)
+
+    answers = asyncio.run(all_at_once())
+    assert held.sizes == [1, 200]
+    assert first.result().status_code == 200
+    for one, answer in zip(values, answers, strict=True):
+        alone = forecasts.client.post(PAST, json=body(one[None], quantiles=[0.1, 0.9]))
+        for name in ("forecast", "quantiles"):
+            np.testing.assert_allclose(output(answer, name), output(alone, name), atol=1e-5)
+    assert server.metric("windows_total") == 201
+
+
+def test_passes_run_on_a_thread_of_their_own(busy: Any, held: HeldModel) -> None:
+    server, first = busy(watchdog=0.2)
+    assert server.client.get("/health/ready").status_code == 200  # the event loop is free
+    assert server.metric("streams_active") == 1
+    wait_until(lambda: server.client.get("/health/live").status_code == 503)
+    assert server.client.get("/v2/health/live").json() == {"live": False}
+    held.holds.clear()
+    assert first.result().status_code == 200
+    wait_until(lambda: server.client.get("/v2/health/live").status_code == 200)
+    assert held.threads == {"fastlstm-engine"}
+
+
+def test_a_batch_is_bounded_and_keeps_the_order(busy: Any, held: HeldModel) -> None:
+    server, first = busy(max_streams=8, max_queue=100)
+    asked = []
+    for count in (3, 4, 2, 8, 1):
+        before = submitted(server)
+        asked.append(busy.pool.submit(server.client.post, PAST, json=body(windows(count))))
+        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    held.holds.clear()
+    assert [output(one.result()).shape for one in asked] == [
+        (count, h, 1) for count in (3, 4, 2, 8, 1)
+    ]
+    assert held.sizes == [1, 7, 2, 8, 1]
+    assert first.result().status_code == 200
+
+
+def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
+    server, first = busy(max_streams=2, max_queue=2)
+    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
+    wait_until(lambda: submitted(server) == 3)
+    refused = [server.client.post(PAST, json=body(windows(2)))]
+    third = busy.pool.submit(server.client.post, PAST, json=body(windows(1)))
+    wait_until(lambda: submitted(server) == 4)
+    # Without a place left nothing is read: what is no request is refused just so.
+    kind = {"content-type": "application/json"}
+    refused.append(server.client.post(PAST, content=b"{", headers=kind))
+    for answer in refused:
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert "at its capacity" in answer.json()["error"]
+    assert server.metric("rejected_total") == 2
+    held.holds.clear()
+    for one in (first, second, third):
+        assert one.result().status_code == 200
+    wait_until(lambda: server.scheduler.num_held == 0)
+
+
+def test_a_deadline_that_passes_is_504_and_is_not_computed(busy: Any, held: HeldModel) -> None:
+    server, first = busy()
+    late = server.client.post(PAST, json=body(windows(5), timeout=50_000))
+    assert late.status_code == 504
+    assert "within the request's timeout" in late.json()["error"]
+    wait_until(lambda: server.scheduler.num_held == 1)
+    held.holds.clear()
+    assert first.result().status_code == 200
+    assert output(server.client.post(PAST, json=body(windows(2), timeout=10**12))).shape[0] == 2
+    assert held.sizes == [1, 2]
+
+
+def test_a_client_that_left_is_not_computed(busy: Any, held: HeldModel) -> None:
+    server, first = busy()
+    text = json.dumps(body(windows(5).tolist()))
+    request = (
+        f"POST {PAST} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(text)}\r\n\r\n{text}"
+    )
+    with socket.create_connection(server.address, 10) as client:
+        client.sendall(request.encode())
+        wait_until(lambda: submitted(server) == 6)
+    wait_until(lambda: server.scheduler.num_held == 1)
+    wait_until(lambda: submitted(server) == 1)  # its numbers go while the pass still runs
+    held.holds.clear()
+    assert first.result().status_code == 200
+    assert output(server.client.post(PAST, json=body(windows(2)))).shape[0] == 2
+    assert held.sizes == [1, 2]
+    assert server.metric("disconnects_total") == 1
+
+
+def test_a_pass_that_fails_is_500_for_its_requests_only(busy: Any, held: HeldModel) -> None:
+    server, first = busy()
+    held.fails.set()
+    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
+    wait_until(lambda: submitted(server) == 3)
+    held.holds.clear()
+    assert first.result().status_code == 500
+    assert "planted" not in first.result().text
+    assert second.result().status_code == 200
+    assert server.metric("failed_texts_total") == 1
+
+
+def test_a_request_that_makes_a_pass_fail_fails_alone(
+    busy: Any, held: HeldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = busy()
+    run = held.run
+
+    def failing(past: Any, *more: Any) -> Any:
+        if (past == 77.0).all((1, 2)).any():
+            raise RuntimeError("planted")
+        return run(past, *more)
+
+    asked = []
+    for one in (windows(1), np.full((1, L, 2), 77.0), windows(2)):
+        before = submitted(server)
+        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
+        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    monkeypatch.setattr(held, "run", failing)
+    held.holds.clear()
+    assert [one.result().status_code for one in asked] == [200, 500, 200]
+    assert "planted" not in asked[1].result().text
+
+
+def test_values_beyond_reason_do_not_reach_others(
+    busy: Any, held: HeldModel, forecasts: Running
+) -> None:
+    server, _ = busy()
+    good, bad = windows(1), np.full((1, L, 2), 3e38) * ((-1.0) ** np.arange(L))[:, None]
+    asked = []
+    for one in (bad, good, bad):
+        before = submitted(server)
+        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
+        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    held.holds.clear()
+    assert [one.result().status_code for one in asked] == [400, 200, 400]
+    assert held.sizes == [1, 3]
+    alone = output(forecasts.client.post(PAST, json=body(good)))
+    np.testing.assert_allclose(output(asked[1].result()), alone, atol=1e-5)
+
+
+def test_at_the_end_admitted_requests_are_answered_and_new_ones_refused(
+    busy: Any, held: HeldModel
+) -> None:
+    server, first = busy(grace=30.0)
+    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
+    wait_until(lambda: submitted(server) == 3)
+    server.loop.call_soon_threadsafe(server.runner.end)
+    wait_until(lambda: server.client.get("/v2/health/ready").status_code == 503)
+    refused = server.client.post(PAST, json=body(windows(1)))
+    assert refused.status_code == 503
+    assert "shutting down" in refused.json()["error"]
+    held.holds.clear()
+    assert first.result().status_code == 200
+    assert second.result().status_code == 200
+    server.thread.join(20)
+    assert not server.thread.is_alive()
+
+
+def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) -> None:
+    server, first = busy(grace=0.0)
+    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
+    wait_until(lambda: submitted(server) == 3)
+    server.loop.call_soon_threadsafe(server.runner.end)
+    wait_until(lambda: server.scheduler._is_stopping)
+    held.holds.clear()
+    assert second.result().status_code == 503
+    assert first.result().status_code == 200
+    server.thread.join(20)
+    assert not server.thread.is_alive()
+    assert held.sizes == [1]
+
+
+def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
+    done = threading.Event()
+    batches = DynamicBatcher(
+        held,
+        max_batch=4,
+        max_queue=0,
+        threads=1,
+        deliver=lambda batch: done.set(),  # type: ignore[arg-type]
+    )
+    batches.stop()
+    with pytest.raises(Exception, match="shutting down"):
+        batches.reserve(1)
+    with pytest.raises(Exception, match="shutting down"):
+        batches.submit(ForecastRequest(windows(1), None, None))
+    assert done.is_set()

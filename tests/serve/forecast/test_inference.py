@@ -1,0 +1,549 @@
+"""The Open Inference Protocol: its routes, forecasts equal to the Forecaster's own, bad input."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+import torch
+
+from fastlstm import Forecaster
+from fastlstm.forecast.windows import load_window_forecaster
+from forecast_server import (
+    PAST,
+    QUICK,
+    L,
+    body,
+    everything,
+    h,
+    output,
+    past_of,
+    save,
+    tensor,
+    waves,
+)  # fmt: skip
+from running_server import SETTINGS, Running
+
+COLUMNS = ("y", "temp")
+
+
+def infer(server: Running, request: Any) -> httpx.Response:
+    return server.client.post(PAST, json=request)
+
+
+def last_windows() -> Any:
+    """The last window of every series, shape (3, L, 2)."""
+    return np.stack([past_of(waves(), series, 120, COLUMNS) for series in range(3)])
+
+
+def test_metadata(forecasts: Running) -> None:
+    get = forecasts.client.get
+    server = get("/v2").json()
+    assert server["name"] == "fastlstm"
+    assert {"binary_tensor_data", "sequence", "sequence(string_id)"} <= set(server["extensions"])
+    assert get("/v2/health/live").json() == {"live": True}
+    assert get("/v2/health/ready").json() == {"ready": True}
+    for path in ("/v2/models/waves", "/v2/models/waves/versions/1"):
+        assert get(f"{path}/ready").json() == {"name": "waves", "ready": True}
+        found = get(path).json()
+        assert found["name"] == "waves"
+        assert found["versions"] == ["1"]
+        assert found["parameters"] == {"input_size": L, "horizon": h, "frequency": "1 hour"}
+        (past,) = found["inputs"]
+        assert past["shape"] == [-1, -1, 2]
+        assert past["parameters"]["columns"] == ["y", "temp"]
+        assert [one["name"] for one in found["outputs"]] == ["forecast", "quantiles"]
+        assert [one["shape"] for one in found["outputs"]] == [[-1, h, 1], [-1, h, 1, -1]]
+
+
+def test_metadata_of_columns_of_every_role(whole_forecasts: Running) -> None:
+    found = whole_forecasts.client.get("/v2/models/waves").json()
+    listed = {
+        one["name"]: (one["datatype"], one["shape"], one["parameters"]["columns"])
+        for one in found["inputs"]
+    }
+    assert listed == {
+        "past": ("FP32", [-1, -1, 3], ["y", "temp", "price"]),
+        "past_names": ("BYTES", [-1, -1, 2], ["sky", "kind"]),
+        "future": ("FP32", [-1, h, 1], ["price"]),
+        "future_names": ("BYTES", [-1, h, 1], ["kind"]),
+        "static": ("FP32", [-1, 1], ["size"]),
+        "static_names": ("BYTES", [-1, 1], ["place"]),
+    }
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("path", [PAST, "/v2/models/waves/versions/1/infer"])
+def test_forecasts_are_the_forecasters(
+    forecasts: Running, plain: Forecaster, path: str, nested: bool
+) -> None:
+    request = {"id": "abc", "inputs": [tensor("past", last_windows(), nested=nested)]}
+    answer = forecasts.client.post(path, json=request)
+    own = plain.predict()["y"].to_numpy().reshape(3, h, 1)
+    np.testing.assert_allclose(output(answer), own, rtol=1e-5, atol=1e-5)
+    found = answer.json()
+    assert (found["model_name"], found["model_version"], found["id"]) == ("waves", "1", "abc")
+    assert [one["name"] for one in found["outputs"]] == ["forecast"]
+
+
+def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
+    table = waves().append_column("high", pc.add(pc.cast(waves()["y"], "float64"), 1e9))
+    model = Forecaster(**QUICK, target="high", past=["y"]).fit(table)
+    server = serve(model=load_window_forecaster(save(model, tmp_path)))
+    described = server.client.get("/v2/models/waves").json()
+    assert {one["datatype"] for one in described["inputs"] + described["outputs"]} == {"FP64"}
+    past = np.stack([past_of(table, series, 120, ("high", "y")) for series in range(3)])
+    own = model.predict()["high"].to_numpy().reshape(3, h, 1)
+    asked = {"name": "past", "shape": [3, L, 2], "datatype": "FP64"}
+    (found,) = infer(server, {"inputs": [{**asked, "data": past.tolist()}]}).json()["outputs"]
+    assert found["datatype"] == "FP64"
+    np.testing.assert_allclose(np.reshape(found["data"], found["shape"]), own, rtol=0, atol=1e-4)
+    asked["parameters"] = {"binary_data_size": past.nbytes}
+    request = {"inputs": [asked], "parameters": {"binary_data_output": True}}
+    answer = server.client.post(PAST, **binary(request, past.astype("<f8").tobytes()))
+    size = int(answer.headers["inference-header-content-length"])
+    again = np.frombuffer(answer.content[size:], "<f8").reshape(own.shape)
+    np.testing.assert_array_equal(again, np.reshape(found["data"], found["shape"]))
+    refused = infer(server, body(past))
+    assert refused.status_code == 400
+    assert "has datatype 'FP32', expected 'FP64'" in refused.json()["error"]
+    asked = {"name": "past", "shape": [1, L, 2], "datatype": "FP64", "data": [1e300] * 2 * L}
+    assert "beyond the range of float32" in infer(server, {"inputs": [asked]}).json()["error"]
+
+
+def test_a_static_number_far_from_zero_is_float64(tmp_path: Path) -> None:
+    table = waves()
+    size = pc.add(
+        pc.cast(table["unique_id"].combine_chunks().dictionary_encode().indices, "float64"), 1e9
+    )
+    model = Forecaster(**{**QUICK, "steps": 1}, static=["big"])
+    model.fit(table.append_column("big", size))
+    assert load_window_forecaster(save(model, tmp_path)).dtype == np.float64
+
+
+def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) -> None:
+    levels = [0.05, 0.5, 0.975]
+    answer = infer(forecasts, body(last_windows(), quantiles=levels))
+    own = plain.predict_quantiles(quantiles=levels)
+    own = np.stack([own[f"y-q{q:g}"].to_numpy().reshape(3, h, 1) for q in levels], -1)
+    np.testing.assert_allclose(output(answer, "quantiles"), own, rtol=1e-5, atol=1e-5)
+    assert output(answer).shape == (3, h, 1)
+    chosen = {**body(last_windows(), quantiles=levels), "outputs": [{"name": "quantiles"}]}
+    answer = infer(forecasts, chosen)
+    assert [one["name"] for one in answer.json()["outputs"]] == ["quantiles"]
+    np.testing.assert_array_equal(output(answer, "quantiles").shape, (3, h, 1, 3))
+
+
+def test_a_quantile_that_validation_cannot_tell_is_refused(forecasts: Running) -> None:
+    answer = infer(forecasts, body(last_windows(), quantiles=[0.5, 0.995]))
+    assert answer.status_code == 400
+    assert "quantiles 0.995 are infinite: validation has too few values" in answer.text
+    unasked = {**body(last_windows(), quantiles=[0.5, 0.995]), "outputs": [{"name": "forecast"}]}
+    assert infer(forecasts, unasked).status_code == 200
+
+
+def test_the_newest_rows_are_read(forecasts: Running) -> None:
+    longer = np.stack([waves()[name].to_numpy()[120 - L - 30 : 120] for name in COLUMNS], -1)
+    found = output(infer(forecasts, body(longer[None])))
+    np.testing.assert_array_equal(found, output(infer(forecasts, body(longer[None, -L:]))))
+
+
+def everything_request(series: int, end: int) -> list[Any]:
+    """Inputs for one window of `everything` that ends before row `end`."""
+    table, ahead = everything(), end + h
+    ahead_of = lambda name: past_of(table, series, ahead, (name,))[-h:]  # noqa: E731
+    static = {name: table[name].to_pylist()[series * 120] for name in ("size", "place")}
+    return [
+        tensor("past", past_of(table, series, end, ("y", "temp", "price"))[None]),
+        tensor("past_names", past_of(table, series, end, ("sky", "kind"))[None], "BYTES"),
+        tensor("future", ahead_of("price")[None]),
+        tensor("future_names", ahead_of("kind")[None], "BYTES"),
+        tensor("static", [[static["size"]]]),
+        tensor("static_names", [[static["place"]]], "BYTES"),
+    ]
+
+
+@pytest.mark.parametrize("series", [0, 1, 2])
+@pytest.mark.parametrize("end", [L, 70, 114])
+def test_columns_of_every_role(
+    whole_forecasts: Running, whole: Forecaster, series: int, end: int
+) -> None:
+    inputs = everything_request(series, end)
+    assert any(value is None for value in inputs[0]["data"])  # some are missing
+    found = output(infer(whole_forecasts, {"inputs": inputs}))
+    ((values, statics),) = whole._inputs.read(np.array([series * 120 + end - L]), L + h)
+    with torch.no_grad():
+        center = whole.network_.output.center(whole.network_(values, statics)).numpy()
+    num, scaler = center.shape[-1], whole.stored_.scaler
+    own = center * scaler.std[:num] + scaler.mean[:num]
+    np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-5)
+
+
+def test_every_role_matters(whole_forecasts: Running) -> None:
+    """Changed one by one, every input changes the forecast: none is dropped on the way."""
+    plain = output(infer(whole_forecasts, {"inputs": everything_request(0, 70)}))
+    for place in range(6):
+        inputs = everything_request(0, 70)
+        data = inputs[place]["data"]
+        other = {"sun": "fog", "work": "rest", "rest": "work", "n": "s"}
+        data[-1] = other[data[-1]] if inputs[place]["datatype"] == "BYTES" else data[-1] + 3
+        assert np.abs(output(infer(whole_forecasts, {"inputs": inputs})) - plain).max() > 1e-6
+
+
+def test_nan_is_null_where_values_may_be_missing(whole_forecasts: Running) -> None:
+    inputs = everything_request(1, 70)
+    expected = output(infer(whole_forecasts, {"inputs": inputs}))
+    text = json.dumps({"inputs": inputs}).replace("null", "NaN")
+    assert "NaN" in text
+    kind = {"content-type": "application/json"}
+    answer = whole_forecasts.client.post(PAST, content=text, headers=kind)
+    np.testing.assert_array_equal(output(answer), expected)
+
+
+def binary(request: dict[str, Any], *parts: bytes, length: int | None = None) -> dict[str, Any]:
+    head = json.dumps(request).encode()
+    size = len(head) if length is None else length
+    headers = {"inference-header-content-length": str(size)}
+    return {"content": head + b"".join(parts), "headers": headers}
+
+
+def test_binary_tensors(forecasts: Running) -> None:
+    values = last_windows().astype("<f4")
+    own = output(infer(forecasts, body(values)))
+    head = {"name": "past", "shape": [3, L, 2], "datatype": "FP32"}
+    head["parameters"] = {"binary_data_size": values.nbytes}
+    answer = forecasts.client.post(PAST, **binary({"inputs": [head]}, values.tobytes()))
+    np.testing.assert_array_equal(output(answer), own)
+    for request in (
+        {"inputs": [head], "parameters": {"binary_data_output": True}},
+        {"inputs": [head], "outputs": [{"name": "forecast", "parameters": {"binary_data": True}}]},
+    ):
+        answer = forecasts.client.post(PAST, **binary(request, values.tobytes()))
+        size = int(answer.headers["inference-header-content-length"])
+        listed = json.loads(answer.content[:size])["outputs"]
+        assert listed[0]["parameters"] == {"binary_data_size": own.nbytes}
+        np.testing.assert_array_equal(
+            np.frombuffer(answer.content[size:], "<f4").reshape(own.shape), own
+        )
+
+
+def test_binary_names(whole_forecasts: Running) -> None:
+    inputs = everything_request(2, 70)
+    own = output(infer(whole_forecasts, {"inputs": inputs}))
+    tail = []
+    for one in inputs:
+        data = one.pop("data")
+        if one["datatype"] == "BYTES":
+            tail.append(b"".join(struct.pack("<I", len(v)) + v.encode() for v in data))
+        else:
+            tail.append(np.array(data, dtype="<f4").tobytes())
+        one["parameters"] = {"binary_data_size": len(tail[-1])}
+    answer = whole_forecasts.client.post(PAST, **binary({"inputs": inputs}, *tail))
+    np.testing.assert_array_equal(output(answer), own)
+    for spoilt, why in (
+        ([*tail[:3], tail[3].replace(b"work", b"wo\xffk"), *tail[4:]], "is not UTF-8"),
+        ([*tail[:3], b"\xff" * len(tail[3]), *tail[4:]], "holds 0 whole elements"),
+    ):
+        answer = whole_forecasts.client.post(PAST, **binary({"inputs": inputs}, *spoilt))
+        assert answer.status_code == 400
+        assert why in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"length": 10**6}, "the body has only"),
+        ({"length": 3}, "not valid JSON"),
+        ({"parts": (b"1234",)}, "behind the last tensor: 4 bytes; send"),
+        ({"parts": ()}, "only 0 bytes left"),
+        ({"size": 4}, "has 4 bytes, its shape [1, 24, 2] of FP32 says 192"),
+        ({"size": -1}, "binary_data_size of 'past' is -1"),
+        ({"size": "x"}, "binary_data_size of 'past' is 'x'"),
+        ({"data": [1]}, "has data and binary_data_size"),
+    ],
+)
+def test_binary_that_is_wrong(forecasts: Running, change: dict[str, Any], why: str) -> None:
+    size = change.get("size", 4 * L * 2)
+    head = {"name": "past", "shape": [1, L, 2], "datatype": "FP32"}
+    head |= {"parameters": {"binary_data_size": size}}
+    head |= {"data": change["data"]} if "data" in change else {}
+    parts = (b"\0" * (4 * L * 2), *change.get("parts", ())) if change.get("parts") != () else ()
+    sent = binary({"inputs": [head]}, *parts, length=change.get("length"))
+    answer = forecasts.client.post(PAST, **sent)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+
+
+@pytest.mark.parametrize("length", ["x", "-1", "1.5", "", "9" * 19, "9" * 5000])
+def test_a_length_that_is_none_is_refused(forecasts: Running, length: str) -> None:
+    head = {"name": "past", "shape": [1, L, 2], "datatype": "FP32"}
+    sent = binary({"inputs": [head]})
+    sent["headers"] = {HEADER: length}
+    answer = forecasts.client.post(PAST, **sent)
+    assert answer.status_code == 400
+    assert "expected the number of bytes of JSON" in answer.json()["error"]
+
+
+def past(**changes: Any) -> dict[str, Any]:
+    """A request with one good window, its tensor changed."""
+    good = {"name": "past", "shape": [1, L, 2], "datatype": "FP32", "data": [0.5] * (2 * L)}
+    return {"inputs": [{**good, **changes}]}
+
+
+def with_value(place: int, value: Any) -> dict[str, Any]:
+    data: list[Any] = [0.5] * (2 * L)
+    data[place] = value
+    return past(data=data)
+
+
+ROW = [0.5, 0.5]
+BAD: list[tuple[Any, str]] = [
+    ([1], "the request is a list of 1, expected a JSON object"),
+    ({}, "'inputs' is missing, expected a list of tensors: past"),
+    ({"inputs": None}, "'inputs' is missing"),
+    ({"inputs": 5}, "inputs is 5, expected a list of tensors"),
+    ({"inputs": []}, "the input 'past' is missing"),
+    ({"inputs": [7]}, "expected a list of tensors"),
+    ({"inputs": past()["inputs"] * 2}, "'past' comes twice"),
+    ({**past(), "input": []}, "unknown field 'input' (did you mean 'inputs'?)"),
+    (past(name="pas"), "no input 'pas' (did you mean 'past'?)"),
+    (past(name=None), "no input null"),
+    (past(extra=1), "unknown field 'extra'"),
+    (past(datatype="FP64"), "datatype 'FP64', expected 'FP32'"),
+    (past(datatype="float"), "datatype 'float', expected 'FP32'"),
+    (past(datatype=None), "datatype null, expected 'FP32'"),
+    (past(shape=None), "has shape null"),
+    (past(shape=[L, 2]), f"has shape [{L}, 2], expected [-1, -1, 2]"),
+    (past(shape=[1, L, 3]), "the last axis being y, temp"),
+    (past(shape=[1, L, -2]), "expected a list of whole numbers"),
+    (past(shape=[1, True, 2]), "expected a list of whole numbers"),
+    (past(shape=[1, 2.5, 2]), "expected a list of whole numbers"),
+    (past(shape=[10**30, L, 2]), "expected a list of whole numbers"),
+    (past(shape=[2**31 - 1, 2**31 - 1, 2]), "has 48 elements, its shape"),
+    (past(shape=[2, L, 2]), "has 48 elements, its shape [2, 24, 2] says 96"),
+    (past(shape=[0, L, 2], data=[]), "'past' has no windows"),
+    (past(shape=[0, 2**31 - 1, 2], data=[]), "'past' has no windows"),
+    (past(shape=[1, 3, 2], data=[ROW] * 3), "data of input 'past' has a list of 3 at axis 0"),
+    (past(shape=[1, 3, 2], data=[[ROW] * 3]), "'past' has 3 rows, the model reads 24"),
+    (past(data=[[ROW] * (L - 1) + [[0.5]]]), "has a list of 1 at axis 2"),
+    (past(data=[[ROW] * (L - 1) + [0.5]]), "has 0.5 at axis 2"),
+    (past(data=[ROW] * L), "nested data of input 'past' has a list of 24 at axis 0"),
+    (past(data=[[[[0.5]] * 2] * L]), "has a list of 1 as element 0, expected numbers"),
+    (past(data=None), "has null as data"),
+    (past(data="AAAA"), "has 'AAAA' as data"),
+    (with_value(5, "1"), "has '1' as element 5, expected numbers"),
+    (with_value(5, True), "has true as element 5, expected numbers"),
+    (with_value(5, [1]), "has a list of 1 as element 5"),
+    (with_value(5, {}), "has an object as element 5"),
+    (with_value(5, None), "missing value (null or NaN) at [0, 2, 1]"),
+    (with_value(5, 1e39), "beyond the range of float32, at [0, 2, 1]"),
+    (with_value(5, 10**400), "beyond the range of float32"),
+    (past(parameters=[]), "parameters of input 'past' is a list of 0"),
+    ({**past(), "parameters": 3}, "parameters of the request is 3"),
+    (
+        past(parameters={"shared_memory_region": "x"}),
+        "unknown parameter of input 'past' 'shared_memory_region'",
+    ),
+    (
+        {**past(), "outputs": [{"name": "forecast", "parameters": {"binary_dat": True}}]},
+        "unknown parameter of output 'forecast' 'binary_dat' (did you mean 'binary_data'?)",
+    ),
+    (past(shape=[1 << 31, L, 2]), "expected a list of whole numbers, 0 to 2147483647"),
+    ({**past(), "parameters": {"quantile": [0.5]}}, "(did you mean 'quantiles'?)"),
+    *[
+        ({**past(), "parameters": {"quantiles": levels}}, "expected a list of 1 to 199 numbers")
+        for levels in ([], 0.5, [0.5, "x"], [0.001], [1], [True], ["0.5"], [0.5] * 200)
+    ],
+    ({**past(), "outputs": [{"name": "quantiles"}]}, "needs the parameter quantiles"),
+    ({**past(), "outputs": [{"name": "mean"}]}, "no output 'mean'; this model has forecast"),
+    ({**past(), "outputs": [{"name": "forecast"}] * 2}, "asked for twice"),
+    ({**past(), "outputs": {}}, "outputs is an object"),
+    ({**past(), "outputs": [{"name": "forecast", "data": 1}]}, "unknown field of outputs 'data'"),
+    ({**past(), "id": 7}, "id is 7, expected a string"),
+    ({**past(), "parameters": {"timeout": -1}}, "timeout is -1"),
+    ({**past(), "parameters": {"timeout": 1 << 53}}, "expected a whole number of microseconds"),
+    ({**past(), "parameters": {"timeout": 10**400}}, "timeout is a huge number"),
+    ({**past(), "parameters": {"binary_data_output": 1}}, "binary_data_output is 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_", "why"), BAD, ids=[why[:40] for _, why in BAD])
+def test_what_is_wrong_is_named(forecasts: Running, request_: Any, why: str) -> None:
+    answer = infer(forecasts, request_)
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()) == {"error"}
+    assert why in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"inputs": "\xff"}', "can't decode byte 0xff"),
+        (b'{"id": "a", "id": "b"}', "key 'id' appears twice"),
+        (b"[" * 100_000, "nested deeper than 64 levels"),
+        (b'{"id": ' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper than 64 levels"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "too many digits"),
+        (json.dumps(with_value(5, float("nan"))).encode(), "missing value (null or NaN) at"),
+        (json.dumps(with_value(5, float("inf"))).encode(), "infinite"),
+        (json.dumps(with_value(5, -float("inf"))).encode(), "infinite"),
+        (json.dumps(past()).replace("0.5", "1e999").encode(), "infinite"),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else value,
+)
+def test_what_is_no_json_is_refused(forecasts: Running, text: bytes, why: str) -> None:
+    kind = {"content-type": "application/json"}
+    answer = forecasts.client.post(PAST, content=text, headers=kind)
+    assert answer.status_code == 400, answer.text
+    assert why in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "why"),
+    [
+        (1, "xyz", "column 'sky' knows no 'xyz'; training has seen 3 names in it"),
+        (1, "fogg", "knows no 'fogg' (did you mean 'fog'?)"),
+        (1, 3, "has 3 as element 0, expected strings"),
+        (1, "\ud800", "column 'sky' knows no"),
+        (3, "Work", "column 'kind' knows no 'Work'"),
+        (5, "", "column 'place' knows no ''"),
+    ],
+)
+def test_names_that_are_unknown(
+    whole_forecasts: Running, place: int, change: Any, why: str
+) -> None:
+    inputs = everything_request(0, 70)
+    inputs[place]["data"][0] = change
+    kind = {"content-type": "application/json"}
+    answer = whole_forecasts.client.post(PAST, content=json.dumps({"inputs": inputs}), headers=kind)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("without", "why"),
+    [
+        ({0}, "the input 'past' is missing, 'past' and 'past_names' go together"),
+        ({1}, "the input 'past_names' is missing"),
+        ({2, 3}, "the input 'future' is missing: price, kind ahead"),
+        ({4, 5}, "the input 'static' is missing: size, place"),
+        ({0, 1}, "the input 'past' is missing"),
+    ],
+)
+def test_inputs_that_are_missing(whole_forecasts: Running, without: set[int], why: str) -> None:
+    inputs = [one for k, one in enumerate(everything_request(0, 70)) if k not in without]
+    answer = infer(whole_forecasts, {"inputs": inputs})
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+
+
+def test_inputs_that_do_not_fit_each_other(whole_forecasts: Running) -> None:
+    inputs = everything_request(0, 70)
+    for place, why in ((0, "all axes but the last must agree"), (2, "all axes but the last")):
+        changed = [dict(one) for one in inputs]
+        changed[place]["shape"] = [2, *inputs[place]["shape"][1:]]
+        changed[place]["data"] = inputs[place]["data"] * 2
+        answer = infer(whole_forecasts, {"inputs": changed})
+        assert answer.status_code == 400
+        assert why in answer.json()["error"]
+    for place in (2, 3):
+        inputs[place]["shape"][0] = 2
+        inputs[place]["data"] *= 2
+    answer = infer(whole_forecasts, {"inputs": inputs})
+    assert answer.json()["error"] == "'future' has 2 windows, 'past' has 1; send as many"
+
+
+def test_errors_have_the_protocols_shape(serve: Any, plain_model: Any) -> None:
+    server = serve(model=plain_model, keys=("k",), max_body=2000)
+    client, good = server.client, json.dumps(past())
+    kind = {"content-type": "application/json"}
+    assert client.post(PAST, json=past()).status_code == 401
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    client.headers["authorization"] = "Bearer k"
+    cases = [
+        (404, client.get("/v2/nope")),
+        (404, client.get("/v2/models/other")),
+        (404, client.get("/v2/models/waves/versions/2")),
+        (404, client.post("/v2/models/waves/versions/x/infer", json=past())),
+        (405, client.get(PAST)),
+        (413, client.post(PAST, content=good + " " * 2000, headers=kind)),
+        (415, client.post(PAST, content=good)),
+        (415, client.post(PAST, content=good, headers={**kind, "content-encoding": "gzip"})),
+        (400, client.post(PAST, content=good, headers={HEADER: "x"})),
+        (401, client.post(PAST, json=past(), headers={"authorization": "x"})),
+    ]
+    for status, answer in cases:
+        assert answer.status_code == status, answer.text
+        assert set(answer.json()) == {"error"}
+        assert isinstance(answer.json()["error"], str)
+        assert ".py" not in answer.text
+    assert client.post(PAST, json=past()).status_code == 200
+
+
+HEADER = "inference-header-content-length"
+
+
+def test_each_protocol_is_at_its_model_only(forecasts: Running, server: Running) -> None:
+    for path in ("/v1/models", "/v1/models/waves"):
+        answer = forecasts.client.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "not_a_text_model"
+        assert "/v2/models/waves/infer" in answer.json()["error"]["message"]
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert forecasts.client.post(path, json={"prompt": "a"}).status_code == 404
+    for path in ("/v2/models/tiny", "/v2/models/tiny/ready"):
+        answer = server.client.get(path)
+        assert answer.status_code == 404
+        assert "/v1/completions" in answer.json()["error"]
+    assert server.client.post("/v2/models/tiny/infer", json=past()).status_code == 404
+    assert server.client.get("/v2/health/ready").json() == {"ready": True}
+    assert server.client.get("/v2").status_code == 200
+
+
+def test_the_timeout_counts_from_the_headers(forecasts: Running) -> None:
+    content = json.dumps({**past(), "parameters": {"timeout": 1_000_000}}).encode()
+    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(forecasts.address, 20) as client:
+        client.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(content))
+        time.sleep(1.1)
+        client.sendall(content)
+        assert client.recv(65536).startswith(b"HTTP/1.1 504 ")
+
+
+def test_more_windows_than_a_batch_takes(serve: Any, plain_model: Any) -> None:
+    server = serve(model=plain_model, max_streams=2, max_queue=10)
+    assert infer(server, body(np.zeros((2, L, 2)))).status_code == 200
+    answer = infer(server, body(np.zeros((3, L, 2))))
+    assert answer.status_code == 400
+    assert "3 windows, this server forecasts at most 2" in answer.json()["error"]
+    assert server.scheduler.num_held == 0
+
+
+def test_values_beyond_all_reason_get_an_answer(forecasts: Running) -> None:
+    data = [3e38 * (-1) ** (k // 2) for k in range(2 * L)]
+    answer = infer(forecasts, past(data=data))
+    assert answer.status_code == 400
+    assert "not finite" in answer.json()["error"]
+
+
+def test_log_and_metrics(serve: Any, plain_model: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    server = serve(model=plain_model, log=True)
+    assert infer(server, body(last_windows())).status_code == 200
+    assert infer(server, {}).status_code == 400
+    assert server.metric("windows_total") == 3
+    assert server.metric("batch_windows_count") == 1
+    assert server.metric("batch_windows_sum") == 3
+    assert server.metric("slots") == SETTINGS.max_streams
+    assert server.metric("streams_active") == 0
+    server.end()  # the line of a request is written when its answer is out
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(line["status"], line["windows"]) for line in lines[:2]] == [(200, 3), (400, 0)]

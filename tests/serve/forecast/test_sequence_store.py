@@ -1,0 +1,314 @@
+"""Sequences: a client sends what is new, the server knows the rest."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from fastlstm.serve.forecast import engine as forecast_engine
+from fastlstm.serve.forecast.sequence_store import SequenceStore, Step
+from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.places import Places
+from forecast_server import (
+    PAST,
+    HeldModel,
+    L,
+    body,
+    output,
+    past_of,
+    submitted,
+    tensor,
+    wait_until,
+    waves,
+)
+from running_server import Running
+
+
+def rows(first: int, last: int) -> Any:
+    """Rows of the first series, shape (1, n, 2)."""
+    columns = [waves()[name].to_numpy()[first:last] for name in ("y", "temp")]
+    return np.stack(columns, -1)[None]
+
+
+def send(server: Running, values: Any, name: Any = "a", **parameters: Any) -> httpx.Response:
+    request = body(values, sequence_id=name, **parameters)
+    return server.client.post(PAST, json=request)
+
+
+def at(server: Running, last: int) -> Any:
+    """The forecast from the whole window that ends before a row."""
+    return output(server.client.post(PAST, json=body(rows(last - L, last))))
+
+
+def test_one_row_after_the_other(forecasts: Running) -> None:
+    name = "one-row"
+    found = output(send(forecasts, rows(0, 40), name, sequence_start=True))
+    np.testing.assert_allclose(found, at(forecasts, 40), rtol=1e-5, atol=1e-5)
+    for last in range(41, 50):
+        found = output(send(forecasts, rows(last - 1, last), name))
+        np.testing.assert_allclose(found, at(forecasts, last), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        output(send(forecasts, rows(49, 80), name)), at(forecasts, 80), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        output(send(forecasts, rows(0, 0), name)), at(forecasts, 80), rtol=1e-5, atol=1e-5
+    )
+    found = output(send(forecasts, rows(80, 81), name, sequence_end=True))
+    np.testing.assert_allclose(found, at(forecasts, 81), rtol=1e-5, atol=1e-5)
+    gone = send(forecasts, rows(81, 82), name)
+    assert gone.status_code == 404
+    assert f"there is no sequence '{name}'" in gone.json()["error"]
+
+
+def test_rows_are_kept_until_there_are_enough(forecasts: Running) -> None:
+    first = send(forecasts, rows(0, 10), 7, sequence_start=True)
+    assert first.status_code == 409
+    assert first.json()["error"] == (
+        "sequence 7 has 10 rows so far, a forecast needs 24; they are kept, send 14 more"
+    )
+    assert send(forecasts, rows(10, 23), 7).status_code == 409
+    found = output(send(forecasts, rows(23, 24), 7, sequence_end=True))
+    np.testing.assert_allclose(found, at(forecasts, 24), rtol=1e-5, atol=1e-5)
+    short = send(forecasts, rows(0, 3), 7, sequence_start=True, sequence_end=True)
+    assert short.status_code == 409
+    assert "it has ended" in short.json()["error"]
+    assert send(forecasts, rows(3, 30), 7).status_code == 404
+
+
+def test_sequences_do_not_mix(forecasts: Running) -> None:
+    output(send(forecasts, rows(0, 24), "5", sequence_start=True))
+    output(send(forecasts, rows(30, 54), 5, sequence_start=True))
+    np.testing.assert_allclose(
+        output(send(forecasts, rows(24, 25), "5")), at(forecasts, 25), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        output(send(forecasts, rows(54, 55), 5)), at(forecasts, 55), rtol=1e-5, atol=1e-5
+    )
+    assert send(forecasts, rows(60, 70), 5, sequence_start=True).status_code == 409
+    again = output(send(forecasts, rows(70, 84), 5))
+    np.testing.assert_allclose(again, at(forecasts, 84), rtol=1e-5, atol=1e-5)
+    for name in ("5", 5):
+        output(send(forecasts, rows(0, 30), name, sequence_end=True))
+
+
+def test_what_is_refused_leaves_a_sequence_as_it_was(forecasts: Running) -> None:
+    output(send(forecasts, rows(0, 30), sequence_start=True))
+    bad = rows(30, 31).copy()
+    bad[0, 0, 0] = np.nan
+    assert send(forecasts, bad).status_code == 400
+    assert send(forecasts, rows(30, 31), quantiles=[2]).status_code == 400
+    assert send(forecasts, np.zeros((2, 24, 2))).status_code == 400
+    np.testing.assert_allclose(
+        output(send(forecasts, rows(30, 31), sequence_end=True)), at(forecasts, 31), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"sequence_id": -1}, "sequence_id is -1"),
+        ({"sequence_id": 1 << 64}, "expected a whole number below 2^64"),
+        ({"sequence_id": True}, "sequence_id is true"),
+        ({"sequence_id": "x" * 257}, "at most 256 characters"),
+        ({"sequence_id": "x", "sequence_start": 1}, "sequence_start is 1"),
+        ({"sequence_start": True}, "go with a sequence_id"),
+        ({"sequence_id": 0, "sequence_end": True}, "go with a sequence_id"),
+        ({"sequence_id": "", "sequence_end": True}, "go with a sequence_id"),
+    ],
+)
+def test_parameters_that_are_wrong(forecasts: Running, parameters: Any, why: str) -> None:
+    answer = forecasts.client.post(PAST, json=body(rows(0, 24), **parameters))
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+
+
+def test_requests_under_way_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
+    """Requests of one sequence that wait together: each is forecast from where it stood."""
+    server: Running = serve(model=held)
+    held.holds.set()
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(send, server, rows(0, 24), sequence_start=True)]
+        wait_until(lambda: held.sizes == [1])
+        for last in range(25, 41):
+            before = submitted(server)
+            asked.append(pool.submit(send, server, rows(last - 1, last)))
+            wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+        held.holds.clear()
+        found = [output(one.result()) for one in asked]
+    assert held.sizes == [1, 16]
+    for last, one in zip(range(24, 41), found, strict=True):
+        np.testing.assert_allclose(one, at(server, last), rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_request_is_not_overtaken(
+    serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long bodies are read on another thread; what comes after one waits for its turn."""
+    go, parse = threading.Event(), forecast_engine.parse_request
+
+    def slow(data: bytes, *more: Any) -> Any:
+        if len(data) > 1 << 16:
+            assert go.wait(20)
+        return parse(data, *more)
+
+    monkeypatch.setattr(forecast_engine, "parse_request", slow)
+    server: Running = serve(model=plain_model)
+    engine: Any = server.runner.service.forecasts
+    many = np.concatenate([np.tile(rows(0, 120), (1, 40, 1)), rows(0, 30)], 1)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(send, server, many, sequence_start=True)
+        wait_until(lambda: engine._num_reading.total() == 1)
+        second = pool.submit(send, server, rows(30, 31))
+        wait_until(lambda: engine._num_reading.total() == 2)
+        assert server.client.get("/health/ready").status_code == 200
+        go.set()
+        np.testing.assert_allclose(output(first.result()), at(server, 30), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(output(second.result()), at(server, 31), rtol=1e-5, atol=1e-5)
+
+
+def test_a_timeout_says_that_the_rows_were_taken(serve: Any, held: HeldModel) -> None:
+    server: Running = serve(model=held)
+    output(send(server, rows(0, 24), sequence_start=True))
+    held.holds.set()
+    late = send(server, rows(24, 25), timeout=20_000)
+    assert late.status_code == 504
+    assert "its rows were added to the sequence" in late.json()["error"]
+    held.holds.clear()
+    np.testing.assert_allclose(
+        output(send(server, rows(0, 0))), at(server, 25), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_quantile_that_is_refused_says_that_the_rows_were_taken(forecasts: Running) -> None:
+    output(send(forecasts, rows(0, 24), "unknown", sequence_start=True))
+    refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])
+    assert refused.status_code == 400
+    assert "validation has too few values" in refused.json()["error"]
+    assert refused.json()["error"].endswith("; its rows were added to the sequence")
+    np.testing.assert_allclose(
+        output(send(forecasts, rows(0, 0), "unknown", sequence_end=True)), at(forecasts, 25),
+        rtol=1e-5, atol=1e-5,
+    )  # fmt: skip
+
+
+def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -> None:
+    server: Running = serve(model=held, max_streams=1, max_queue=0)
+    output(send(server, rows(0, 24), sequence_start=True))
+    held.holds.set()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(server.client.post, PAST, json=body(rows(0, 24)))
+        wait_until(lambda: submitted(server) == 1)
+        assert send(server, rows(24, 25)).status_code == 503
+        held.holds.clear()
+        assert other.result().status_code == 200
+    wait_until(lambda: server.scheduler.num_held == 0)
+    np.testing.assert_allclose(
+        output(send(server, rows(0, 0))), at(server, 24), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_their_number_is_bounded_and_idle_ones_go(serve: Any, plain_model: Any) -> None:
+    server: Running = serve(model=plain_model, max_sequences=2, sequence_idle=60.0)
+    now = [0.0]
+    server.runner.service.forecasts._sequences._clock = lambda: now[0]
+    for name in ("a", "b"):
+        output(send(server, rows(0, 24), name, sequence_start=True))
+    assert server.metric("sequences") == 2
+    refused = send(server, rows(0, 24), "c", sequence_start=True)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert "keeps 2 sequences" in refused.json()["error"]
+    now[0] = 61.0
+    assert server.metric("sequences") == 0
+    gone = send(server, rows(24, 25), "a")
+    assert gone.status_code == 404
+    assert "idle for 60 s" in gone.json()["error"]
+    output(send(server, rows(0, 24), "c", sequence_start=True))
+
+
+def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
+    from forecast_server import everything, h
+
+    table = everything()
+
+    def request(first: int, last: int, *more: Any, **parameters: Any) -> Any:
+        def part(names: tuple[str, ...], end: int, count: int) -> Any:
+            return past_of(table, 1, max(end, L), names)[L - count :][None]
+
+        count = last - first
+        inputs = [
+            tensor("past", part(("y", "temp", "price"), last, count)),
+            tensor("past_names", part(("sky", "kind"), last, count), "BYTES"),
+            tensor("future", past_of(table, 1, last + h, ("price",))[-h:][None]),
+            tensor("future_names", past_of(table, 1, last + h, ("kind",))[-h:][None], "BYTES"),
+            *more,
+        ]
+        return whole_forecasts.client.post(PAST, json={"inputs": inputs, "parameters": parameters})
+
+    def static(size: float, place: str) -> list[Any]:
+        return [tensor("static", [[size]]), tensor("static_names", [[place]], "BYTES")]
+
+    sequence = {"sequence_id": "static"}
+    missing = request(20, 44, **sequence, sequence_start=True)
+    assert missing.status_code == 400
+    assert "the input 'static' is missing" in missing.json()["error"]
+    output(request(20, 44, *static(5, "s"), **sequence, sequence_start=True))
+    found = output(request(44, 45, **sequence))
+    np.testing.assert_allclose(
+        found, output(request(21, 45, *static(5, "s"))), rtol=1e-5, atol=1e-5
+    )
+    found = output(request(45, 46, *static(9, "n"), **sequence, sequence_end=True))
+    np.testing.assert_allclose(
+        found, output(request(22, 46, *static(9, "n"))), rtol=1e-5, atol=1e-5
+    )
+
+
+# Without a server -------------------------------------------------------------------------------
+
+
+def test_the_longest_idle_goes_first_and_use_counts() -> None:
+    now = [0.0]
+    kept = SequenceStore(2, Places(10), 5.0, clock=lambda: now[0])
+    one = np.zeros((2, 1), dtype=np.float32)
+    kept.add(Step("a", starts=True), one, None)
+    now[0] = 3.0
+    kept.add(Step("b", starts=True), one, None)
+    now[0] = 4.0
+    kept.add(Step("a"), one, None)
+    now[0] = 8.5
+    assert len(kept) == 1
+    kept.add(Step("a"), one, None)
+    with pytest.raises(ApiError, match="there is no sequence 'b'"):
+        kept.add(Step("b"), one, None)
+
+
+def test_an_idle_sequence_makes_room_for_a_new_one() -> None:
+    now = [0.0]
+    kept = SequenceStore(2, Places(1), 5.0, clock=lambda: now[0])
+    one = np.zeros((2, 1), dtype=np.float32)
+    kept.add(Step("a", starts=True), one, None)
+    now[0] = 5.5
+    kept.add(Step("b", starts=True), one, None)
+    with pytest.raises(ApiError, match="there is no sequence 'a'"):
+        kept.add(Step("a"), one, None)
+    now[0] = 11.0
+    with pytest.raises(ApiError, match="there is no sequence 'b'"):
+        kept.add(Step("b"), one, None)
+
+
+def test_a_window_that_was_handed_out_stays() -> None:
+    kept = SequenceStore(3, Places(1), 5.0)
+    values = np.arange(8, dtype=np.float32)[:, None]
+    first, _ = kept.add(Step(1, starts=True), values[:3], None)
+    second, _ = kept.add(Step(1), values[3:4], None)
+    third, _ = kept.add(Step(1, starts=True), values[4:], None)  # the same name needs no place
+    assert first.ravel().tolist() == [0, 1, 2]
+    assert second.ravel().tolist() == [1, 2, 3]
+    assert third.ravel().tolist() == [5, 6, 7]
+    with pytest.raises(ApiError, match="keeps 1 sequence,"):
+        kept.add(Step(2, starts=True), values, None)

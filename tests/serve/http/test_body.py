@@ -1,0 +1,58 @@
+"""Receiving bodies: many long ones at a time leave the event loop to others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastlstm.serve.http.body import Bodies
+
+SCOPE = {"headers": [(b"content-type", b"application/json")]}
+
+
+def test_of_long_bodies_a_turn_of_the_loop_takes_a_few_parts() -> None:
+    turn, taken = 0, dict[int, int]()
+
+    def client(num_parts: int) -> Any:
+        left = num_parts
+
+        async def receive() -> dict[str, Any]:
+            nonlocal left
+            left -= 1
+            taken[turn] = taken.get(turn, 0) + 1
+            return {"type": "http.request", "body": b" " * 70_000, "more_body": left > 0}
+
+        return receive
+
+    async def main() -> list[bytes]:
+        nonlocal turn
+        bodies = Bodies(1 << 20, 30)
+        tasks = [asyncio.create_task(bodies.read_json(SCOPE, client(9))) for _ in range(40)]
+        while not all(task.done() for task in tasks):
+            turn += 1
+            await asyncio.sleep(0)
+        return [task.result() for task in tasks]
+
+    assert asyncio.run(main()) == [b" " * 630_000] * 40
+    first, *later = [taken[number] for number in sorted(taken)]
+    assert first == 40  # what came along with the headers
+    assert max(later) <= 4
+
+
+def test_a_client_that_leaves_takes_its_turn_along() -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b" " * 70_000, "more_body": True}
+
+    async def main() -> None:
+        bodies = Bodies(1 << 40, 30)
+        left = [asyncio.create_task(bodies.read_json(SCOPE, receive)) for _ in range(40)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(bodies._waiting) > 4
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.wait_for(bodies._turn(), 20)
+
+    asyncio.run(main())

@@ -1,0 +1,430 @@
+"""Clients as they are: they leave, stall, trickle, come in crowds, and send what is no HTTP."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from running_server import FaultyDecoder, Running, solo
+
+ENDLESS = {"prompt": "a", "max_tokens": 100_000, "stream": True}
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    start_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start_s < timeout_s
+        time.sleep(0.002)
+
+
+def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n%s" % (len(data), data)
+
+
+def connect(server: Running, receive_buffer: int | None = None) -> socket.socket:
+    client = socket.socket()
+    if receive_buffer:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(10)
+    client.connect(server.address)
+    return client
+
+
+def answer_of(client: socket.socket) -> bytes:
+    data = b""
+    while True:
+        try:
+            part = client.recv(65536)
+        except ConnectionResetError:
+            return data
+        if not part:
+            return data
+        data += part
+
+
+def status_of(server: Running, data: bytes) -> int:
+    """Sends raw bytes on a connection of their own."""
+    with connect(server) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        answer = answer_of(client)
+    return int(answer.split()[1]) if answer else 0
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half", "before the first piece"])
+def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
+    server = serve()
+    held = server.scheduler
+    for _ in range(20):
+        client = connect(server)
+        client.sendall(request({**ENDLESS, "n": 3}))
+        if how != "before the first piece":
+            client.recv(100)
+        if how == "half":
+            client.shutdown(socket.SHUT_WR)
+            answer_of(client)
+        if how == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    wait_for(lambda: held.num_held == 0 and held.num_active == 0)
+    wait_for(lambda: server.metric("disconnects_total") == 20)
+    assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.writer, "a", 20, seed=3)
+
+
+def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
+    server = serve(max_streams=24, max_queue=200)
+    rng = random.Random(0)
+    staying = []
+    for k in range(30):
+        client = connect(server)
+        length = rng.randint(500, 3000)
+        client.sendall(request({"prompt": "a", "max_tokens": length, "seed": k}))
+        staying.append((client, k, length))
+        leaving = connect(server)
+        leaving.sendall(request(ENDLESS))
+        time.sleep(rng.random() * 0.01)
+        leaving.close()
+    for client, k, length in staying:
+        with client:
+            data = b""
+            while b"usage" not in data:
+                data += client.recv(1 << 20)
+        body = json.loads(data.partition(b"\r\n\r\n")[2])
+        assert body["choices"][0]["text"] == solo(server.writer, "a", length, seed=k)
+        assert body["usage"]["completion_tokens"] == length
+
+
+def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
+    server = serve(max_streams=2, max_queue=1, max_tokens=10**9, stall=60.0)
+    holding = []
+    for _ in range(3):
+        client = connect(server)
+        client.sendall(request({**ENDLESS, "max_tokens": 10**9}))
+        holding.append(client)
+    wait_for(lambda: server.scheduler.num_held == 3)
+    for _ in range(50):
+        # The prompt could not be tokenized: it is not looked at.
+        answer = server.post(prompt="QQQ" * 10_000)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert server.client.get("/health/ready").status_code == 200
+    for client in holding:
+        client.close()
+    wait_for(lambda: server.scheduler.num_held == 0)
+    assert server.post(prompt="a").status_code == 200
+    assert server.metric("rejected_total") == 50
+
+
+def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any) -> None:
+    server = serve(stall=0.5, max_tokens=10**9)
+    slow = [connect(server, receive_buffer=4096) for _ in range(10)]
+    for client in slow:
+        client.sendall(request({**ENDLESS, "max_tokens": 10**9, "n": 4}))
+    wait_for(lambda: server.scheduler.num_held == 40, 10)
+    deadline_s = time.monotonic() + 20
+    while server.scheduler.num_held and time.monotonic() < deadline_s:
+        text = server.text(prompt="a", max_tokens=50, seed=1)
+        assert text == solo(server.writer, "a", 50, seed=1)
+    assert server.scheduler.num_held == 0
+    assert server.metric("stalls_total") == 10
+    for client in slow:
+        assert b"[DONE]" not in answer_of(client)
+        client.close()
+
+
+def test_a_slow_reader_that_reads_is_not_cut_and_loses_nothing(serve: Any) -> None:
+    server = serve(stall=3.0, max_tokens=10**7)
+    with connect(server) as client:
+        length = 2_000_000
+        client.sendall(request({"prompt": "a", "max_tokens": length, "stream": True, "seed": 8}))
+        data = b""
+        end_s = time.monotonic() + 2
+        while time.monotonic() < end_s:
+            data += client.recv(2000)
+            time.sleep(0.005)
+        assert server.scheduler.num_held == 1  # its text waits for it
+        parts = [data]
+        while b"[DONE]" not in parts[-1]:
+            parts.append(client.recv(1 << 20))
+    events = [json.loads(part) for part in split_events(b"".join(parts))]
+    text = "".join(event["choices"][0]["text"] for event in events)
+    assert text == solo(server.writer, "a", length, seed=8)
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """The events of a chunked answer, without [DONE]."""
+    body, at = [], data.index(b"\r\n\r\n") + 4
+    while at < len(data):
+        end = data.index(b"\r\n", at)
+        size = int(data[at:end], 16)
+        body.append(data[end + 2 : end + 2 + size])
+        at = end + 2 + size + 2
+    events = [part.removeprefix(b"data: ") for part in b"".join(body).split(b"\n\n") if part]
+    return [event for event in events if event != b"[DONE]"]
+
+
+def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
+    server = serve(stall=0.3)
+    clients = []
+    for _ in range(5):
+        client = connect(server, receive_buffer=2048)
+        client.sendall(request({"prompt": "a", "max_tokens": 100_000, "n": 15}))
+        clients.append(client)
+    wait_for(lambda: server.metric("tokens_written_total") == 5 * 15 * 100_000, 30)
+    wait_for(lambda: server.scheduler.num_held == 0)
+    time.sleep(1.5)
+    for client in clients:
+        with client:
+            assert len(answer_of(client)) < 1_000_000  # cut: the whole has 1.5 million
+
+
+def send_on(client: socket.socket, data: bytes) -> None:
+    while True:
+        client.sendall(data)
+        time.sleep(0.05)
+
+
+def test_who_asks_on_and_takes_nothing_holds_no_connection(serve: Any) -> None:
+    """Requests one behind the other: there is always one that is being answered."""
+    server = serve(stall=0.3)
+    ask = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with connect(server, receive_buffer=2048) as client:
+        client.settimeout(20)
+        with pytest.raises(ConnectionError):
+            send_on(client, ask * 50)
+    assert server.client.get("/health/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"", None),
+        (b"POST /v1/completions HTT", b"408"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"408"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 5000\r\n\r\n",
+            b"408",
+        ),
+        (b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n", b"404"),
+    ],
+)
+def test_senders_that_trickle_are_cut(serve: Any, start: bytes, status: bytes | None) -> None:
+    server = serve(header_timeout=0.4, body_timeout=0.4)
+    with connect(server) as client:
+        client.sendall(start)
+        client.settimeout(0.05)
+        data = b""
+        begin_s = time.monotonic()
+        while time.monotonic() - begin_s < 30:
+            try:
+                if start:
+                    client.send(b"a")
+                part = client.recv(4096)
+                if not part:
+                    break
+                data += part
+            except TimeoutError:
+                pass
+            except OSError:
+                break
+        assert time.monotonic() - begin_s < 30, "never cut"
+    if status is None:
+        assert data == b""
+    else:
+        assert data.split()[1] == status
+
+
+def test_a_kept_alive_connection_has_a_deadline_for_every_request(serve: Any) -> None:
+    server = serve(header_timeout=0.4)
+    with connect(server) as client:
+        for _ in range(2):
+            client.sendall(request({"prompt": "a", "max_tokens": 1}))
+            data = b""
+            while b"usage" not in data:
+                data += client.recv(65536)
+            assert b"200 OK" in data
+            time.sleep(0.6)  # idle is no trickling
+        client.sendall(b"GET /")
+        assert b"408" in answer_of(client)
+
+
+HOSTILE = [
+    (b"\x00\x01\x02\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nhost x\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nhost: y\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\na b: c\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 20_000 + b"\r\n", 431),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9e9\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n"
+     b"content-length: 2\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+     b"content-length: 99999999999\r\n\r\n", 413),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+     b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+     b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+     b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+     b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1, 2\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\nhost: localhost\n\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\nx: y\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: y\rz: 1\r\n\r\n", 400),
+    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n", 400),
+    *[(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+       b"transfer-encoding: chunked\r\n\r\n%s\r\n{}\r\n0\r\n\r\n" % size, 400)
+      for size in (b"-2", b"0x2", b"2_0", b"+2", b" 2", b"2\n", b"f" * 21)],
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
+    (b"CONNECT x:1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
+    (b"GET http://evil/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
+    (b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+     200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "status"), HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_no_good_http_is_answered_so(server: Running, data: bytes, status: int) -> None:
+    assert status_of(server, data) == status
+    assert server.client.get("/health/live").status_code == 200
+
+
+def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
+    first = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: a\ny: b\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(first + smuggled)
+        answer = answer_of(client)
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert answer.count(b"HTTP/1.1 400 ") == 1
+    assert b"ends with LF only" in answer
+    unread = b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(unread)
+        assert client.recv(4096).startswith(b"HTTP/1.1 404 ")
+        client.sendall(b"{}" + smuggled)
+        assert b"ends with LF only" in answer_of(client)
+
+
+def test_a_length_that_comes_twice_alike_is_one(server: Running) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    length = b"content-length: %d\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    assert_ok(server, head + length + length + b"\r\n" + body)
+
+
+def assert_ok(server: Running, data: bytes) -> None:
+    with connect(server) as client:
+        client.sendall(data)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_in_ever_so_small_chunks_is_refused_early(server: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"transfer-encoding: chunked\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(head + b"1\r\n \r\n" * 1100)
+        answer = answer_of(client)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"expected 256 bytes or more in each" in answer
+    body = json.dumps({"prompt": "a" * 100_000, "max_tokens": 1}).encode()
+    parts = [body[k : k + 256] for k in range(0, len(body), 256)]
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    assert_ok(server, head + chunked + b"0\r\n\r\n")
+    small = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"prompt": "a", "max_tokens": 1}')
+    assert_ok(server, head + small + b"0\r\n\r\n")
+
+
+def test_small_chunks_count_for_their_request_only(server: Running) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).ljust(600).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with connect(server) as client:
+        for _ in range(3):
+            client.sendall(head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+            answer = b""
+            while b"total_tokens" not in answer:
+                part = client.recv(65536)
+                answer += part
+                assert part
+                assert answer.startswith(b"HTTP/1.1 200 "), answer
+
+
+def test_random_requests_are_never_a_500(server: Running) -> None:
+    rng = random.Random(5)
+    fields = ["prompt", "max_tokens", "n", "stop", "logprobs", "echo", "seed", "logit_bias"]
+    fields += ["temperature", "top_p", "stream", "stream_options", "session", "user", "model", "x"]
+    values = [None, True, 0, 1, -1, 3, 2**63, 1e308, 0.5, "", "a", "\ud800", [], [1], ["a"], {}]
+    values += [[[]], [[1]], {"1": 1}, {"include_usage": True}, "tiny", [None], "\x00", "é" * 999]
+    seen = set()
+    for _ in range(400):
+        body = {rng.choice(fields): rng.choice(values) for _ in range(rng.randint(0, 5))}
+        answer = server.client.post(
+            "/v1/completions",
+            content=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        seen.add(answer.status_code)
+        assert answer.status_code in (200, 400, 404), (body, answer.text)
+    assert seen == {200, 400, 404}
+    for _ in range(100):
+        data = rng.randbytes(rng.randint(0, 300))
+        answer = server.client.post(
+            "/v1/completions", content=data, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400
+
+
+def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, writer: Any) -> None:
+    decoder = FaultyDecoder(writer.decoder)
+    server = serve(model=replace(writer, decoder=decoder), watchdog=2.0)
+    live = httpx.Client(base_url=server.url)
+    with connect(server) as client:
+        client.sendall(request({"prompt": "a " * 100_000, "max_tokens": 1}))
+        wait_for(lambda: server.scheduler.num_active == 1)
+        while server.scheduler.num_active:
+            assert live.get("/health/live").status_code == 200
+        decoder.freezes.set()
+        assert live.get("/health/live").status_code == 200  # nothing to do is not stuck
+        client.recv(65536)
+        client.sendall(request(ENDLESS))
+        wait_for(lambda: live.get("/health/live").status_code == 503)
+        decoder.freezes.clear()
+        wait_for(lambda: live.get("/health/live").status_code == 200)
+    live.close()
+
+
+def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, writer: Any) -> None:
+    decoder = FaultyDecoder(writer.decoder)
+    server = serve(model=replace(writer, decoder=decoder))
+    with server.client.stream("POST", "/v1/completions", json=ENDLESS) as answer:
+        lines = answer.iter_lines()
+        assert "choices" in next(lines)
+        decoder.fails.set()
+        rest = [line for line in lines if line]
+    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+    assert not any("DONE" in line or "planted" in line for line in rest)
+    decoder.fails.set()
+    refused = server.post(prompt="a", max_tokens=10)
+    assert refused.status_code == 500
+    assert "planted" not in refused.text
+    assert server.text(prompt="a", max_tokens=9, seed=1) == solo(writer, "a", 9, seed=1)

@@ -1,0 +1,185 @@
+"""The official client against a real server: what people do with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import openai
+import pytest
+
+from running_server import solo
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_text_is_the_one_the_engine_writes_alone(client: Any, server: Any) -> None:
+    done = client.completions.create(model="tiny", prompt="a cat", max_tokens=50, seed=7)
+    assert done.choices[0].text == solo(server.writer, "a cat", 50, seed=7)
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": 5,
+        "completion_tokens": 50,
+        "total_tokens": 55,
+    }
+
+
+def test_a_stream_brings_the_same_text(client: Any, server: Any) -> None:
+    stream = client.completions.create(
+        model="tiny",
+        prompt="a cat",
+        max_tokens=3000,
+        seed=7,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    assert text == solo(server.writer, "a cat", 3000, seed=7)
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) <= {None}
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 3000
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_n_choices_have_seeds_of_their_own(client: Any, server: Any) -> None:
+    done = client.completions.create(model="tiny", prompt="a", max_tokens=20, seed=5, n=3)
+    expected = [solo(server.writer, "a", 20, seed=5 + k) for k in range(3)]
+    assert [choice.text for choice in done.choices] == expected
+    assert len(set(expected)) == 3
+
+
+def test_several_prompts_by_text_and_by_tokens(client: Any, server: Any) -> None:
+    writer = server.writer
+    done = client.completions.create(model="tiny", prompt=["a", "cat"], max_tokens=9, seed=2, n=2)
+    wanted = [solo(writer, prompt, 9, seed=2 + k) for prompt in ("a", "cat") for k in range(2)]
+    assert [choice.text for choice in done.choices] == wanted
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert done.usage.prompt_tokens == 4
+    tokens = [writer.tokenizer.encode(text).tolist() for text in ("a", "cat")]
+    again = client.completions.create(model="tiny", prompt=tokens, max_tokens=9, seed=2, n=2)
+    assert [choice.text for choice in again.choices] == wanted
+    one = client.completions.create(model="tiny", prompt=tokens[1], max_tokens=9, seed=2)
+    assert one.choices[0].text == wanted[2]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_stop_ends_before_the_string(client: Any, server: Any, streams: bool) -> None:
+    whole = solo(server.writer, "a", 2000, seed=1)
+    stop = whole[40:43]
+    made = client.completions.create(
+        model="tiny", prompt="a", max_tokens=2000, seed=1, stop=["\n\n\n\n\n", stop], stream=streams
+    )
+    chunks = list(made) if streams else [made]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    if not streams:
+        assert made.usage.completion_tokens == whole.index(stop) + 3
+
+
+def test_logprobs_and_echo(client: Any, server: Any) -> None:
+    done = client.completions.create(
+        model="tiny", prompt="cat", max_tokens=4, seed=1, logprobs=2, echo=True, temperature=0
+    )
+    choice = done.choices[0]
+    scores = choice.logprobs
+    assert choice.text.startswith("cat")
+    assert scores.tokens == list(choice.text)
+    assert scores.text_offset == list(range(7))
+    assert scores.token_logprobs[0] is None
+    assert scores.top_logprobs[0] is None
+    assert all(value < 0 for value in scores.token_logprobs[1:])
+    for token, own, top in zip(
+        scores.tokens[3:], scores.token_logprobs[3:], scores.top_logprobs[3:], strict=True
+    ):
+        assert top[token] == own == max(top.values())  # greedy takes the likeliest
+        assert len(top) == 2
+
+
+def test_scores_of_a_prompt_alone(client: Any, server: Any) -> None:
+    long = "the cat sat on the mat. " * 40
+    whole = client.completions.create(
+        model="tiny", prompt=long, max_tokens=0, logprobs=0, echo=True
+    )
+    scores = whole.choices[0].logprobs
+    assert whole.choices[0].text == long
+    assert len(scores.token_logprobs) == len(long)
+    assert scores.top_logprobs is None
+    assert whole.usage.completion_tokens == 0
+    part = client.completions.create(
+        model="tiny", prompt=long[:30], max_tokens=0, logprobs=0, echo=True
+    )
+    assert part.choices[0].logprobs.token_logprobs == scores.token_logprobs[:30]
+
+
+def test_streamed_logprobs_are_those_of_the_whole(client: Any) -> None:
+    body = {"model": "tiny", "prompt": "a mat", "max_tokens": 300, "seed": 3, "logprobs": 1}
+    whole = client.completions.create(**body, echo=True, stop=".").choices[0].logprobs
+    chunks = list(client.completions.create(**body, echo=True, stop=".", stream=True))
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        parts = [getattr(chunk.choices[0].logprobs, name) for chunk in chunks]
+        assert [value for part in parts for value in part] == getattr(whole, name)
+
+
+def test_penalties_bias_and_the_extras_reach_the_engine(client: Any, server: Any) -> None:
+    settings: dict[str, Any] = {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.25,
+    }
+    extras = {"top_k": 12, "min_p": 0.01, "repetition_penalty": 1.2}
+    done = client.completions.create(
+        model="tiny",
+        prompt="a",
+        max_tokens=60,
+        seed=9,
+        logit_bias={"3": -100, "4": 1.5},
+        extra_body=extras,
+        **settings,
+    )
+    wanted = solo(
+        server.writer, "a", 60, seed=9, logit_bias={3: -100.0, 4: 1.5}, **settings, **extras
+    )
+    assert done.choices[0].text == wanted
+    assert server.writer.tokenizer.decode([3]) not in wanted
+
+
+def test_models_and_errors(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "fastlstm"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4' here"):
+        client.completions.create(model="gpt-4", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="temperature is 9, expected a number, 0 to 2"):
+        client.completions.create(model="tiny", prompt="a", temperature=9)
+    told = "vocabulary does not hold: 'Q' at 2; leave them out, or train with vocab byte or bpe,"
+    with pytest.raises(openai.BadRequestError, match=told):
+        client.completions.create(model="tiny", prompt="a Q")
+    with pytest.raises(openai.NotFoundError, match="not trained to chat"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}])
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
+    """The README's command: pieces come while the text is still being written."""
+    body = json.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True, "seed": 3})
+    headers = ["-H", "Content-Type: application/json"]
+    command = ["curl", "-sN", f"{server.url}/v1/completions", *headers, "-d", body]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("data: {")
+        assert server.scheduler.num_held == 1
+        events = [line for line in (first, *process.stdout) if line.strip()]
+    assert process.returncode == 0
+    assert events[-1] == "data: [DONE]\n"
+    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in events[:-1]]
+    assert "".join(pieces) == solo(server.writer, "a", 100_000, seed=3)

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError, KernelError
+from fastlstm.system import environment, hardware
+from fastlstm.system.hardware import Ceilings
+from recorded_cpus import (
+    AMX_INT8,
+    AMX_TILE,
+    AVX,
+    AVX2,
+    AVX512F,
+    F16C,
+    FMA,
+    OSXSAVE,
+    XCR0_AVX,
+    XCR0_AVX512,
+    sapphire_rapids,
+)
+
+pytestmark = pytest.mark.isa
+
+native = hardware.native()
+
+
+@pytest.mark.parametrize(
+    ("changes", "isa"),
+    [
+        ({}, "amx_bf16"),
+        ({"is_amx_permitted": False}, "avx512_bf16"),
+        ({"xcr0": XCR0_AVX512}, "avx512_bf16"),  # the kernel does not save tiles
+        ({"leaf7_edx": AMX_TILE | AMX_INT8}, "avx512_bf16"),
+        ({"leaf7_1_eax": 0}, "avx512"),  # AMX alone does not stand in for AVX512-BF16
+        ({"xcr0": XCR0_AVX}, "avx2"),  # the CPU has AVX-512, the kernel does not save ZMM
+        ({"xcr0": 0x600E7 & ~0x20}, "avx2"),  # opmask state not saved
+        ({"leaf7_ebx": AVX2 | AVX512F}, "avx2"),  # Knights Landing: F without BW, VL, DQ
+        ({"leaf7_ebx": AVX2}, "avx2"),
+        ({"leaf1_ecx": OSXSAVE | AVX}, "scalar"),  # AVX2 without FMA
+        ({"leaf7_ebx": 0}, "scalar"),
+        ({"xcr0": 0x1}, "scalar"),  # the kernel saves x87 only
+        ({"xcr0": 0x3}, "scalar"),  # the upper halves of YMM are lost on a task switch
+        ({"leaf1_ecx": AVX | FMA | F16C}, "scalar"),  # OSXSAVE off: XCR0 means nothing
+    ],
+)
+def test_isa_needs_cpu_and_operating_system(changes: dict[str, int], isa: str) -> None:
+    assert native.choose_isa(sapphire_rapids(**changes)) == isa
+
+
+def test_a_machine_without_cpuid_is_scalar() -> None:
+    record = native.CpuidRecord()
+    assert native.choose_isa(record) == "scalar"
+    assert native.usable_features(record) == []
+
+
+def test_features_follow_the_operating_system() -> None:
+    everything = set(native.usable_features(sapphire_rapids()))
+    assert {"avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"} <= everything
+    without_zmm = set(native.usable_features(sapphire_rapids(xcr0=XCR0_AVX)))
+    assert without_zmm == {"avx", "fma", "f16c", "avx2"}
+    assert native.usable_features(sapphire_rapids(leaf1_ecx=AVX | FMA)) == []
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of an x86-64 Linux")
+def test_features_agree_with_the_kernel() -> None:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        pytest.skip("no /proc/cpuinfo here")
+    lines = info.read_text(encoding="utf-8").splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split(":")[1].split())
+    ours = native.usable_features(native.record_cpuid())
+    same = ("avx", "fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_bf16")
+    assert {name for name in same if name in ours} == {name for name in same if name in flags}
+
+
+def test_cpu_describes_this_machine() -> None:
+    info = hardware.cpu()
+    assert hardware.cpu() is info  # every call of a kernel asks
+    assert info.isa in environment.ISA_NAMES
+    assert 1 <= info.cores <= (os.cpu_count() or 1)
+    assert info.vendor
+    assert info.model
+    assert all(size >= 0 for size in (info.l1d_bytes, info.l2_bytes, info.l3_bytes))
+
+
+@pytest.mark.parametrize(
+    ("isa", "vendor", "expected"),
+    [
+        ("amx_bf16", "GenuineIntel", "amx_bf16"),
+        ("avx512_bf16", "GenuineIntel", "avx512"),
+        ("avx512_bf16", "AuthenticAMD", "avx512_bf16"),
+        ("avx512", "GenuineIntel", "avx512"),
+        ("avx2", "AuthenticAMD", "avx2"),
+    ],
+)
+def test_bf16_takes_the_instructions_that_are_fastest(
+    isa: str, vendor: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hardware.fastest_bf16(isa, vendor) == expected
+    record = sapphire_rapids()
+    record.vendor = vendor
+    monkeypatch.delenv("FASTLSTM_ISA", raising=False)
+    monkeypatch.setattr(hardware, "_detected", lambda: (record, isa, frozenset()))
+    hardware._described.cache_clear()
+    try:
+        assert hardware.cpu().bf16_isa == expected
+        monkeypatch.setenv("FASTLSTM_ISA", isa)  # who asks for it gets it
+        assert hardware.cpu().bf16_isa == isa
+    finally:
+        hardware._described.cache_clear()
+
+
+def test_forced_isa_lowers_but_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    assert hardware.cpu().isa == "scalar"
+    monkeypatch.setattr(hardware, "_detected", lambda: (sapphire_rapids(), "avx2", frozenset()))
+    monkeypatch.setenv("FASTLSTM_ISA", "avx512")
+    with pytest.raises(ConfigError) as caught:
+        hardware.cpu()
+    assert str(caught.value) == "FASTLSTM_ISA is avx512, this CPU offers avx2; unset it or lower it"
+
+
+@pytest.mark.parametrize(
+    ("quota", "allowed", "expected"),
+    [(None, 4, 4), (2.0, 4, 2), (1.9, 4, 1), (0.5, 4, 1), (8, 2, 2)],
+)
+def test_cores_are_affinity_and_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, allowed: int, expected: int
+) -> None:
+    monkeypatch.setattr(hardware.cgroup, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
+    assert hardware.cores() == expected
+
+
+def test_default_threads_obey_omp_num_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert hardware.default_threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert hardware.default_threads() == 4
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert hardware.default_threads() == 4
+
+
+def test_cache_sizes_are_those_of_the_data_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    caches = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K")]
+    for index, values in enumerate([*caches, ("3", "Unified", "96M"), ("4", "Unified", "odd")]):
+        directory = tmp_path / f"sys/devices/system/cpu/cpu3/cache/index{index}"
+        directory.mkdir(parents=True)
+        for name, value in zip(("level", "type", "size"), values, strict=True):
+            (directory / name).write_text(value + "\n", encoding="utf-8")
+    assert hardware._cache_bytes(tmp_path) == {1: 48 << 10, 2: 2 << 20, 3: 96 << 20}
+
+
+def test_missing_native_code_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(hardware.importlib, "import_module", refuse)
+    with pytest.raises(KernelError, match=r"build it with 'pip install \.' in the checkout"):
+        hardware.native()
+
+
+def test_peak_is_measured_for_every_usable_instruction_set() -> None:
+    isa = hardware.cpu().isa
+    measured = native.peak_gflops(isa, 1, 0.02)
+    names = [name for name in environment.ISA_NAMES if name in measured]
+    assert list(measured) == names
+    assert names[0] == "scalar"
+    assert all(value > 0.1 for value in measured.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: native.peak_gflops("sse9", 1), "unknown instruction set"),
+        (lambda: native.peak_gflops("scalar", 0), "threads must be from 1 to 4096"),
+        (lambda: native.peak_gflops("scalar", 1, float("nan")), "seconds must be from 0 to 60"),
+        (lambda: native.copy_gb_s(0, 1), "threads must be from 1 to 4096"),
+        (lambda: native.copy_gb_s(1, 0), "bytes_per_thread must be at least 1"),
+        (lambda: native.copy_gb_s(1, 1, 0), "rounds must be at least 1"),
+    ],
+)
+def test_native_code_checks_its_arguments(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_copies_that_do_not_fit_are_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        native.copy_gb_s(1, 1 << 60)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Measurements that take no time, and a cache of their own; returns where they are kept."""
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hardware, "_MEASURE_S", 0.0)
+    monkeypatch.setattr(hardware, "_COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(hardware, "_QUIET_SHARE", 0.0)
+    return tmp_path / "cache" / "measured"
+
+
+SMALL = (32, 16, 24)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32"])
+def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) -> None:
+    before = torch.get_num_threads()
+    measured = hardware.ceilings(dtype, before + 1, shape=SMALL)
+    assert measured.gemm_gflops > 0
+    assert measured.copy_gb_s > 0
+    assert measured.gemm_by in ("torch.mm", "oneDNN")
+    assert torch.get_num_threads() == before
+
+
+def test_every_way_to_multiply_gives_the_product() -> None:
+    x, weight = torch.randn(5, 7), torch.randn(3, 7)
+    expected = x.double() @ weight.double().t()
+    products = hardware._cpu_products(x, weight)
+    assert "torch.mm" in products
+    if torch.backends.mkldnn.is_available():
+        assert "oneDNN" in products
+    for product in products.values():
+        result = product()
+        assert isinstance(result, torch.Tensor)
+        assert torch.allclose(result.double(), expected, atol=1e-5)
+
+
+def _never(*_: Any) -> Ceilings:
+    raise AssertionError("measured although the result was stored")
+
+
+def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = hardware.ceilings("fp32", 1, shape=SMALL)
+    monkeypatch.setattr(hardware, "_measure", _never)
+    again = hardware.ceilings("fp32", 1, shape=SMALL)
+    assert again == dataclasses.replace(first, is_recalled=True)
+    assert not first.is_recalled
+    for other in (("bf16", 1, SMALL), ("fp32", 2, SMALL), ("fp32", 1, (8, 8, 8))):
+        with pytest.raises(AssertionError, match="measured"):
+            hardware.ceilings(other[0], other[1], shape=other[2])
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    with pytest.raises(AssertionError, match="measured"):
+        hardware.ceilings("fp32", 1, shape=SMALL)
+
+
+def test_fresh_measurement_keeps_the_better_one(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Ceilings(100.0, "oneDNN", 9.0), Ceilings(60.0, "oneDNN", 9.0)]
+    results.append(Ceilings(120.0, "torch.mm", 9.0))
+    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
+    seen = [hardware.ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
+    assert seen == [100.0, 100.0, 120.0]
+    assert hardware.ceilings("fp32", 1).gemm_gflops == 120.0
+
+
+def test_a_measurement_on_a_busy_machine_is_made_again(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = [(40.0, True), (30.0, True), (50.0, False), (99.0, False)]
+    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in figures]
+    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
+    seen = [hardware.ceilings("fp32", 1) for _ in range(4)]
+    assert [(c.gemm_gflops, c.is_busy) for c in seen] == [
+        (40.0, True),
+        (40.0, True),
+        (50.0, False),
+        (50.0, False),
+    ]
+
+
+@pytest.mark.parametrize(("cpu_rate", "is_busy"), [(0.0, True), (1.7, True), (1.9, False)])
+def test_busy_means_that_the_threads_lacked_cpu_time(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, cpu_rate: float, is_busy: bool
+) -> None:
+    clock = itertools.count(step=1.0)
+    monkeypatch.setattr(hardware, "_QUIET_SHARE", 0.9)
+    monkeypatch.setattr(hardware, "_best_seconds", lambda call: 1.0)
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))
+    used = itertools.count(step=cpu_rate)
+    monkeypatch.setattr(hardware.time, "process_time", lambda: next(used))
+    assert hardware.ceilings("fp32", 2, shape=SMALL).is_busy is is_busy
+
+
+def test_a_machine_that_is_always_busy_is_measured_three_times(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy=True) for gflops in (40.0, 30.0, 50.0, 99.0)]
+    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
+    seen = [hardware.ceilings("fp32", 1) for _ in range(5)]
+    assert [c.gemm_gflops for c in seen] == [40.0, 40.0, 50.0, 50.0, 50.0]
+    assert [c.is_recalled for c in seen] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({}, {"gemm_gflops": "fast"}, {"gemm_gflops": None}, {"copy_gb_s": -1.0}),
+        *({"gemm_gflops": "inf"}, {"gemm_gflops": 10**400}, {"copy_gb_s": "1e999"}),
+        *({"gemm_by": "<script>"}, {"gemm_by": ["oneDNN"]}, {"tries": [1]}),
+    ],
+)
+def test_ceilings_that_make_no_sense_are_measured_again(quick: Path, value: dict[str, Any]) -> None:
+    hardware.ceilings("fp32", 1, shape=SMALL)
+    (path,) = quick.iterdir()
+    content = json.loads(path.read_text())
+    content["value"] = {**content["value"], **value} if value else {}
+    path.write_text(json.dumps(content))
+    assert not hardware.ceilings("fp32", 1, shape=SMALL).is_recalled
+    assert hardware.ceilings("fp32", 1, shape=SMALL).is_recalled
+
+
+def test_unknown_dtype_names_the_known_ones(quick: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hardware.ceilings("int4", 1)
+    assert str(caught.value) == "dtype is 'int4', expected one of fp32, bf16, fp16, tf32"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_there_is_none(quick: Path) -> None:
+    assert hardware.gpu() is None
+    with pytest.raises(ConfigError, match="torch finds no GPU"):
+        hardware.ceilings("fp32", 1, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_gpu_describes_the_first_device(quick: Path) -> None:
+    found = hardware.gpu()
+    assert found is not None
+    assert found.total_bytes > 0
+    assert hardware.ceilings("bf16", 1, device="cuda", shape=(512, 512, 512)).gemm_gflops > 0
+
+
+def test_freed_memory_is_kept_and_a_large_buffer_costs_no_page_faults_again() -> None:
+    code = (
+        "import resource, torch\n"
+        "from fastlstm.system import hardware\n"
+        "assert hardware.keep_freed_memory()\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.zeros(16 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "taken = [faults() for _ in range(16)]\n"
+        "assert min(taken[8:]) < 1000, taken  # else every buffer of 64 MB is mapped anew\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_library_without_openmp_is_refused() -> None:
+    before = native.has_openmp()
+    assert not native.use_openmp("libc.so.6")
+    assert not native.use_openmp("libnosuch.so")
+    assert native.has_openmp() == before

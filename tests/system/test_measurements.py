@@ -1,0 +1,159 @@
+"""What was measured before is found again for exactly the same, and damage costs a measurement."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.system import hardware, measurements
+from fastlstm.text import pass_time
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.pass_time import time_precision
+from fastlstm.training import precision as precision_module
+
+ABOUT = {"device": "a CPU", "threads": 2, "shape": [3, 4]}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "measured"
+
+
+def test_a_measurement_is_found_again_for_the_same_only(cache: Path) -> None:
+    assert measurements.recall("pass", ABOUT) is None
+    measurements.remember("pass", ABOUT, {"seconds": 0.25})
+    assert measurements.recall("pass", dict(reversed(ABOUT.items()))) == {"seconds": 0.25}
+    for other in ({**ABOUT, "threads": 3}, {**ABOUT, "more": 1}, {"threads": 2}):
+        assert measurements.recall("pass", other) is None
+    assert measurements.recall("ceilings", ABOUT) is None
+    measurements.remember("pass", ABOUT, {"seconds": 0.5})
+    assert measurements.recall("pass", ABOUT) == {"seconds": 0.5}
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "[" * 10_000, "null", '{"format": 1}', "\0" * 100, '{"format": 1, "value": 3}'],
+)
+def test_a_damaged_file_counts_as_none(cache: Path, text: str) -> None:
+    measurements.remember("pass", ABOUT, {"seconds": 0.25})
+    (path,) = cache.iterdir()
+    path.write_text(text)
+    assert measurements.recall("pass", ABOUT) is None
+    measurements.remember("pass", ABOUT, {"seconds": 0.5})
+    assert measurements.recall("pass", ABOUT) == {"seconds": 0.5}
+
+
+def test_a_file_of_another_machine_or_format_counts_as_none(cache: Path) -> None:
+    measurements.remember("pass", ABOUT, {"seconds": 0.25})
+    (path,) = cache.iterdir()
+    content = json.loads(path.read_text())
+    for change in ({"of": {**ABOUT, "device": "other"}}, {"format": 2}):
+        path.write_text(json.dumps({**content, **change}))
+        assert measurements.recall("pass", ABOUT) is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(cache: Path) -> None:
+    cache.parent.write_text("a file where the directory should be")
+    measurements.remember("pass", ABOUT, {"seconds": 0.25})
+    assert measurements.recall("pass", ABOUT) is None
+
+
+def write_many(number: int) -> None:
+    for _ in range(50):
+        measurements.remember("pass", ABOUT, {"seconds": float(number), "pad": "x" * 4096})
+
+
+def test_processes_that_write_at_once_leave_a_whole_file(cache: Path) -> None:
+    measurements.remember("pass", ABOUT, {"seconds": 0.0})
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_many, args=(n,)) for n in (1, 2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        found = measurements.recall("pass", ABOUT)
+        assert found is not None
+        assert found["seconds"] in (0.0, 1.0, 2.0)
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(list(cache.iterdir())) == 1
+
+
+def model(rnn_size: int = 16) -> LanguageModel:
+    return LanguageModel(ModelConfig(vocab_size=11, embed_size=8, rnn_size=rnn_size))
+
+
+def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[Any] = []
+
+    def seconds(_: Any, name: str, *__: Any) -> float:
+        timed.append(name)
+        return {"fp32": 0.3, "bf16": 0.1}[name]
+
+    monkeypatch.setattr(pass_time, "_pass_seconds", seconds)
+    monkeypatch.setattr(precision_module, "bf16_instructions", lambda: "AVX512-BF16")
+    cpu = torch.device("cpu")
+    first = time_precision("auto", model(), cpu, (4, 2))
+    assert (first.name, first.step_s, first.is_recalled) == ("bf16", 0.1, False)
+    again = time_precision("auto", model(), cpu, (4, 2))
+    assert timed == ["fp32", "bf16"]
+    assert (again.name, again.step_s, again.why) == (first.name, first.step_s, first.why)
+    assert again.is_recalled
+    assert time_precision("fp32", model(), cpu, (4, 2)).step_s == 0.3
+    assert len(timed) == 2
+    for rnn_size, batch in ((24, (4, 2)), (16, (8, 2))):
+        assert not time_precision("fp32", model(rnn_size), cpu, batch).is_recalled
+    assert len(timed) == 4
+    monkeypatch.setattr(hardware.fastlstm, "__version__", "9.9")
+    assert not time_precision("fp32", model(), cpu, (4, 2)).is_recalled
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, "fast", None, True])
+def test_times_that_make_no_sense_are_measured_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: Any
+) -> None:
+    monkeypatch.setattr(pass_time, "_pass_seconds", lambda *_: 0.3)
+    time_precision("fp32", model(), torch.device("cpu"), (4, 2))
+    (path,) = cache.iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "value": {"seconds": seconds}}))
+    assert not time_precision("fp32", model(), torch.device("cpu"), (4, 2)).is_recalled
+
+
+def test_tf32_is_switched_though_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    switched: list[str] = []
+    monkeypatch.setattr(precision_module, "allow_tf32", switched.append)
+    monkeypatch.setattr(pass_time, "_pass_seconds", lambda *_: 0.3)
+    for _ in range(2):
+        time_precision("fp32", model(), torch.device("cpu"), (4, 2))
+    assert switched == ["fp32", "fp32"]
+
+
+def test_a_pass_with_other_threads_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_time, "_pass_seconds", lambda *_: 0.3)
+    cpu = torch.device("cpu")
+    assert not time_precision("fp32", model(), cpu, (4, 2)).is_recalled
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert not time_precision("fp32", model(), cpu, (4, 2)).is_recalled
+    assert time_precision("fp32", model(), cpu, (4, 2)).is_recalled
+
+
+def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six times too slow, it made the plan of a run that reads little: no dropout."""
+
+    def waited(*_: Any) -> float:
+        time.sleep(0.05)  # others have the processors
+        return 0.3
+
+    monkeypatch.setattr(pass_time, "_pass_seconds", waited)
+    for _ in range(2):
+        assert not time_precision("fp32", model(), torch.device("cpu"), (4, 2)).is_recalled

@@ -1,0 +1,115 @@
+"""Prefetch: same batches, honest position, measured waits, clean ends."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fastlstm.errors import Stopped
+from fastlstm.system.prefetch import Prefetcher
+from fastlstm.text.data.lanes import Batch, LaneBatches
+
+
+def lanes() -> LaneBatches:
+    return LaneBatches(np.arange(500, dtype=np.uint16), 3, 7, seed=2, lane_reset=0.2)
+
+
+class Made:
+    """Batches from a function of their number."""
+
+    def __init__(self, make: Callable[[int], Batch]) -> None:
+        self.make = make
+        self.index = 0
+
+    def __next__(self) -> Batch:
+        batch = self.make(self.index)
+        self.index += 1
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": 0, "index": self.index}
+
+
+def blank(index: int) -> Batch:
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    return Batch(zero, zero, torch.zeros(1, dtype=torch.bool), 0, index)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_batches_come_in_order_and_the_position_is_of_those_handed_out(depth: int) -> None:
+    plain = lanes()
+    with Prefetcher(lanes(), depth) as loader:
+        for _ in range(60):
+            assert loader.state_dict() == plain.state_dict()
+            ours, wanted = loader.next(), next(plain)
+            assert torch.equal(ours.x, wanted.x)
+            assert torch.equal(ours.reset, wanted.reset)
+        assert loader.state_dict() == plain.state_dict()
+
+
+def test_a_loader_resumes_from_its_position() -> None:
+    with Prefetcher(lanes()) as loader:
+        for _ in range(25):
+            loader.next()
+        position = loader.state_dict()
+        wanted = loader.next()
+    again = lanes()
+    again.load_state_dict(position)
+    with Prefetcher(again) as loader:
+        assert torch.equal(loader.next().x, wanted.x)
+
+
+def test_exceptions_pass_through_and_stay() -> None:
+    def broken(index: int) -> Batch:
+        if index == 2:
+            raise RuntimeError("disk gone")
+        return blank(index)
+
+    with Prefetcher(Made(broken)) as loader:
+        assert [loader.next().index, loader.next().index] == [0, 1]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="disk gone"):
+                loader.next()
+
+
+def test_waiting_is_measured_and_should_stop_ends_it() -> None:
+    gate = threading.Event()
+
+    def slow(index: int) -> Batch:
+        gate.wait()
+        return blank(index)
+
+    asked = []
+    loader = Prefetcher(Made(slow), should_stop=lambda: asked.append(1) or len(asked) > 1)
+    with pytest.raises(Stopped, match="while waiting for a batch"):
+        loader.next()
+    assert len(asked) == 2
+    threading.Timer(0.2, gate.set).start()
+    assert loader.wait_s == 0.0
+    loader._should_stop = None
+    loader.next()
+    assert loader.wait_s > 0.1
+    loader.close()
+
+
+def test_close_ends_a_thread_that_waits_for_room_and_may_be_repeated() -> None:
+    loader = Prefetcher(Made(blank), depth=1)
+    while not loader._queue.full():
+        time.sleep(0.001)
+    loader.close()
+    loader.close()
+    assert not loader._thread.is_alive()
+    with pytest.raises(ValueError, match="closed"):
+        loader.next()
+
+
+def test_depth_bounds_what_is_made_ahead() -> None:
+    made = Made(blank)
+    with Prefetcher(made, depth=3) as loader:
+        for _ in range(10):
+            loader.next()
+        time.sleep(0.05)
+        assert made.index <= 10 + 3 + 1

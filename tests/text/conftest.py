@@ -1,0 +1,43 @@
+"""Small models and tokenizers for the tests of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.initialization import initialize
+from fastlstm.text.model import LanguageModel
+
+
+@pytest.fixture
+def make_model() -> Callable[..., LanguageModel]:
+    """Builds an initialised model, V=20 E=8 H=16 L=2 unless told otherwise."""
+
+    def make(seed: int = 0, **changes: Any) -> LanguageModel:
+        fields = {"vocab_size": 20, "embed_size": 8, "rnn_size": 16, "num_layers": 2, **changes}
+        model = LanguageModel(ModelConfig(**fields))
+        initialize(model, None, seed)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def random_model() -> Callable[..., LanguageModel]:
+    """Builds an initialised model in evaluation mode, every parameter random."""
+
+    def make(**changes: Any) -> LanguageModel:
+        fields = {"vocab_size": 20, "embed_size": 8, "rnn_size": 16, "num_layers": 1, **changes}
+        model = LanguageModel(ModelConfig(**fields))
+        initialize(model, None, 0)
+        rng = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=rng), alpha=0.2)
+        return model.eval()
+
+    return make

@@ -1,0 +1,131 @@
+"""Parallel passes give what one line of Python gives, and stop when told."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlstm.errors import DataError, Stopped, StorageError
+from fastlstm.text.data.encoding import Pass, find_unseen, learn_bpe, scan, write_ids
+from fastlstm.text.data.sources import Document, Source
+from fastlstm.text.data.streams import TextRules
+from fastlstm.text.data.tokenizer import CharTokenizer
+
+
+def work(text: str | bytes, block_bytes: int = 7, workers: int = 2, **more: object) -> Pass:
+    data = text.encode() if isinstance(text, str) else text
+    source = Source("made", (Document("made", data=data),))
+    rules = more.pop("rules", TextRules())
+    return Pass(source, rules, block_bytes, workers, **more)  # type: ignore[arg-type]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(alphabet="ab \r\né€😀", min_size=1, max_size=60), st.integers(1, 9))
+def test_any_workers_and_blocks_give_the_one_line_definition(
+    tmp_path_factory: pytest.TempPathFactory, text: str, block_bytes: int
+) -> None:
+    clean = text.replace("\r\n", "\n")
+    chars = "".join(sorted(set(clean)))
+    path = tmp_path_factory.mktemp("ids") / "ids.bin"
+    for workers in (1, 3):
+        job = work(text, block_bytes, workers)
+        found = scan(job)
+        assert "".join(map(chr, np.flatnonzero(found.seen))) == chars
+        assert (found.num_bytes, found.num_chars) == (len(clean.encode()), len(clean))
+        assert found.content == scan(work(text, 1 << 20, 1)).content
+        count = write_ids(job, CharTokenizer(chars), found, path)
+        assert count == len(clean)
+        assert np.fromfile(path, np.uint8).tolist() == [chars.index(char) for char in clean]
+        path.unlink()
+
+
+def test_byte_scan_counts_characters_of_any_bytes() -> None:
+    rules = TextRules(is_text=False, cut="anywhere")
+    found = scan(work("aé😀".encode() + b"\xff\x00", rules=rules))
+    assert (found.num_bytes, found.num_chars) == (9, 5)
+
+
+def test_empty_text_is_refused() -> None:
+    with pytest.raises(DataError, match="made is empty"):
+        scan(work(b"\xef\xbb\xbf"))
+
+
+def test_invalid_utf8_names_the_byte_and_the_switches() -> None:
+    text = b"\xef\xbb\xbfline\r\n" * 1 + b"good\r\n" * 50 + b"bad \xe9 \xff"
+    with pytest.raises(DataError) as caught:
+        scan(work(text))
+    assert str(caught.value) == (
+        f"made: invalid UTF-8 at byte {text.index(0xE9)}; convert the file to UTF-8, or pass"
+        " invalid_utf8='replace' (writes U+FFFD there) or vocab='byte' (takes any bytes)"
+    )
+
+
+@pytest.mark.parametrize("run", ["scan", "learn"])
+def test_should_stop_is_polled_for_every_block(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.text.data.encoding._LEARN_BLOCK_BYTES", 7)
+    calls = iter([False] * 5 + [True])
+    job = work("word " * 500, should_stop=lambda: next(calls))
+    with pytest.raises(Stopped, match="stopped while encoding made; nothing was kept"):
+        scan(job) if run == "scan" else learn_bpe(job, 300, 2500)
+    assert next(calls, None) is None
+
+
+def test_progress_rises_over_both_passes_to_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    job = work("abc\n" * 100, on_progress=lambda done, total: seen.append((done, total)))
+    found = scan(job)
+    write_ids(job, CharTokenizer("\nabc"), found, tmp_path / "ids.bin")
+    done = [pair[0] for pair in seen]
+    assert done == sorted(done)
+    assert done[-1] == 400
+    assert {pair[1] for pair in seen} == {400}
+
+
+def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("abcabc")
+    job = Pass(Source("book.txt", (Document("book.txt", path=path),)), TextRules(), 4, 2)
+    found = scan(job)
+    path.write_text("abcabb")
+    with pytest.raises(DataError, match=r"book\.txt changed while it was being read; run again"):
+        write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
+
+
+def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    job = work("abc" * 10)
+    found = scan(job)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StorageError, match="No space left"):
+        write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write: Callable[[int, bytes], int] = os.write
+    job = work("abcabcaab", 100)
+    found = scan(job)
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:2])))
+    write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
+    assert (tmp_path / "ids.bin").read_bytes() == bytes([0, 1, 2, 0, 1, 2, 0, 0, 1])
+
+
+def test_unseen_characters_are_found_where_they_first_occur() -> None:
+    assert find_unseen(work("aaXa\r\nYaXY"), "YX") == [("X", 2), ("Y", 5)]
+
+
+@pytest.mark.parametrize("block_bytes", [100, 2000])
+def test_bpe_learns_from_the_whole_text(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr("fastlstm.text.data.encoding.TRAINING_BYTES", 2000)
+    monkeypatch.setattr("fastlstm.text.data.encoding._LEARN_BLOCK_BYTES", 100)
+    rules = TextRules(cut="token")
+    text = "start " * 400 + "finish " * 400
+    tokenizer = learn_bpe(work(text, block_bytes, rules=rules), 300, len(text))
+    assert b" start" in tokenizer.pieces
+    assert b" finish" in tokenizer.pieces

@@ -1,0 +1,165 @@
+"""Lanes: every target once, state goes on, any position can be gone to."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlstm.errors import CorruptFileError, DataError
+from fastlstm.text.data.lanes import Batches, LaneBatches, WindowBatches, largest_batch_size
+
+SIZES = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 40))
+KINDS = [LaneBatches, WindowBatches]
+
+
+def make(kind: type[Batches], sizes: tuple[int, int, int], seed: int = 3) -> Batches:
+    """Ids are their own positions, so a token says where it came from."""
+    B, T, extra = sizes
+    return kind(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed)
+
+
+def epoch_of(batches: Batches) -> list[torch.Tensor]:
+    return [next(batches).y for _ in range(batches.steps_per_epoch)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(sizes=SIZES)
+def test_an_epoch_has_every_target_of_one_stretch_exactly_once(
+    kind: type[Batches], sizes: tuple[int, int, int]
+) -> None:
+    B, T, extra = sizes
+    batches = make(kind, sizes)
+    for _ in range(3):
+        targets = torch.cat([y.flatten() for y in epoch_of(batches)]).sort().values
+        first = int(targets[0])
+        assert targets.tolist() == list(range(first, first + len(targets)))
+        assert first >= 1
+        assert targets[-1] < 2 * B * T + extra
+        assert len(targets) == batches.steps_per_epoch * B * T
+        assert 2 * B * T + extra - 1 - len(targets) < (B + 1) * T
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(sizes=SIZES)
+def test_shapes_types_and_the_target_is_the_next_token(
+    kind: type[Batches], sizes: tuple[int, int, int]
+) -> None:
+    B, T, _ = sizes
+    batches = make(kind, sizes)
+    for index in range(batches.steps_per_epoch):
+        batch = next(batches)
+        assert batch.x.shape == batch.y.shape == (T, B)
+        assert batch.x.dtype == batch.y.dtype == torch.int64
+        assert batch.reset.shape == (B,)
+        assert batch.reset.dtype == torch.bool
+        assert (batch.epoch, batch.index) == (0, index)
+        assert torch.equal(batch.y, batch.x + 1)
+    assert next(batches).epoch == 1
+
+
+def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch() -> None:
+    batches = LaneBatches(np.arange(1000, dtype=np.uint16), 4, 10, seed=1)
+    last = None
+    for _ in range(3 * batches.steps_per_epoch):
+        batch = next(batches)
+        assert batch.reset.tolist() == [batch.index == 0] * 4
+        if batch.index:
+            assert last is not None
+            assert torch.equal(batch.x[0], last)
+        last = batch.y[-1]
+
+
+def test_offsets_differ_between_epochs_and_reach_the_end() -> None:
+    batches = LaneBatches(np.arange(1000, dtype=np.uint16), 2, 16, seed=0)
+    starts, ends = set(), set()
+    for _ in range(200):
+        targets = epoch_of(batches)
+        starts.add(int(targets[0][0, 0]))
+        ends.add(int(targets[-1][-1, -1]))
+    slack = 1000 - 1 - 2 * 16 * batches.steps_per_epoch
+    assert starts == set(range(1, slack + 2))
+    assert max(ends) == 999
+
+
+def test_windows_are_shuffled_and_always_reset() -> None:
+    batches = WindowBatches(np.arange(4000, dtype=np.uint16), 4, 10, seed=5)
+    orders = []
+    for _ in range(2):
+        starts = []
+        for _ in range(batches.steps_per_epoch):
+            batch = next(batches)
+            assert bool(batch.reset.all())
+            starts += batch.x[0].tolist()
+        assert starts != sorted(starts)
+        orders.append(starts)
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(sizes=SIZES, steps=st.integers(0, 30), seed=st.integers(0, 2**63 - 1))
+def test_resume_anywhere_gives_the_same_batches(
+    kind: type[Batches], sizes: tuple[int, int, int], steps: int, seed: int
+) -> None:
+    straight, resumed = make(kind, sizes, seed), make(kind, sizes, seed)
+    for _ in range(steps):
+        next(straight)
+    resumed.load_state_dict(straight.state_dict())
+    for _ in range(2 * straight.steps_per_epoch + 1):
+        one, two = next(straight), next(resumed)
+        assert torch.equal(one.x, two.x)
+        assert torch.equal(one.y, two.y)
+        assert torch.equal(one.reset, two.reset)
+        assert (one.epoch, one.index) == (two.epoch, two.index)
+
+
+def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None:
+    def resets(seed: int, start: int = 0) -> torch.Tensor:
+        batches = LaneBatches(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
+        batches.load_state_dict({"epoch": 0, "index": start})
+        return torch.stack([next(batches).reset for _ in range(500)])
+
+    drawn = resets(1)
+    assert bool(drawn[0].all())
+    assert drawn[1:].float().mean().item() == pytest.approx(0.1, abs=0.02)
+    assert torch.equal(resets(1, start=100)[:300], drawn[100:400])
+    assert not torch.equal(resets(2), drawn)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_text_is_told_what_fits(kind: type[Batches]) -> None:
+    with pytest.raises(DataError) as caught:
+        kind(np.zeros(8191, np.uint8), 32, 128, 0)
+    assert str(caught.value) == (
+        "the training text has 8,191 tokens, batch_size=32 with seq_length=128 needs at least"
+        " 8192; it fits batch_size=31 or seq_length=127, or give more text"
+    )
+    assert largest_batch_size(8191, 128) == 31
+    for batch_size, seq_length in ((31, 128), (32, 127)):
+        next(kind(np.zeros(8191, np.uint8), batch_size, seq_length, 0))
+    with pytest.raises(DataError, match="it fits batch_size=1 with seq_length=5, or"):
+        kind(np.zeros(10, np.uint8), 32, 128, 0)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}],
+)
+def test_an_impossible_position_is_refused(state: dict[str, int]) -> None:
+    batches = LaneBatches(np.zeros(1000, np.uint8), 4, 10, 0)
+    assert batches.steps_per_epoch == 24
+    with pytest.raises(CorruptFileError, match="was the text or the batch size changed"):
+        batches.load_state_dict(state)
+
+
+def test_mapped_pages_are_released(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr("fastlstm.text.data.lanes._RELEASE_EVERY", 3)
+    monkeypatch.setattr("fastlstm.text.data.lanes.release_pages", calls.append)
+    batches = LaneBatches(np.zeros(1000, np.uint8), 4, 10, 0)
+    for _ in range(7):
+        next(batches)
+    assert len(calls) == 2

@@ -1,0 +1,104 @@
+"""What the user may name as text, and the one clear line for what is not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fastlstm.errors import DataError
+from fastlstm.text.data.sources import open_source, text_source
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("b.txt", "a.md", "sub/c.jsonl.gz", "sub/d.PNG", "e", ".hidden.txt", ".git/f.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("text")
+    (tmp_path / "empty.txt").write_text("")
+    return tmp_path
+
+
+def names(source_path: object, tree: Path) -> list[str]:
+    source = open_source(source_path)  # type: ignore[arg-type]
+    return [os.path.relpath(document.name, tree) for document in source.documents]
+
+
+def test_directory_takes_text_sorted_and_says_what_it_skipped(tree: Path) -> None:
+    assert names(tree, tree) == ["a.md", "b.txt", "sub/c.jsonl.gz"]
+    (note,) = open_source(tree).notes
+    assert "2 files skipped" in note
+    assert "1 .png" in note
+    assert "1 no suffix" in note
+
+
+def test_glob_is_sorted_and_takes_any_suffix(tree: Path) -> None:
+    assert names(str(tree / "**" / "[a-e]*"), tree) == [
+        "a.md",
+        "b.txt",
+        "e",
+        "empty.txt",
+        "sub/c.jsonl.gz",
+        "sub/d.PNG",
+    ]
+
+
+def test_sequence_keeps_its_order(tree: Path) -> None:
+    assert names([tree / "b.txt", str(tree / "a.md")], tree) == ["b.txt", "a.md"]
+
+
+def test_a_name_with_magic_characters_is_a_file_when_it_exists(tmp_path: Path) -> None:
+    path = tmp_path / "book[1].txt"
+    path.write_text("text")
+    assert open_source(str(path)).documents[0].path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "is_jsonl"), [("a.txt", False), ("a.jsonl", True), ("a.NDJSON.zst", True)]
+)
+def test_json_lines_are_known_by_suffix(tmp_path: Path, name: str, is_jsonl: bool) -> None:
+    (tmp_path / name).write_text("{}")
+    assert open_source(tmp_path / name).documents[0].is_jsonl is is_jsonl
+
+
+def test_missing_file_names_the_nearest(tree: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"no such file or directory: .*b\.tx .did you mean 'b.txt'"
+    ):
+        open_source(tree / "b.tx")
+
+
+def test_directory_without_text_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"holds no text file; it holds 1 \.png\. Known suffixes"):
+        open_source(tmp_path)
+
+
+def test_glob_without_match_and_no_source_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file matches"):
+        open_source(str(tmp_path / "*.txt"))
+    for nothing in ([], "", [""]):
+        with pytest.raises(DataError, match="no source given"):
+            open_source(nothing)
+
+
+def test_dash_is_stdin_and_has_no_signature() -> None:
+    source = open_source("-")
+    assert source.documents[0].is_stream
+    assert source.total_bytes is None
+    assert source.signature() is None
+
+
+def test_signature_changes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    before = open_source(path).signature()
+    assert open_source(path).signature() == before
+    path.write_text("two")
+    os.utime(path, ns=(1, 1))
+    assert open_source(path).signature() != before
+
+
+def test_text_source_holds_text() -> None:
+    assert text_source("é").documents[0].data == "é".encode()
+    assert text_source("é").total_bytes == 2

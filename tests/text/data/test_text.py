@@ -1,0 +1,316 @@
+"""prepare_text: the right ids, the cache, bad input, stops, kills and crowds."""
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlstm.errors import ConfigError, DataError, Stopped
+from fastlstm.text.data import text as text_module
+from fastlstm.text.data.sources import text_source
+from fastlstm.text.data.text import TextDataset, prepare_text, token_counts
+from fastlstm.text.data.tokenizer import CharTokenizer
+
+TEXT = "Well, Prince, so Genoa and Lucca — are now just\r\nfamily estates…\r\n" * 40
+CLEAN = TEXT.replace("\r\n", "\n")
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_bytes(TEXT.encode("utf-8-sig"))
+    os.utime(path, ns=(1, 1))
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def _never_racy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "_RACY_NS", -(10**18))
+
+
+def kept(cache: Path) -> list[str]:
+    """Returns what lies in the cache besides memos and the lock."""
+    return [path.name for kind in ("entries/*", "work-*") for path in (cache / "text").glob(kind)]
+
+
+def prepare(source: object, cache: Path, **settings: object) -> TextDataset:
+    return prepare_text(source, cache_dir=cache, **settings)  # type: ignore[arg-type]
+
+
+def test_char_ids_and_counts(book: Path, cache: Path) -> None:
+    data = prepare(book, cache, block_bytes=11)
+    chars = sorted(set(CLEAN))
+    assert data.ids.tolist() == [chars.index(char) for char in CLEAN]
+    assert isinstance(data.ids, np.memmap)
+    assert data.ids.dtype == np.uint8
+    assert (data.num_chars, data.num_bytes) == (len(CLEAN), len(CLEAN.encode()))
+    assert data.tokenizer.decode(data.ids) == CLEAN
+    assert token_counts(data.ids, data.tokenizer.vocab_size).tolist() == [
+        CLEAN.count(char) for char in chars
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(alphabet="ab\r\né😀", min_size=1), min_size=1, max_size=3))
+def test_files_are_joined_by_a_newline_where_one_is_missing(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("files")
+    wanted = ""
+    for number, text in enumerate(texts):
+        (root / f"{number}.txt").write_bytes(text.encode())
+        text = text.replace("\r\n", "\n")
+        wanted += ("\n" if wanted and not wanted.endswith("\n") else "") + text
+    data = prepare(root, root / ".cache", block_bytes=5)
+    assert data.tokenizer.decode(data.ids) == wanted
+
+
+@pytest.mark.parametrize("vocab", ["char", "byte", "bpe"])
+def test_a_second_start_encodes_nothing(book: Path, cache: Path, vocab: str) -> None:
+    if vocab == "bpe":
+        pytest.importorskip("tokenizers")
+    first = prepare(book, cache, vocab=vocab, vocab_size=300)
+    assert first.tokenizer.decode(first.ids) == CLEAN
+    assert not first.from_cache
+    second = prepare(book, cache, vocab=vocab, vocab_size=300, should_stop=lambda: True)
+    assert second.from_cache
+    assert second.key == first.key
+    assert second.ids.tolist() == first.ids.tolist()
+    assert second.tokenizer.to_json() == first.tokenizer.to_json()
+
+
+def test_the_cache_knows_content_and_settings(book: Path, cache: Path, tmp_path: Path) -> None:
+    first = prepare(book, cache)
+    same = tmp_path / "other.txt"
+    same.write_bytes(book.read_bytes())
+    assert prepare(same, cache).key == first.key
+    assert prepare(same, cache).from_cache
+    assert not prepare(book, cache, keep_crlf=True).from_cache
+    assert not prepare(book, cache, vocab="byte").from_cache
+    packed = tmp_path / "book.txt.gz"
+    packed.write_bytes(gzip.compress(book.read_bytes()))
+    assert prepare(packed, cache).key == first.key
+
+
+def test_a_changed_file_of_the_same_size_is_noticed(book: Path, cache: Path) -> None:
+    first = prepare(book, cache)
+    book.write_bytes(book.read_bytes().replace(b"Lucca", b"Lucia"))
+    os.utime(book, ns=(1, 1))  # even with its old time: ctime gives it away
+    second = prepare(book, cache)
+    assert second.key != first.key
+    assert "Lucia" in second.tokenizer.decode(second.ids[:100])
+
+
+def test_a_file_written_just_now_is_read_again(
+    book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "_RACY_NS", 10**18)
+    prepare(book, cache)
+    with pytest.raises(Stopped):
+        prepare(book, cache, should_stop=lambda: True)
+    assert prepare(book, cache).from_cache
+
+
+def test_a_given_tokenizer_shares_the_entry_it_made(book: Path, cache: Path) -> None:
+    first = prepare(book, cache)
+    again = prepare(book, cache, tokenizer=first.tokenizer)
+    assert again.from_cache
+    assert again.key == first.key
+    wider = CharTokenizer("".join(sorted({*CLEAN, "Ω"})))
+    other = prepare(book, cache, tokenizer=wider)
+    assert other.key != first.key
+    assert other.tokenizer.decode(other.ids) == CLEAN
+
+
+def test_characters_a_given_tokenizer_lacks_are_listed(book: Path, cache: Path) -> None:
+    narrow = CharTokenizer("".join(sorted(set(CLEAN) - set("—…"))))
+    with pytest.raises(DataError) as caught:
+        prepare(book, cache, tokenizer=narrow)
+    dash, dots = CLEAN.index("—"), CLEAN.index("…")
+    assert (
+        f"book.txt: characters that the vocabulary does not hold: '—' at {dash}, '…' at {dots};"
+        in (str(caught.value))
+    )
+    assert kept(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "book.txt is empty; give a file with text"),
+        (b"MZ\x00\x01" * 99, "looks like a binary file"),
+        (
+            b"na\xc3\xafve \xe9" * 99,
+            "invalid UTF-8 at byte 7; .*invalid_utf8='replace' .*vocab='byte'",
+        ),
+    ],
+)
+def test_bad_input_gives_one_clear_line(book: Path, cache: Path, data: bytes, message: str) -> None:
+    book.write_bytes(data)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(book, cache)
+    assert "\n" not in str(caught.value)
+    assert kept(cache) == []
+
+
+def test_invalid_utf8_can_be_replaced_or_taken_as_bytes(book: Path, cache: Path) -> None:
+    book.write_bytes(b"na\xefve" * 99)
+    replaced = prepare(book, cache, invalid_utf8="replace")
+    assert replaced.tokenizer.decode(replaced.ids) == "na\ufffdve" * 99
+    assert bytes(prepare(book, cache, vocab="byte").ids) == b"na\xefve" * 99
+
+
+def test_ten_characters_are_too_few_to_split(cache: Path) -> None:
+    data = prepare(text_source("ten chars."), cache)
+    with pytest.raises(
+        DataError, match=r"text holds only 10 characters \(10 tokens\); training needs"
+    ):
+        data.split()
+
+
+def test_split_is_contiguous_and_complete(book: Path, cache: Path) -> None:
+    data = prepare(book, cache)
+    num = len(data.ids)
+    for spec, shares in (
+        ("90/5/5", (0.9, 0.05)),
+        ("90/10/0", (0.9, 0.1)),
+        ("50/25/25", (0.5, 0.25)),
+    ):
+        parts = data.split(spec)
+        assert np.concatenate([parts.train, parts.valid, parts.test]).tolist() == data.ids.tolist()
+        assert len(parts.train) == int(num * shares[0] + 1e-6)
+        assert abs(len(parts.valid) - num * shares[1]) <= 1
+    assert len(data.split("90/10/0").test) == 0
+
+
+def test_train_counts_are_of_the_training_part_and_remembered(
+    book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = prepare(book, cache)
+    wanted = token_counts(data.split("50/25/25").train, data.tokenizer.vocab_size)
+    assert data.train_counts("50/25/25").tolist() == wanted.tolist()
+    assert data.train_counts("90/5/5").sum() == len(data.split().train)
+    monkeypatch.delattr(text_module, "token_counts")
+    assert prepare(book, cache).train_counts("50/25/25").tolist() == wanted.tolist()
+
+
+def test_token_counts_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "_COUNT_BLOCK", 7)
+    ids = np.array([0, 1, 1, 4] * 10, dtype=np.uint32)
+    assert token_counts(ids, 6).tolist() == [10, 20, 0, 0, 10, 0]
+    monkeypatch.setattr(text_module, "_COUNT_BLOCK", 8)
+    for end in (40, 39):
+        wanted = np.bincount(ids[:end], minlength=5)
+        assert token_counts(ids[:end].astype(np.uint8), 5).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("polls", range(0, 12, 3))
+def test_a_stop_at_any_block_keeps_nothing_half_done(book: Path, cache: Path, polls: int) -> None:
+    calls = iter([False] * polls)
+    with pytest.raises(Stopped):
+        prepare(book, cache, block_bytes=500, should_stop=lambda: next(calls, True))
+    assert kept(cache) == []
+    assert prepare(book, cache).tokenizer.decode(prepare(book, cache).ids) == CLEAN
+
+
+def test_progress_ends_at_the_total(book: Path, cache: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    prepare(book, cache, block_bytes=100, on_progress=lambda *pair: seen.append(pair))
+    assert seen == sorted(seen)
+    assert seen[-1] == (book.stat().st_size, book.stat().st_size)
+
+
+def test_stdin_and_pipes_are_read_once_and_spooled(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    feeder = threading.Thread(target=_feed, args=(writing, TEXT.encode()))
+    feeder.start()
+    with open(reading) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        data = prepare("-", cache)
+    feeder.join()
+    assert data.tokenizer.decode(data.ids) == CLEAN
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    feeder = threading.Thread(target=lambda: fifo.write_bytes(gzip.compress(TEXT.encode())))
+    feeder.start()
+    assert prepare(fifo, cache).key == data.key
+    feeder.join()
+    assert len(kept(cache)) == 1
+
+
+def _feed(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb") as file:
+        file.write(data)
+
+
+def test_a_silent_stdin_can_be_stopped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    calls = iter([False, False])
+    with open(reading) as stdin, open(writing, "wb"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(Stopped, match="while reading stdin"):
+            prepare("-", cache, should_stop=lambda: next(calls, True))
+    assert kept(cache) == []
+
+
+def test_a_closed_stdin_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="stdin is closed"):
+        prepare("-", cache)
+
+
+def test_an_unwritable_cache_is_a_usage_error(book: Path) -> None:
+    with pytest.raises(ConfigError, match="cache_dir"):
+        prepare(book, book / "below")
+
+
+KILLED = """
+import os, signal, sys
+from fastlstm.text.data.text import prepare_text
+calls = 0
+def stop():
+    global calls
+    calls += 1
+    if calls == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare_text(sys.argv[1], cache_dir=sys.argv[2], block_bytes=400, should_stop=stop)
+"""
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=environment)
+
+
+def test_a_killed_encoding_leaves_nothing_that_is_taken_for_whole(book: Path, cache: Path) -> None:
+    for process in [start(KILLED, book, cache, polls) for polls in (3, 14)]:
+        assert process.wait() == -9
+    assert list((cache / "text" / "entries").iterdir()) == []
+    assert kept(cache)
+    data = prepare(book, cache)
+    assert not data.from_cache
+    assert data.tokenizer.decode(data.ids) == CLEAN
+    assert kept(cache) == [data.key]
+
+
+def test_two_processes_at_once_both_end_well(book: Path, cache: Path) -> None:
+    for process in [start(KILLED, book, cache, 10**9) for _ in range(2)]:
+        assert process.wait() == 0
+    data = prepare(book, cache)
+    assert data.from_cache
+    assert data.tokenizer.decode(data.ids) == CLEAN
+    assert kept(cache) == [data.key]

@@ -1,0 +1,125 @@
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.system import measurements
+from fastlstm.text import pass_time
+from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.pass_time import time_precision
+from fastlstm.text.plan import (
+    choose_device,
+    choose_seq_length,
+    default_dropout,
+    fit_batch,
+    resolve,
+)
+from fastlstm.training.precision import PrecisionChoice
+
+pytestmark = pytest.mark.isa
+
+
+def small_model() -> LanguageModel:
+    return LanguageModel(ModelConfig(vocab_size=11, embed_size=8, rnn_size=16))
+
+
+def test_a_long_text_keeps_the_batch():
+    config = TrainConfig(seq_length=128)
+    assert fit_batch(config, 10**6) == (config, ())
+
+
+def test_a_short_text_gets_fewer_lanes_and_says_so():
+    config, notes = fit_batch(TrainConfig(batch_size=64, seq_length=128, accumulate=4), 5_000)
+    assert (5_000 - 1) // (config.batch_size * config.accumulate * config.seq_length) >= 8
+    assert config.accumulate == 1
+    assert "batch 64 -> " in notes[0]
+    with pytest.raises(DataError, match="give a text at least 50 times as long"):
+        fit_batch(TrainConfig(seq_length=128), 5)
+
+
+def test_dropout_grows_with_the_number_of_epochs():
+    values = [default_dropout(e, 1.4) for e in (0.1, 1, 3, 8, 15, 100)]
+    assert values[0] == 0
+    assert values == sorted(values)
+
+
+def test_dropout_grows_with_the_parameters_per_token():
+    assert default_dropout(7, 1.4) == 0.3
+    assert default_dropout(7, 3.3) == 0.4
+    assert default_dropout(7, 0.3) == 0.0
+    assert default_dropout(1.0, 100) == 0.0
+
+
+def test_no_gpu_is_a_clear_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="no usable NVIDIA GPU here"):
+        choose_device("cuda")
+
+
+def choose(monkeypatch, **times: float) -> PrecisionChoice:
+    """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
+    monkeypatch.setattr(pass_time, "_pass_seconds", lambda m, name, d, b: times[name])
+    monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
+    return time_precision("auto", small_model(), torch.device("cpu"), (8, 2))
+
+
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16"])
+@pytest.mark.parametrize(
+    ("full", "half", "expected"), [(3.0, 1.0, "bf16"), (1.0, 1.0, "fp32"), (1.0, 3.0, "fp32")]
+)
+def test_precision_is_the_faster_one_with_its_measurement(
+    monkeypatch, on_cpu, isa, full, half, expected
+):
+    on_cpu(isa)
+    choice = choose(monkeypatch, fp32=full, bf16=half)
+    assert choice.name == expected
+    assert "ms in fp32" in choice.why
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+def test_a_cpu_without_bf16_trains_in_fp32(monkeypatch, on_cpu, isa):
+    on_cpu(isa)
+    choice = choose(monkeypatch, fp32=3.0)
+    assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
+
+
+def test_timing_leaves_random_numbers_and_gradients_alone(monkeypatch):
+    monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
+    model = small_model()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    time_precision("auto", model, torch.device("cpu"), (4, 2))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gpu_precisions_are_refused_on_the_cpu():
+    for name in ("fp16", "tf32"):
+        with pytest.raises(ConfigError, match=f"precision='{name}' needs an NVIDIA GPU"):
+            time_precision(name, small_model(), torch.device("cpu"), (4, 2))
+
+
+def test_evaluations_take_about_a_twentieth_of_the_work():
+    config = TrainConfig(steps=10_000, precision="fp32", batch_size=8, seq_length=16)
+    precision = PrecisionChoice("fp32", "as asked", 0.01)
+    resolved = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
+    every = resolved.config.eval_every
+    assert 50_000 * 0.7 / (every * 8 * 16) <= 0.05
+    assert resolved.config.learning_rate is not None
+    assert resolved.config.dropout is not None
+    said = "the text will be seen about 1.28 times, the model has 1.00 parameters for each token"
+    assert any("dropout" in note and said in note for note in resolved.notes)
+
+
+def test_short_runs_get_short_sequences():
+    precision = PrecisionChoice("bf16", "as asked", 0.1)
+
+    def length(**fields):
+        return choose_seq_length(TrainConfig(**fields), precision, 10**6).seq_length
+
+    assert (length(budget="20s"), length(budget="20m")) == (64, 128)
+    assert (length(epochs=1), length(epochs=5)) == (64, 128)
+    assert (length(steps=100), length(steps=5000)) == (64, 128)
+    assert length(budget="20s", seq_length=100) == 100

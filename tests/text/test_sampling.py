@@ -1,0 +1,311 @@
+"""Sampling against its definition, on distributions small enough to enumerate."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from fastlstm.errors import FormatError, NonFiniteError, PromptError
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.decoder import Decoder
+from fastlstm.text.sampling import PENALTY_WINDOW, Sampling, StopText, known_settings
+from fastlstm.text.stored_model import parameter_shapes
+
+P = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+LOGITS = (np.log(P) + 3.0).astype(np.float32)
+
+
+def decoder_of(logits):
+    """A model that answers everything with these logits."""
+    config = ModelConfig(vocab_size=len(logits), embed_size=1, rnn_size=1)
+    weights = {name: np.zeros(s, np.float32) for name, s in parameter_shapes(config).items()}
+    return Decoder({**weights, "output.bias": logits}, config)
+
+
+def shares(settings, draws=5_000, logits=LOGITS, seen=()):
+    """Observed frequency of every token, drawn once by streams that have read `seen`."""
+    decoder = decoder_of(logits)
+    seed = settings.seed or 0
+    streams = []
+    for k in range(draws):
+        stream = decoder.stream()
+        stream.set(dataclasses.replace(settings, seed=seed + k))
+        # The last token read counts as seen, too: it is one of them, or one that never comes.
+        stream.feed(seen or [len(logits) - 1])
+        stream.begin(1)
+        streams.append(stream)
+    decoder.run(streams, 100)
+    counts = np.bincount([stream.take()[0] for stream in streams], minlength=len(logits))
+    return counts / draws
+
+
+def assert_shares(got, want, draws=5_000):
+    want = np.asarray(want) / np.sum(want)
+    assert (np.abs(got - want) <= 4.5 * np.sqrt(want * (1 - want) / draws)).all(), (got, want)
+
+
+def test_plain_draws_follow_the_softmax():
+    assert_shares(shares(Sampling(seed=0)), P)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_raises_to_a_power(temperature):
+    assert_shares(shares(Sampling(temperature, seed=0)), P ** (1 / temperature))
+
+
+def test_zero_is_greedy_and_tiny_temperatures_are_nearly_so():
+    assert shares(Sampling(0.0), 50)[0] == 1
+    assert shares(Sampling(0), 50, logits=LOGITS[::-1].copy())[4] == 1
+    assert shares(Sampling(1e-6, seed=0), 50)[0] == 1
+
+
+def test_huge_temperature_is_uniform():
+    assert_shares(shares(Sampling(1e6, seed=0)), np.ones(5))
+
+
+def test_top_k():
+    assert_shares(shares(Sampling(top_k=2, seed=0)), [0.4, 0.3, 0, 0, 0])
+    assert_shares(shares(Sampling(top_k=9, seed=0)), P)
+    assert shares(Sampling(top_k=1, seed=0), 50)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.05, 1), (0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.99, 5)]
+)
+def test_top_p_keeps_the_fewest_that_reach_it(top_p, kept):
+    assert_shares(shares(Sampling(top_p=top_p, seed=0)), np.where(np.arange(5) < kept, P, 0))
+
+
+def test_top_p_applies_after_temperature_and_top_k():
+    # top-k 3 leaves .47 .35 .18; at temperature .5 that is .58 .33 .08: two reach 0.9
+    got = shares(Sampling(0.5, top_k=3, top_p=0.9, seed=0))
+    assert_shares(got, [0.16, 0.09, 0, 0, 0])
+
+
+def test_repetition_penalty_multiplies_log_probabilities():
+    want = P.copy()
+    want[[0, 2]] **= 1.5
+    assert_shares(shares(Sampling(repetition_penalty=1.5, seed=0), seen=(0, 2, 0)), want)
+    shifted = shares(Sampling(repetition_penalty=1.5, seed=0), logits=LOGITS - 50, seen=(0, 2, 0))
+    assert_shares(shifted, want)
+
+
+def written(settings, count, tokens, logits=LOGITS):
+    """What one stream writes after having read `tokens`."""
+    decoder = decoder_of(logits)
+    stream = decoder.stream()
+    stream.set(settings)
+    stream.feed(tokens)
+    stream.begin(count)
+    decoder.run([stream], 10**6)
+    return stream.take()
+
+
+def test_repetition_penalty_looks_at_the_last_tokens_only():
+    greedy = Sampling(0.0, repetition_penalty=100.0)
+    assert written(greedy, 1, [0] + [4] * (PENALTY_WINDOW - 1)) == [1], "token 0 is in the window"
+    assert written(greedy, 2, [0] + [4] * PENALTY_WINDOW) == [0, 1], "it left, and came back"
+
+
+def test_frequency_and_presence_count_what_was_written():
+    # Likeliest 0, then 1: a tenth is 2.5 of token 0's lead over token 1 (log 4/3 = 0.29).
+    assert written(Sampling(0.0, frequency_penalty=0.1), 6, [0, 0, 0, 0]) == [0, 0, 0, 1, 0, 1]
+    assert written(Sampling(0.0, presence_penalty=0.3), 3, [0, 0]) == [0, 1, 0]
+    assert written(Sampling(0.0, presence_penalty=-9.0), 3, [0, 0]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("before", [Sampling(0.0), Sampling(0.0, frequency_penalty=0.1)])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_penalties_of_a_later_part_count_from_there(before, is_used):
+    decoder = decoder_of(LOGITS)
+    first, second = decoder.stream(), decoder.stream()
+    first.set(before)
+    first.feed([0, 0])
+    first.begin(0)
+    decoder.run([first], 10)
+    second.set(Sampling(0.0, presence_penalty=0.3))
+    if is_used:  # what it wrote before is no part of that text
+        second.feed([2])
+        second.begin(2)
+        decoder.run([second], 10)
+    second.restore(first.save())
+    second.begin(3)
+    decoder.run([second], 10)
+    assert second.take() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_penalties_count_since_the_last_prompt(penalty, is_restored):
+    decoder = decoder_of(LOGITS)
+    greedy = Sampling(0.0, **{penalty: 0.3})
+
+    def turn(stream, prompt, count):
+        if is_restored:
+            blob, stream = stream.save(), decoder.stream()
+            stream.set(greedy)
+            stream.restore(blob)
+        else:
+            stream.set(greedy)
+        stream.feed(prompt)
+        stream.begin(count)
+        while stream.is_running:
+            decoder.run([stream], 10)
+        return stream, stream.take()
+
+    stream, first = turn(decoder.stream(), [2, 2, 3], 3)
+    stream, rest = turn(stream, [], 3)
+    assert first + rest == turn(decoder.stream(), [4], 6)[1], "a text in parts is the text in one"
+    assert turn(stream, [2], 3)[1] == first, "neither the turn before nor a prompt counts"
+
+
+def test_logit_bias():
+    assert_shares(shares(Sampling(seed=0, logit_bias={4: math.log(8)})), [0.4, 0.3, 0.15, 0.1, 0.4])
+    assert shares(Sampling(seed=0, logit_bias={0: -1000.0}), 500)[0] == 0
+    with pytest.raises(PromptError, match="names token 5, the vocabulary has 0 to 4"):
+        shares(Sampling(logit_bias={5: 1.0}), 1)
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.9, 1), (0.74, 2), (0.3, 3), (0.2, 4), (0.01, 5)])
+def test_min_p_is_a_share_of_the_likeliest(min_p, kept):
+    assert_shares(shares(Sampling(min_p=min_p, seed=0)), np.where(np.arange(5) < kept, P, 0))
+
+
+def test_equal_logits_are_kept_together():
+    flat = np.zeros(40, np.float32)
+    assert_shares(shares(Sampling(top_k=3, seed=0), logits=flat), np.ones(40))
+    flat[7] = 1.0
+    assert shares(Sampling(top_k=1, seed=0), 50, flat)[7] == 1
+
+
+SAMPLERS = {
+    "plain": Sampling(seed=1),
+    "temperature": Sampling(0.7, seed=2),
+    "top_k": Sampling(top_k=30, seed=3),
+    "top_p": Sampling(top_p=0.8, seed=4),
+    "min_p": Sampling(min_p=0.1, seed=5),
+    "bias": Sampling(seed=6, logit_bias={3: 1.0, 60: -2.0}),
+    "all": Sampling(1.2, top_k=50, top_p=0.9, seed=7, min_p=0.02, logit_bias={5: 0.5}),
+}
+
+
+def definition(logits, settings):
+    """The distribution by its definition, in float64."""
+    scores = logits.astype(np.float64)
+    for token, bias in (settings.logit_bias or {}).items():
+        scores[token] += bias
+    p = np.exp((scores - scores.max()) / settings.temperature)
+    if settings.top_k:
+        p[p < np.sort(p)[-settings.top_k]] = 0
+    order = np.argsort(-p)
+    mass = np.cumsum(p[order]) / p.sum()
+    p[order[np.searchsorted(mass, settings.top_p) + 1 :]] = 0
+    p[p < settings.min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_million_draws_follow_the_definition(name):
+    logits = (np.random.default_rng(0).standard_normal(77) * 1.5).astype(np.float32)
+    want, draws = definition(logits, SAMPLERS[name]), 1_000_000
+    counts = np.bincount(written(SAMPLERS[name], draws, [0], logits), minlength=77)
+    assert counts[want == 0].sum() == 0
+    expected = want[want > 0] * draws
+    chi_square = float(((counts[want > 0] - expected) ** 2 / expected).sum())
+    freedom = len(expected) - 1
+    assert abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom)
+
+
+def test_same_seed_same_tokens():
+    def draw(seed):
+        return written(Sampling(seed=seed), 50, [0])
+
+    assert draw(3) == draw(3)
+    assert draw(3) != draw(4)
+    assert draw(None) != draw(None)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_damaged_output_is_refused(bad):
+    logits = LOGITS.copy()
+    logits[2] = bad
+    with pytest.raises(NonFiniteError, match="output is not finite; its weights are damaged"):
+        written(Sampling(), 1, [0], logits)
+
+
+def test_minus_infinity_is_a_token_that_never_comes():
+    logits = LOGITS.copy()
+    logits[0] = -math.inf
+    assert shares(Sampling(seed=0), 500, logits)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1}, r"temperature is -1, expected a number 0 \(greedy\) or more"),
+        ({"temperature": math.nan}, "temperature is nan, expected a number"),
+        ({"temperature": math.inf}, "temperature is inf, expected a number"),
+        ({"temperature": "1"}, "temperature is '1', expected a number"),
+        ({"temperature": True}, "temperature is True, expected a number"),
+        ({"top_p": 2}, "top_p is 2, expected a number above 0 and at most 1"),
+        ({"top_p": 0}, "top_p is 0, expected a number above 0 and at most 1"),
+        ({"top_p": math.nan}, "top_p is nan"),
+        ({"top_k": -1}, r"top_k is -1, expected a whole number, 0 \(all\) or more"),
+        ({"top_k": 1.5}, "top_k is 1.5, expected a whole number"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, expected a number above 0"),
+        ({"min_p": 1.5}, "min_p is 1.5, expected a number from 0"),
+        ({"presence_penalty": math.nan}, "presence_penalty is nan"),
+        ({"logit_bias": {-1: 0.0}}, "a token of logit_bias is -1"),
+        ({"logit_bias": {1: math.inf}}, "logit_bias of token 1 is inf"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616, expected at most"),
+        ({"seed": -3}, "seed is -3, expected a whole number, 0 or more"),
+        ({"stop": ("",)}, "stop is '', expected a text of at least one character"),
+        ({"stop": (3,)}, "stop is 3, expected a text"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, message):
+    with pytest.raises(PromptError, match=message):
+        Sampling(**settings)
+
+
+def push_all(stops, pieces):
+    gate = StopText(stops)
+    out = []
+    for piece in pieces:
+        out.append(gate.push(piece))
+        if gate.is_done:
+            return out, True
+    out.append(gate.flush())
+    return out, False
+
+
+def test_stop_text_ends_before_the_first_stop():
+    assert push_all(("END", "XX"), "abEXXcEND") == (["a", "b", "", "E", ""], True)
+    assert push_all(("b",), ["abc"]) == (["a"], True)
+    assert push_all(("cd", "b"), ["abcd"]) == (["a"], True)
+
+
+def test_stop_text_holds_back_only_what_may_begin_a_stop():
+    assert push_all(("aab",), "aaab") == (["", "", "a", ""], True)
+    assert push_all(("xyz",), "axyw") == (["a", "", "", "xyw", ""], False)
+    assert push_all(("xyz",), "axy") == (["a", "", "", "xy"], False)
+    assert push_all((), ["ab", "c"]) == (["ab", "c", ""], False)
+
+
+def test_one_stop_string_may_be_given_bare():
+    assert Sampling(stop="END").stops == ("END",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "x" * 9999), ("temperature", -1), ("top_k", [1]), ("top_p", None)],
+)
+def test_a_default_of_a_run_that_makes_no_sense_is_named(name: str, value: object) -> None:
+    with pytest.raises(FormatError, match=rf"generation_config\.json: {name} is .{{0,180}}"):
+        known_settings({"temperature": 1.0, name: value})
+
+
+def test_defaults_of_a_run_that_are_no_settings_are_left_out() -> None:
+    given = {"temperature": 0.5, "logit_bias": [1], "stop": 5, "seed": "x", "spare": {}}
+    assert known_settings(given) == {"temperature": 0.5}

@@ -1,0 +1,781 @@
+"""`fastlstm.train` end to end on a tiny text: resume, accumulation, trouble, stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fastlstm
+from fastlstm.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    FormatError,
+    NonFiniteError,
+    RunDirectoryError,
+    Stopped,
+    StorageError,
+)
+from fastlstm.runs import publication
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system import hardware, storage
+from fastlstm.text import trainer as trainer_module
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.train import _MAY_CHANGE
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import is_still_improving, resumed_config
+from fastlstm.training.state import Progress
+from simulated_disk import FailingOs, RecordingOs
+
+TINY = {
+    "rnn_size": 24,
+    "embed_size": 12,
+    "batch_size": 4,
+    "seq_length": 16,
+    "precision": "fp32",
+    "threads": 1,
+    "tensorboard": False,
+    "sample_every": 0,
+    "device": "cpu",
+    "dropout": 0.2,
+    "ema": 0.9,
+    "eval_every": 7,
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(
+        "the quick brown fox jumps over the lazy dog; \nwhy does it always do that?\n" * 60
+    )
+    return path
+
+
+def newest(run: Path) -> Path:
+    return max(run.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+
+
+def events_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def logged(run: Path) -> list[tuple]:
+    kinds = ("step", "eval")
+    return [(e["event"], e["step"], e["loss"]) for e in events_of(run) if e["event"] in kinds]
+
+
+def assert_same_state(left: Path, right: Path) -> None:
+    for file in sorted(left.glob("*.safetensors")):
+        a, b = load_file(file), load_file(right / file.name)
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.equal(a[name], b[name]), f"{file.name}:{name}"
+
+
+class StopAt:
+    """Observer that sends this process a signal when an event of a kind comes at a step."""
+
+    def __init__(self, kind: str, step: int) -> None:
+        self.kind, self.step = kind, step
+
+    def __call__(self, event: dict) -> None:
+        if event["event"] == self.kind and event["step"] == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(text: Path, out: Path, **fields):
+    return fastlstm.train(
+        text, out=out, observers=(), **{**TINY, "steps": 20, "log_every": 1, **fields}
+    )
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("step", [1, 6, 7, 13, 19])
+def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
+    train(text, tmp_path / "whole")
+    with pytest.raises(Stopped, match="SIGTERM; checkpoint-"):
+        fastlstm.train(
+            text,
+            out=tmp_path / "parts",
+            observers=[StopAt("step", step)],
+            **{**TINY, "steps": 20, "log_every": 1},
+        )
+    train(text, tmp_path / "parts", resume=True)
+    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
+    assert logged(tmp_path / "whole") == logged(tmp_path / "parts"), "no gap and no line twice"
+
+
+def test_the_callers_random_numbers_stay(text, tmp_path):
+    runs = []
+    for name in ("one", "two"):
+        torch.rand(3)
+        state = torch.get_rng_state()
+        train(text, tmp_path / name, steps=10)
+        runs.append(train(text, tmp_path / name, resume=True).path)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert logged(runs[0]) == logged(runs[1])
+
+
+def test_what_torch_was_set_to_stays(text, tmp_path):
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    threads, before = torch.get_num_threads(), [switch.allow_tf32 for switch in switches]
+    try:
+        for is_on in (True, False):
+            for switch in switches:
+                switch.allow_tf32 = is_on
+            train(text, tmp_path / str(is_on), steps=2, threads=threads + 1)
+            with pytest.raises(ConfigError):
+                train(text, tmp_path / "refused", steps=2, threads=threads + 2, precision="fp16")
+            assert [switch.allow_tf32 for switch in switches] == [is_on, is_on]
+            assert torch.get_num_threads() == threads
+    finally:
+        for switch, is_on in zip(switches, before, strict=True):
+            switch.allow_tf32 = is_on
+
+
+def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
+    train(text, tmp_path / "whole")
+    evaluate = trainer_module.evaluate
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "evaluate", interrupted)
+    with pytest.raises(Stopped):
+        train(text, tmp_path / "parts")
+    assert newest(tmp_path / "parts").name == "checkpoint-7"
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    train(text, tmp_path / "parts", resume=True)
+    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
+
+
+@pytest.mark.isa
+def test_accumulation_equals_the_big_batch(text, tmp_path):
+    losses = []
+    for name, fields in {
+        "parts": {"batch_size": 2, "accumulate": 4},
+        "whole": {"batch_size": 8},
+    }.items():
+        events: list[dict] = []
+        fastlstm.train(
+            text, out=tmp_path / name, observers=[events.append],
+            # Muon's bf16 iteration would enlarge a rounding of the sums ten thousand times.
+            **{**TINY, "dropout": 0.0, "steps": 12, "log_every": 1, "optimizer": "sgd", **fields},
+        )  # fmt: skip
+        losses.append([e["loss"] for e in events if e["event"] == "step"])
+    assert len(losses[0]) == 12
+    assert losses[0][-1] < losses[0][0] - 0.1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def plant(monkeypatch, when, plant_in):
+    """Calls `plant_in(model)` before the forward passes whose number is in `when`."""
+    loss, count = LanguageModel.loss, [0]
+
+    def planted(self, *args, **kwargs):
+        if self.training and torch.is_grad_enabled():
+            count[0] += 1
+            if count[0] in when:
+                result = plant_in(self, lambda: loss(self, *args, **kwargs))
+                if result is not None:
+                    return result
+        return loss(self, *args, **kwargs)
+
+    monkeypatch.setattr(LanguageModel, "loss", planted)
+
+
+def skips(run: Path) -> list[dict]:
+    return [e for e in events_of(run) if e["event"] == "skip"]
+
+
+def test_nan_in_one_batch_is_skipped(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        total, state = run()
+        return total * float("nan"), state
+
+    plant(monkeypatch, {9}, bad)
+    run = train(text, tmp_path / "run")
+    assert run.bits_per_char < 6
+    (skip,) = skips(run.path)
+    assert "skipped" in skip["action"]
+
+
+def test_nan_in_the_carried_state_does_not_stay(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        total, (h, c) = run()
+        return total * float("nan"), (h * float("nan"), c)
+
+    plant(monkeypatch, {9}, bad)
+    run = train(text, tmp_path / "run", lane_reset=0.0)
+    assert [skip["tensor"] for skip in skips(run.path)] == ["carried h"]
+
+
+def test_nan_in_a_weight_rolls_back_and_names_it(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        with torch.no_grad():
+            model.layers[0].weight_hh_l0[3, 2] = float("nan")
+
+    plant(monkeypatch, {9}, bad)
+    run = train(text, tmp_path / "run", checkpoint_every=4)
+    (skip,) = skips(run.path)
+    assert skip["tensor"] == "weight layers.0.weight_hh_l0"
+    assert "rolled back" in skip["action"]
+    assert all(torch.isfinite(t).all() for t in load_file(run.path / "model.safetensors").values())
+
+
+def test_the_parts_of_a_resumed_run_add_up(text, tmp_path):
+    fields = {**TINY, "steps": 20, "log_every": 1}
+    with pytest.raises(Stopped):  # a start whose set-up took 30 s
+        fastlstm.train(
+            text, out=tmp_path / "run", observers=[StopAt("step", 5)],
+            began=time.perf_counter() - 30.0, **fields,
+        )  # fmt: skip
+    end = events_of(train(text, tmp_path / "run", resume=True).path)[-1]
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert 30.0 < end["spent_s"]["setup"] < parts_s <= end["elapsed_s"]
+
+
+def test_a_roll_back_keeps_what_evaluations_took_and_what_they_score(text, tmp_path, monkeypatch):
+    evaluate, scored, poisoned = trainer_module.evaluate, [], []
+
+    def bad(model, run):
+        if scored and not poisoned:  # after the first evaluation
+            poisoned.append(True)
+            with torch.no_grad():
+                model.output.bias[0] = float("nan")
+
+    def slow_at_first(*args, **kwargs):
+        time.sleep(0.0 if scored else 0.5)
+        scored.append(kwargs["max_tokens"])
+        return evaluate(*args, **kwargs)
+
+    plant(monkeypatch, range(10**6), bad)
+    monkeypatch.setattr(trainer_module, "evaluate", slow_at_first)
+    monkeypatch.setattr(trainer_module.Trainer, "_affordable", lambda _: 100 + len(scored))
+    run = train(text, tmp_path / "run", checkpoint_every=100)
+    assert len(skips(run.path)) == 1
+    assert scored == [100] * 4
+    assert events_of(run.path)[-1]["spent_s"]["evaluations"] > 0.5
+
+
+def test_nan_in_a_gradient_names_it(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        model.output.bias.register_hook(lambda g: g * float("inf") if model.poison else g)
+
+    monkeypatch.setattr(LanguageModel, "poison", False, raising=False)
+    plant(monkeypatch, {1}, bad)
+    plant(monkeypatch, {9}, lambda model, run: setattr(model, "poison", True))
+    plant(monkeypatch, {10}, lambda model, run: setattr(model, "poison", False))
+    run = train(text, tmp_path / "run")
+    assert [s["tensor"] for s in skips(run.path)] == ["gradient of output.bias"]
+
+
+def test_nan_that_stays_stops_with_the_name_and_leaves_a_good_model(text, tmp_path, monkeypatch):
+    def bad(model, run):
+        total, state = run()
+        return total * float("nan"), state
+
+    plant(monkeypatch, range(9, 10**6), bad)
+    with pytest.raises(NonFiniteError, match="roll-backs; lower learning_rate"):
+        train(text, tmp_path / "run", checkpoint_every=4)
+    fastlstm.LM.load(tmp_path / "run").generate("the ", max_tokens=5)
+
+
+def test_a_budget_that_set_up_used_up_is_no_finished_run(text, tmp_path):
+    events: list[dict] = []
+    began = time.perf_counter() - 5.0
+    with pytest.raises(BudgetError, match="trained 0 steps: the budget was too small for set-up"):
+        fastlstm.train(
+            text, out=tmp_path / "run", began=began, observers=[events.append],
+            **{**TINY, "budget": "5s"},
+        )  # fmt: skip
+    assert not any(event["event"] in ("end", "eval", "sample", "checkpoint") for event in events)
+    assert not RunDirectory(tmp_path / "run").has_published()
+    assert "trained 0 steps" in events_of(tmp_path / "run")[-1]["reason"]
+    assert train(text, tmp_path / "run").bits_per_char < 6  # the place is free for a longer run
+
+
+def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
+    events: list[dict] = []
+    fastlstm.train(
+        text, out=tmp_path / "run", began=time.perf_counter() - 30.0, observers=[events.append],
+        **{**TINY, "budget": "36s", "log_every": 1},
+    )  # fmt: skip
+    steps = [event for event in events if event["event"] == "step"]
+    assert steps[0]["progress"] < 0.3
+    assert steps[0]["elapsed_s"] > 30.0
+    end = events[-1]
+    assert end["spent_s"]["setup"] > 30.0
+    parts_s = end["train_s"] + sum(end["spent_s"].values())
+    assert 30.0 < parts_s <= end["elapsed_s"]
+
+
+def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
+    events: list[dict] = []
+    fields = {**TINY, "budget": "36s", "eval_every": 10**9, "log_every": 1}
+    began = time.perf_counter() - 30.0
+    fastlstm.train(text, out=tmp_path / "run", began=began, observers=[events.append], **fields)
+    kinds = [event["event"] for event in events if event["event"] in ("step", "eval")]
+    first = kinds.index("eval")
+    assert "step" in kinds[first:]
+    assert kinds.count("eval") == 2  # one half-way, one at the end
+
+
+def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(text, tmp_path):
+    run, fields = tmp_path / "run", {**TINY, "budget": "36s"}
+    fastlstm.train(text, out=run, began=time.perf_counter() - 30.0, observers=(), **fields)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    events: list[dict] = []
+    with pytest.raises(BudgetError, match="trained 0 further steps: the run has used its budget"):
+        fastlstm.train(text, out=run, resume=True, observers=[events.append], **fields)
+    assert not any(event["event"] in ("end", "eval", "checkpoint") for event in events)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    more = {**fields, "budget": "37s"}  # less than set-up takes
+    began = time.perf_counter() - 30.0
+    with pytest.raises(BudgetError, match="has used its budget 37s; give a larger budget"):
+        fastlstm.train(text, out=run, resume=True, began=began, observers=(), **more)
+    end = events_of(run)[-1]
+    assert (end["event"], "trained 0 further steps" in end["reason"]) == ("end", True)
+
+
+def test_too_many_threads_are_said_before_anything_is_read_or_measured(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "cores", lambda: 1)
+    events: list[dict] = []
+    fields = {**TINY, "threads": 2, "steps": 1}
+    fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
+    said = "2 threads share the 1 core of this process, which is slower than one thread for each"
+    assert events[0] == {"event": "message", "level": "warning", "text": said}
+    assert [event.get("text") for event in events_of(tmp_path / "run")].count(said) == 1
+
+
+def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
+    run = train(text, tmp_path / "run")
+    events: list[dict] = []
+    fastlstm.train(text, out=run.path, resume=True, observers=[events.append], **TINY)
+    assert not any(event["event"] == "step" for event in events)
+    said = [event["text"] for event in events if event["event"] == "message"]
+    assert sum(text.startswith("already complete: it ends after") for text in said) == 1
+
+
+def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
+    text, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(trainer_module, "_MIN_SCORED", 50)
+    monkeypatch.setattr(trainer_module, "_EVALUATION_SHARE", 0.0)
+    events: list[dict] = []
+    fields = {**TINY, "budget": "8s", "eval_every": 3}
+    fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
+    said = [event.get("text", "") for event in events]
+    assert sum("evaluations score the first 50 of " in line for line in said) == 1
+    assert {event["num_tokens"] for event in events if event["event"] == "eval"} == {50}
+
+
+def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
+    save, calls = trainer_module.save_checkpoint, []
+
+    def full(*args, **kwargs):
+        calls.append(args[1])
+        if 0 < args[1] < 20:
+            raise StorageError("no space left on device")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", full)
+    run = train(text, tmp_path / "run", checkpoint_every=5)
+    assert {5, 10, 15, 20} <= set(calls)
+    assert newest(run.path).name == "checkpoint-20"
+
+
+def test_a_full_disk_silences_an_output_and_no_more(text, tmp_path):
+    class Full:
+        def __call__(self, event):
+            raise OSError(28, "No space left on device")
+
+    events: list[dict] = []
+    fields = {**TINY, "steps": 3, "log_every": 1}
+    fastlstm.train(text, out=tmp_path / "run", observers=[Full(), events.append], **fields)
+    texts = [e["text"] for e in events if e["event"] == "message"]
+    assert sum("Full stopped (No space left on device)" in t for t in texts) == 1
+    assert events[-1]["event"] == "end"
+
+
+def poison_evaluation(monkeypatch, number):
+    """Makes a weight NaN before the evaluation of that number, counted from 1."""
+    evaluate, calls = trainer_module.evaluate, []
+
+    def poisoned(model, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == number:
+            with torch.no_grad():
+                model.output.bias[0] = float("nan")
+        return evaluate(model, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "evaluate", poisoned)
+
+
+def record_weights(monkeypatch):
+    """Returns the list of (step, weights, averaged weights) that every step and evaluation adds."""
+    seen = []
+
+    def recording(owner, name, state_of):
+        method = getattr(owner, name)
+
+        def wrapped(self, *args):
+            state = state_of(self)
+            average = {} if state.average is None else state.average.tensors()
+            seen.append(
+                (
+                    state.progress.step,
+                    {n: p.detach().numpy().tobytes() for n, p in state.model.named_parameters()},
+                    {n: t.numpy().tobytes() for n, t in average.items()},
+                )
+            )
+            return method(self, *args)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    recording(trainer_module.Stepper, "step", lambda stepper: stepper._state)
+    recording(trainer_module.Trainer, "_evaluate", lambda trainer: trainer.state)
+    return seen
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_nan_weights_at_an_evaluation_roll_back(text, tmp_path, monkeypatch, ema):
+    poison_evaluation(monkeypatch, 2)
+    seen = record_weights(monkeypatch)
+    run = train(text, tmp_path / "run", checkpoint_every=4, ema=ema, sample_every=1)
+    (skip,) = skips(run.path)
+    assert "weight output.bias" in skip["tensor"]
+    assert run.bits_per_char < 6
+    (_, *before), (_, *after) = [one for one in seen if one[0] == 12]
+    assert before == after, "the weights of the checkpoint are weights again, and the averages"
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_an_evaluation_changes_no_weight(text, tmp_path, monkeypatch, ema):
+    seen = record_weights(monkeypatch)
+    train(text, tmp_path / "run", ema=ema)
+    (_, *before), (_, *after) = [one for one in seen if one[0] == 7]
+    assert before == after
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("eval_every", "last"), [(1000, 1), (8, 3)]
+)  # or evaluated where it goes on
+def test_nan_weights_at_the_last_evaluation_are_trained_over(
+    text, tmp_path, monkeypatch, ema, eval_every, last
+):
+    poison_evaluation(monkeypatch, last)
+    run = train(text, tmp_path / "run", checkpoint_every=8, ema=ema, eval_every=eval_every)
+    assert len(skips(run.path)) == 1
+    assert newest(run.path).name == "checkpoint-20", "every step asked for was taken"
+
+
+class NoPublication(RecordingOs):
+    """A disk that is full when a model is to be published, and at no other time."""
+
+    def mkdir(self, path: Path) -> None:
+        if path.name.startswith(publication.JOURNAL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().mkdir(path)
+
+
+class Disk:
+    """Observer that puts `disk` in the place of the true one from one event to another."""
+
+    def __init__(self, monkeypatch, disk, first, last) -> None:
+        self.patch, self.disk, self.first, self.last = monkeypatch, disk, first, last
+        self.warnings: list[str] = []
+
+    def __call__(self, event: dict) -> None:
+        about = (event["event"], event.get("step"))
+        if about == self.first:
+            self.patch.setattr(storage, "os", self.disk)
+        elif about == self.last:
+            self.patch.setattr(storage, "os", os)
+        elif event["event"] == "message" and event["level"] == "warning":
+            self.warnings.append(event["text"])
+
+
+@pytest.fixture
+def best_is_first(monkeypatch):
+    """Makes the first evaluation of a run the best one."""
+    evaluate, calls = trainer_module.evaluate, []
+
+    def worse(*args, **kwargs):
+        calls.append(1)
+        result = evaluate(*args, **kwargs)
+        return dataclasses.replace(result, nats_per_token=result.nats_per_token + len(calls))
+
+    monkeypatch.setattr(trainer_module, "evaluate", worse)
+
+
+WITH_DISK = {**TINY, "steps": 9, "log_every": 1, "eval_every": 5, "checkpoint_every": 3}
+
+
+def same_model(left: Path, right: Path) -> bool:
+    a, b = (load_file(path / "model.safetensors") for path in (left, right))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.usefixtures("best_is_first")
+@pytest.mark.parametrize("last", [("step", 6), ("step", 8)])
+def test_a_best_model_that_met_a_full_disk_is_published_later(text, tmp_path, monkeypatch, last):
+    fastlstm.train(text, out=tmp_path / "whole", observers=(), **WITH_DISK)
+    full = FailingOs(Path("/"), 1, errno.ENOSPC, lasting=True)
+    disk = Disk(monkeypatch, full, ("step", 4), last)
+    run = fastlstm.train(text, out=tmp_path / "run", observers=[disk], **WITH_DISK)
+    assert any("the best model is not published yet" in text for text in disk.warnings)
+    assert same_model(run.path, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("best_is_first")
+def test_a_best_model_that_cannot_be_published_ends_in_an_error(text, tmp_path, monkeypatch):
+    fastlstm.train(text, out=tmp_path / "whole", observers=(), **WITH_DISK)
+    disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), None)
+    with pytest.raises(StorageError, match=r"(?s)No space left.*step 5.*checkpoint-9 keeps it"):
+        fastlstm.train(text, out=tmp_path / "run", observers=[disk], **WITH_DISK)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert "end" not in {event["event"] for event in events_of(tmp_path / "run")}
+    monkeypatch.setattr(storage, "os", os)
+    fastlstm.train(text, out=tmp_path / "run", observers=(), resume=True, **WITH_DISK)
+    assert same_model(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_that_stays_non_finite_publishes_the_best_model_first(text, tmp_path, monkeypatch):
+    step, is_broken = trainer_module.Stepper.step, []
+
+    def failing(self, batch, factor):
+        if self._state.progress.step == 6 or is_broken:
+            is_broken.append(True)
+            return float("nan"), float("nan")
+        return step(self, batch, factor)
+
+    monkeypatch.setattr(trainer_module.Stepper, "step", failing)
+    disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), ("skip", 6))
+    fields = {**WITH_DISK, "checkpoint_every": None}  # after a minute: none follows the roll-backs
+    with pytest.raises(NonFiniteError):
+        fastlstm.train(text, out=tmp_path / "run", observers=[disk], **fields)
+    assert any("the best model is not published yet" in text for text in disk.warnings)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_averaged_weights_are_published(text, tmp_path, monkeypatch):
+    seen = record_weights(monkeypatch)
+    run = train(text, tmp_path / "run", ema=0.9, steps=3, eval_every=1000)
+    (*_, weights, average) = seen[-1]
+    found = {
+        name: t.numpy().tobytes() for name, t in load_file(run.path / "model.safetensors").items()
+    }
+    assert found == average != weights
+
+
+def test_the_averaged_weights_write_the_samples(text, tmp_path, monkeypatch):
+    init, samples = trainer_module.Trainer.__init__, []
+
+    def sampling(self, *args, sample, **fields):
+        init(self, *args, **fields, sample=lambda m: samples.append(m.output.bias.clone()) or "")
+
+    monkeypatch.setattr(trainer_module.Trainer, "__init__", sampling)
+    run = train(text, tmp_path / "run", ema=0.9, steps=3, eval_every=1000, sample_every=1)
+    (sample,) = samples
+    assert torch.equal(sample, load_file(run.path / "model.safetensors")["output.bias"])
+
+
+def scale_losses(monkeypatch) -> list[float]:
+    """Trains with a loss scale, as in fp16; returns the list of the scales of all steps."""
+    scales: list[float] = []
+    step, state = trainer_module.Stepper.step, trainer_module.TrainingState
+
+    def with_scaler(**fields):
+        return state(**{**fields, "scaler": torch.amp.GradScaler("cpu", init_scale=64.0)})
+
+    def noting(self, batch, factor):
+        scales.append(self._state.scaler.get_scale())
+        return step(self, batch, factor)
+
+    monkeypatch.setattr(trainer_module, "TrainingState", with_scaler)
+    monkeypatch.setattr(trainer_module.Stepper, "step", noting)
+    return scales
+
+
+def overflow(monkeypatch, from_scale: float) -> None:
+    """Makes a gradient infinite where the loss was scaled by `from_scale` or more."""
+
+    def bad(model, run):
+        model.output.bias.register_hook(
+            lambda g: g * float("inf") if model.scales[-1:] >= [from_scale] else g
+        )
+
+    monkeypatch.setattr(LanguageModel, "scales", scale_losses(monkeypatch), raising=False)
+    plant(monkeypatch, {1}, bad)
+
+
+def test_an_overflow_lowers_the_loss_scale_and_is_no_trouble(text, tmp_path, monkeypatch):
+    overflow(monkeypatch, 2.0)
+    run = train(text, tmp_path / "run", ema=0.0)
+    assert LanguageModel.scales[:7] == [64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0]
+    assert skips(run.path) == []
+    assert newest(run.path).name == "checkpoint-20"
+
+
+def test_a_gradient_that_is_infinite_at_every_loss_scale_stops(text, tmp_path, monkeypatch):
+    overflow(monkeypatch, 0.0)
+    with pytest.raises(NonFiniteError, match=r"output\.bias is NaN or Inf and came"):
+        train(text, tmp_path / "run", ema=0.0)
+    assert {skip["tensor"] for skip in skips(tmp_path / "run")} == {"gradient of output.bias"}
+    assert len(LanguageModel.scales) < 60
+
+
+def test_early_stopping_holds_after_a_resume(text, tmp_path):
+    fields = {"learning_rate": 0.0, "patience": 2, "eval_every": 3, "steps": 60}
+    run = train(text, tmp_path / "run", **fields)
+    stopped_at = newest(run.path).name
+    assert stopped_at == "checkpoint-9"
+    train(text, tmp_path / "run", resume=True, **fields)
+    assert newest(run.path).name == stopped_at
+
+
+def test_damaged_metrics_do_not_stop_a_resume(text, tmp_path):
+    run = train(text, tmp_path / "run")
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    train(text, tmp_path / "run", resume=True, steps=25)
+    assert (run.path / "metrics.damaged").exists()
+
+
+def test_a_refused_start_leaves_no_directory(tmp_path):
+    with pytest.raises(DataError):
+        fastlstm.train(tmp_path / "nothing.txt", out=tmp_path / "run", observers=())
+    assert not (tmp_path / "run").exists()
+
+
+def test_refusals(text, tmp_path):
+    run = train(text, tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        train(text, tmp_path / "run")
+    with pytest.raises(ConfigError, match="rnn_size=25: this run was begun with 24"):
+        train(text, tmp_path / "run", resume=True, rnn_size=25)
+    with pytest.raises(ConfigError, match="num_layers=3: this run was begun without it; leave"):
+        train(text, tmp_path / "run", resume=True, num_layers=3)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text() + "one more line\n")
+    with pytest.raises(FormatError, match=rf"started with {text} \([\d,]+ characters\), not with"):
+        train(other, tmp_path / "run", resume=True)
+    other.write_text("characters that the vocabulary does not hold: ☃ " * 99)
+    with pytest.raises(FormatError, match=rf"started with {text} .*not with {other}; resume with"):
+        train(other, tmp_path / "run", resume=True)
+    with pytest.raises(DataError, match=r"no such file or directory: .*book\.tx"):
+        train(str(text)[:-1], tmp_path / "run")  # not that a run is there already
+    longer = train(text, tmp_path / "run", resume=True, steps=25)
+    assert newest(longer.path).name == "checkpoint-25"
+    assert run.path == longer.path
+
+
+def test_a_resumed_run_takes_only_what_may_change():
+    given = TrainConfig(rnn_size=24, steps=20, batch_size=64)
+    begun = dataclasses.replace(given, threads=1, batch_size=4)
+
+    def resume(**fields):
+        return resumed_config(TrainConfig(**fields), fields, begun, given, _MAY_CHANGE)
+
+    resumed = resume(budget="3m", threads=2)
+    assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)
+    assert resume(batch_size=64).batch_size == 4, "the same flag again, though the text was short"
+    with pytest.raises(ConfigError, match="batch_size=32"):
+        resume(batch_size=TrainConfig().batch_size)
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_so"),
+    [
+        ([], False),
+        ([(10, 2.0)], True),
+        ([(10, 2.0), (20, 1.5)], True),
+        ([(10, 2.0), (20, 1.998)], False),  # a plateau
+        ([(10, 2.0), (20, 1.5), (30, 1.6)], False),
+        ([(50, 2.0), (95, 1.501), (100, 1.5)], True),  # two evaluations close to each other
+        ([(50, 1.5), (95, 1.501), (100, 1.499)], False),
+        ([(10, -1.0), (20, -1.5)], True),
+    ],
+)
+def test_a_run_that_is_still_improving_is_told_from_a_plateau(losses, is_so):
+    assert is_still_improving(losses) is is_so
+
+
+def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
+    table, out = tmp_path / "sales.csv", tmp_path / "run"
+    table.write_text("day,sold\n" + "".join(f"2024-01-{1 + n % 28:02},{n}\n" for n in range(400)))
+    with pytest.raises(DataError, match=r"sales\.csv holds a table: fastlstm\.Forecaster"):
+        train(table, out)
+    assert not out.exists()
+    with pytest.raises(ConfigError, match="'horizon' is for a table; to train a forecaster"):
+        train(table, out, horizon=24)
+    train(table, out, steps=1, as_text=True)
+    assert train(table, out, steps=2, resume=True).bits_per_char > 0
+
+
+def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monkeypatch):
+    save, refused = trainer_module.save_checkpoint, []
+
+    def full(*args, **kwargs):
+        if 0 < args[1] < 20:
+            refused.append(args[1])
+            raise StorageError("no space left on device")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", full)
+    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    train(text, tmp_path / "run")
+    assert refused == [1], "after a minute, and not at every step"
+
+
+def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set_up_left():
+    progress = Progress(step=5, spent={"setup": 20.0}, scored=7)
+    plan = SimpleNamespace(
+        ending=StopCriterion("budget", None, 100.0, "budget 100s"), report_s=20.0
+    )
+    reserved: list[int] = []
+    pace = SimpleNamespace(
+        seconds_per_token=1e-4, reserve_s=lambda num: reserved.append(num) or 10.0
+    )
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(progress=progress), plan=plan, _pace=pace, elapsed_s=lambda: 45.0,
+        _valid_ids=range(10**6),
+    )  # fmt: skip
+    assert trainer_module.Trainer._affordable(trainer) == 80_000
+    assert trainer_module.Trainer._done(trainer) == pytest.approx(25 / (80 - 10 - 20))
+    assert reserved == [7]
+
+
+def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    told = []
+    for name in ("one", "two"):
+        events: list[dict] = []
+        fields = {**TINY, "steps": 1}
+        fastlstm.train(text, out=tmp_path / name, observers=[events.append], **fields)
+        told.append([e["text"] for e in events if "the times of a pass" in e.get("text", "")])
+    assert [len(texts) for texts in told] == [0, 1]
+    assert "measured earlier on this machine" in told[1][0]
+
+
+def test_a_text_that_has_changed_is_not_another_one(text, tmp_path):
+    train(text, tmp_path / "run")
+    text.write_text(text.read_text() + "one more line\n")
+    with pytest.raises(FormatError, match=rf"started with {text} .*changed since"):
+        train(text, tmp_path / "run", resume=True)

@@ -1,0 +1,74 @@
+"""Formats of the weights, measured."""
+
+import numpy as np
+import pytest
+
+from fastlstm.errors import DataError
+from fastlstm.text.data.tokenizer import CharTokenizer
+from fastlstm.text.decoder import Decoder, ThreadTuner
+from fastlstm.text.evaluation import evaluate
+from fastlstm.text.weight_report import WeightReport, report_weights, score, writing_speed
+
+TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
+
+
+def test_score_is_the_evaluators(random_model):
+    model = random_model(num_layers=2)
+    ids = np.random.default_rng(0).integers(0, 20, 5000).astype(np.uint8)
+    bits, count = score(Decoder.of(model), TOKENIZER, ids)
+    assert count == 5000 - 64
+    # The same lanes, each from a zero state.
+    lanes = np.array_split(ids, 64)
+    want = [evaluate(model, lane, TOKENIZER, lanes=1).nats_per_token for lane in lanes]
+    sizes = [len(lane) - 1 for lane in lanes]
+    assert bits == pytest.approx(np.average(want, weights=sizes) / np.log(2), rel=1e-5)
+
+
+def test_short_texts(random_model):
+    decoder = Decoder.of(random_model())
+    assert score(decoder, TOKENIZER, np.array([1, 2]))[1] == 1
+    with pytest.raises(DataError, match="has 1 token, scoring needs at least 2"):
+        score(decoder, TOKENIZER, np.array([1]))
+
+
+def test_report(random_model):
+    decoder = Decoder.of(random_model(), "int8")
+    report = report_weights(decoder, TOKENIZER, np.arange(2000) % 20)
+    assert report.weight_format == "int8"
+    assert report.bytes_per_token == decoder.bytes_per_token
+    assert report.tokens_per_s > 1000
+    assert writing_speed(decoder, 8, 0.01) > 1000
+    line = WeightReport("int8", 1_140_000, 200e3, 1.6100, 99_936).compared(
+        WeightReport("fp32", 4_470_000, 20e3, 1.6097, 99_936)
+    )
+    assert line == (
+        "int8: 1.14 MB of weights a token instead of 4.47 (fp32), 10.0x the speed, +0.02 %"
+        " bits/char (1.6097 to 1.6100 on 99,936 tokens)"
+    )
+
+
+def test_pace_takes_what_is_fast_and_looks_again(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fastlstm.text.decoder.time.perf_counter", lambda: now[0])
+    seconds = {1: 1e-5, 4: 0.5e-5}
+    pace = ThreadTuner(4)
+
+    def calls(count):
+        chosen = []
+        for _ in range(count):
+            now[0] += 0.01
+            chosen.append(pace.choose())
+            pace.took(chosen[-1], seconds[chosen[-1]])
+        return chosen
+
+    assert calls(3) == [4, 1, 4]
+    quiet = calls(1000)
+    assert quiet.count(4) > 990
+    assert quiet.count(1) >= 3, "the other is tried now and then"
+    seconds[4] = 1e-3  # the other cores are busy
+    assert calls(20)[-15:] == [1] * 15
+    busy = calls(3000)
+    assert 1 <= busy.count(4) <= 5, "what is far slower is tried rarely"
+    seconds[4] = 0.5e-5
+    assert calls(2000)[-10:] == [4] * 10
+    assert {ThreadTuner(1).choose() for _ in range(5)} == {1}

@@ -1,0 +1,168 @@
+"""What every start of a run shares: the end after the report, bars, the time kept for the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import BudgetError, in_flags
+from fastlstm.report.history import read_history
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training import session as run_session
+from fastlstm.training.checkpoint import Checkpoint, metrics_mark
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import RunSession
+
+
+class Clock:
+    """Stands for `time`: two clocks that are set by hand."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.own_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.wall_s
+
+    def thread_time(self) -> float:
+        return self.own_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(run_session, "time", found)
+    return found
+
+
+def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
+    run = RunDirectory(path / "run")
+    run.create()
+    return RunSession(run, [events.append])
+
+
+def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Clock) -> None:
+    events: list[dict[str, Any]] = []
+    session = session_in(tmp_path, events)
+    with session.outputs(None, tensorboard=True):
+        session.emit({"event": "eval", "step": 5, "loss": 2.0})
+        session.emit({"event": "end", "reason": "5 steps", "elapsed_s": 7.0, "spent_s": {"a": 1}})
+        assert [event["event"] for event in events] == ["eval"]
+        assert "5 steps" in session.run.metrics_path.read_text()
+        clock.wall_s += 2.0
+    end = events[-1]
+    assert (end["event"], end["elapsed_s"], end["spent_s"]) == ("end", 9.0, {"a": 1, "report": 2.0})
+    assert Path(end["report"]).read_text().startswith("<!doctype html>")
+    assert Path(end["tensorboard"]).is_dir()
+    assert end["still_improving"] is True
+
+
+@pytest.mark.parametrize(("last", "is_so"), [(1.9, False), (1.2, True)])
+def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
+    tmp_path: Path, last: float, is_so: bool
+) -> None:
+    events: list[dict[str, Any]] = []
+    session = session_in(tmp_path, events)
+    with session.outputs(None, tensorboard=False):
+        for step, loss in ((10, 2.0), (20, 1.5)):
+            session.emit({"event": "eval", "step": step, "loss": loss, "bits_per_char": loss})
+    mark = metrics_mark(session.run.metrics_path)
+    found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
+    again = RunSession(session.run, [events.append])
+    with again.outputs(found, tensorboard=False):
+        again.emit({"event": "eval", "step": 30, "loss": last, "bits_per_char": last})
+        again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
+    assert events[-1]["still_improving"] is is_so
+
+
+@pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])
+def test_a_busy_machine_gets_more_time_for_its_report(
+    tmp_path: Path, clock: Clock, wall_s: float, factor: float
+) -> None:
+    session = session_in(tmp_path, [])
+    assert session.report_s() == 0.0  # nothing is written before `outputs`
+    with session.outputs(None, tensorboard=False):
+        session.mark()
+        clock.wall_s, clock.own_s = clock.wall_s + wall_s, clock.own_s + 1.0
+        assert session.report_s() == pytest.approx(2.5 * factor)
+
+
+def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> None:
+    events: list[dict[str, Any]] = []
+    show = session_in(tmp_path, events).watch("judging", "windows")
+    for done in range(1, 11):
+        clock.wall_s += 0.2
+        show(done, 10)
+    assert [event["done"] for event in events] == [3, 6, 9, 10]
+    assert {(event["doing"], event["unit"], event["total"]) for event in events} == {
+        ("judging", "windows", 10)
+    }
+    show(10, 10)  # a round that is over at once shows nothing
+    assert len(events) == 4
+
+
+@pytest.mark.parametrize(("threads", "is_noted"), [(3, True), (2, False)])
+def test_more_threads_than_cores_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, is_noted: bool
+) -> None:
+    monkeypatch.setattr(run_session.hardware, "cores", lambda: 2)
+    monkeypatch.setattr(run_session.torch, "set_num_threads", lambda _: None)
+    events: list[dict[str, Any]] = []
+    session = session_in(tmp_path, events)
+    session.set_threads(threads)
+    noted = "3 threads share the 2 cores of this process, which is slower than one thread for each"
+    assert [event["text"] for event in events] == ([noted] if is_noted else [])
+    with session.outputs(None, tensorboard=False):  # what came before they were open is stored, too
+        session.emit({"event": "start", "resumed_from": None})
+    stored = read_history(session.run.metrics_path)
+    assert [note["text"] for note in stored.notes] == ([noted] if is_noted else [])
+    assert stored.start != {}
+
+
+def ended(path: Path, reason: str, events: list[Any]) -> tuple[RunSession, Checkpoint]:
+    """A run that ended after 20 steps, and the checkpoint of its end."""
+    session = session_in(path, events)
+    with session.outputs(None, tensorboard=False):
+        session.emit({"event": "end", "reason": reason, "step": 20, "elapsed_s": 1.0})
+    return session, Checkpoint(session.run.path, 20, {}, {}, {}, finite=True)
+
+
+@pytest.mark.parametrize("kind", ["steps", "epochs"])
+@pytest.mark.parametrize(("total", "is_said"), [(20, True), (10, True), (30, False)])
+def test_a_resumed_run_says_that_it_is_complete(
+    tmp_path: Path, kind: Any, total: int, is_said: bool
+) -> None:
+    session, found = ended(tmp_path, "20 steps", [])
+    ending = StopCriterion(kind, total, None, f"{total} steps")
+    assert session.remaining(found, ending) is ending
+    notes = [in_flags(note) for note in session.notes]
+    text = (
+        f"already complete: it ends after {total} steps and has trained 20; nothing is trained now,"
+        f" give more --{kind}"
+    )
+    assert notes == ([text] if is_said else [])
+    assert session.remaining(None, ending) is ending
+
+
+def test_a_budget_that_is_used_is_no_end_to_reach_again(tmp_path: Path) -> None:
+    session, found = ended(tmp_path, "budget 30s", [])
+    with pytest.raises(BudgetError) as caught:
+        session.remaining(found, StopCriterion("budget", None, 30.0, "budget 30s"))
+    assert in_flags(*caught.value.args) == (
+        "trained 0 further steps: the run has used its budget 30s; give a larger --budget"
+    )
+    larger = session.remaining(found, StopCriterion("budget", None, 31.0, "budget 31s"))
+    with pytest.raises(BudgetError, match=r"trained 0 further steps: .* budget 31s; give a larger"):
+        larger.require_steps(20, 5.0)
+    larger.require_steps(21, 5.0)
+
+
+@pytest.mark.parametrize("reason", ["stopped by SIGTERM", "no gain in 3 evaluations"])
+def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
+    tmp_path: Path, reason: str
+) -> None:
+    session, found = ended(tmp_path, reason, [])
+    session.remaining(found, StopCriterion("budget", None, 30.0, "budget 30s")).require_steps(
+        20, 5.0
+    )
