@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ShapeError
-from fastlstm.nn.lstm import LSTMLayer
+from fastlstm.nn.lstm import LSTM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def initialize(
     H = model.config.rnn_size
     _fill_normal(model.embedding.weight, H**-0.5 if model.config.tie_weights else 1.0, generator)
     for layer in model.layers:
-        assert isinstance(layer, LSTMLayer)
+        assert isinstance(layer, LSTM)
         _initialize_layer(layer, generator)
     for norm in model.norms:
         assert isinstance(norm, nn.LayerNorm)
@@ -54,7 +54,7 @@ def initialize(
         model.output.bias.copy_(_log_unigram(token_counts, model.config.vocab_size))
 
 
-def _initialize_layer(layer: LSTMLayer, generator: torch.Generator) -> None:
+def _initialize_layer(layer: LSTM, generator: torch.Generator) -> None:
     H = layer.hidden_size
     for gate in range(4):
         rows = slice(gate * H, (gate + 1) * H)
