@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import Precision, built, check_fields, parse_split
+from fastlstm.system.fields import Precision, built, check_fields, key_fields, parse_split
 
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
@@ -59,6 +59,20 @@ class ModelConfig:
     layer_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
+
+    @property
+    def identity(self) -> str:
+        """What states of a model depend on, beside its weights, as format 1 wrote it."""
+        values = key_fields(self, _FIRST_FIELDS)
+        names = [*_FIRST_FIELDS, *(name for name in values if name not in _FIRST_FIELDS)]
+        return f"ModelConfig({', '.join(f'{name}={values[name]!r}' for name in names)})"
+
+
+_FIRST_FIELDS = (
+    *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
+    *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
+)
+"""Fields that ModelConfig began with: they always count for `identity`."""
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ def _isa(weight_format: str) -> str:
 
 
 def _hash(given: dict[str, NDArray[np.float32]], config: ModelConfig, weight_format: str) -> str:
-    digest = hashlib.sha256(f"{config} {weight_format}".encode())
+    digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
     for name in sorted(given):
         digest.update(name.encode())
         digest.update(given[name].data)
