@@ -24,7 +24,7 @@ def tokens_of(T, B, V=20, seed=0):
 
 
 def test_parameter_names_are_torchs(make_model):
-    names = [name for name, _ in make_model(layer_norm=True).named_parameters()]
+    names = [name for name, _ in make_model(output_norm=True).named_parameters()]
     lstm = [
         f"layers.{k}.{n}_l0"
         for k in (0, 1)
@@ -75,8 +75,8 @@ def test_equals_torchs_stack(make_model, num_layers):
     torch.testing.assert_close(nats.sum(), want.detach(), rtol=1e-12, atol=0)
 
 
-def test_layer_norm_and_residual_are_where_they_are_said_to_be(make_model):
-    model = make_model(embed_size=16, layer_norm=True, residual=True)
+def test_output_norm_and_residual_are_where_they_are_said_to_be(make_model):
+    model = make_model(embed_size=16, output_norm=True, residual=True)
     with torch.no_grad():
         for norm in model.norms:
             norm.weight.normal_()
@@ -117,7 +117,7 @@ def test_reset_and_detach():
 
 
 def test_state_stays_float32_under_autocast(make_model):
-    model = make_model(layer_norm=True, residual=True, dropout=0.2, recurrent_dropout=0.2)
+    model = make_model(output_norm=True, residual=True, dropout=0.2, weight_drop=0.2)
     with torch.autocast("cpu", torch.bfloat16):
         total, state = model.loss(tokens_of(5, 3), tokens_of(5, 3), model.initial_state(3))
     total.backward()
@@ -186,8 +186,8 @@ def test_plain_dropout_draws_anew_every_step(masks):
     assert float((first != 0).float().mean()) == pytest.approx(1 - 0.25 / 3, abs=0.02)
 
 
-def test_recurrent_dropout_drops_weights(masks):
-    (first, _, _), w_hh = masks(dataclasses.replace(CONFIG, dropout=0.0, recurrent_dropout=0.4))
+def test_weight_drop_drops_weights(masks):
+    (first, _, _), w_hh = masks(dataclasses.replace(CONFIG, dropout=0.0, weight_drop=0.4))
     assert bool((first == 1).all())
     assert {round(v, 4) for v in w_hh.unique().tolist()} == {0.0, round(1 / 0.6, 4)}
     assert float((w_hh != 0).float().mean()) == pytest.approx(0.6, abs=0.05)
@@ -195,7 +195,7 @@ def test_recurrent_dropout_drops_weights(masks):
 
 def test_dropout_draws_from_the_global_generator(masks):
     for kind in ("plain", "variational"):
-        config = dataclasses.replace(CONFIG, dropout_kind=kind, recurrent_dropout=0.1)
+        config = dataclasses.replace(CONFIG, dropout_kind=kind, weight_drop=0.1)
         torch.manual_seed(7)
         one = masks(config)
         torch.manual_seed(7)
@@ -204,7 +204,7 @@ def test_dropout_draws_from_the_global_generator(masks):
 
 
 def test_evaluation_mode_draws_nothing(make_model):
-    model = make_model(dropout=0.5, recurrent_dropout=0.5).eval()
+    model = make_model(dropout=0.5, weight_drop=0.5).eval()
     before = torch.get_rng_state()
     one = model.features(tokens_of(4, 2), model.initial_state(2))[0]
     assert torch.equal(torch.get_rng_state(), before)

@@ -154,10 +154,10 @@ def expected(annotation: Any) -> str:
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """Returns the sentence for every name of a Google-style ``Attributes:`` section."""
+    """Returns the sentence for every name of ``Attributes:``, of a class and what it inherits."""
+    found = attribute_help(cls.__base__) if cls.__base__ is not None else {}
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
-    found: dict[str, str] = {}
     name = ""
     for line in doc.splitlines():
         if match := re.fullmatch(r"\s*(\w+): (.+)", line):

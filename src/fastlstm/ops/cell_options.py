@@ -12,7 +12,7 @@ ACTIVATIONS = ("sigmoid", "tanh", "hard_sigmoid", "relu", "softsign", "linear")
 """Activations by name, as Keras 3 defines them; the place in this tuple is the kernels' code."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CellOptions:
     """What a layer is built with beyond torch's cell; the default is torch's cell.
 
@@ -62,6 +62,11 @@ class CellOptions:
                     f" is {value!r}{nearest_hint(str(value), ACTIVATIONS)}, expected one of"
                     f" {', '.join(ACTIVATIONS)}",
                 )
+
+    @classmethod
+    def of(cls, config: CellOptions) -> CellOptions:
+        """Returns the options alone of a configuration that has more fields."""
+        return cls(**{name: getattr(config, name) for name in OPTION_NAMES})
 
     def __str__(self) -> str:
         """The options that are not at their default, as they are written in a call."""

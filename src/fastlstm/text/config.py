@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.system.fields import Precision, built, check_fields, key_fields, parse_split
 
 Vocab = Literal["char", "byte", "bpe"]
@@ -13,7 +15,10 @@ Preset = Literal["tiny", "small", "medium", "large"]
 Optimizer = Literal["muon", "adam", "adamw", "nadam", "sgd"]
 Device = Literal["auto", "cpu", "cuda"]
 Order = Literal["lanes", "windows"]
+Initializer = Literal["xavier_orthogonal", "xavier", "orthogonal", "torch"]
 
+FORMAT_VERSION = 2
+"""Of config.json."""
 OPTIONS_OF_TABLES = frozenset(
     {
         *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
@@ -23,6 +28,10 @@ OPTIONS_OF_TABLES = frozenset(
     }
 )
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
+WHY_NOT_OF_TEXTS = {
+    "bidirectional": "a language model reads forward only: backward it would see what comes next"
+}
+"""Reasons why one of these has no meaning for a text."""
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"rnn_size": 128, "embed_size": 64, "num_layers": 1},
@@ -33,8 +42,8 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Architecture of a language model; stored in config.json beside the weights.
+class ModelConfig(CellOptions):
+    """Architecture of a language model, with the options of its cells; stored in config.json.
 
     Attributes:
         vocab_size: V, number of tokens.
@@ -43,8 +52,8 @@ class ModelConfig:
         num_layers: L.
         dropout: probability between layers and before the output; a third of it on embeddings.
         dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
-        recurrent_dropout: DropConnect probability on the recurrent weights.
-        layer_norm: normalise the output of every layer.
+        weight_drop: DropConnect probability on the recurrent weights.
+        output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where widths agree.
         tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
     """
@@ -55,29 +64,56 @@ class ModelConfig:
     num_layers: int = 1
     dropout: float = 0.0
     dropout_kind: Literal["variational", "plain"] = "variational"
-    recurrent_dropout: float = 0.0
-    layer_norm: bool = False
+    weight_drop: float = 0.0
+    output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
 
     @property
     def identity(self) -> str:
         """What states of a model depend on, beside its weights, as format 1 wrote it."""
-        values = key_fields(self, _FIRST_FIELDS)
-        names = [*_FIRST_FIELDS, *(name for name in values if name not in _FIRST_FIELDS)]
-        return f"ModelConfig({', '.join(f'{name}={values[name]!r}' for name in names)})"
+        values = key_fields(self, _FIRST_FIELDS.values())
+        first = {old: values.pop(name) for old, name in _FIRST_FIELDS.items()}
+        pairs = ", ".join(f"{name}={value!r}" for name, value in [*first.items(), *values.items()])
+        return f"ModelConfig({pairs})"
 
 
-_FIRST_FIELDS = (
-    *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
-    *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
-)
-"""Fields that ModelConfig began with: they always count for `identity`."""
+FORMAT_1_NAMES = {"recurrent_dropout": "weight_drop", "layer_norm": "output_norm"}
+"""Name in a config.json of format 1 -> today's. There `layer_norm` was no option of the cell."""
+_FIRST_FIELDS = {
+    name: FORMAT_1_NAMES.get(name, name)
+    for name in (
+        *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
+        *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
+    )
+}
+"""Fields of format 1, which always count for `identity`, with their names of today."""
+
+
+def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a config.json of any format with the names of this one.
+
+    Raises:
+        FormatError: of a newer format.
+    """
+    version = config.get("format_version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(
+            f"has format version {version!s:.60}, this fastlstm reads up to {FORMAT_VERSION};"
+            " update it: pip install -U fastlstm"
+        )
+    found = dict(config, format_version=FORMAT_VERSION)
+    for part in ("model", "train", "given"):
+        if version == 1 and isinstance(config.get(part), dict):
+            found[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
+    return found
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(CellOptions):
     """Everything `fastlstm train` can be told. `None` means: decided at start and said aloud.
+
+    With the attributes of `CellOptions`, the options of the LSTM's cell.
 
     Attributes:
         vocab: unit of text the model predicts: char, byte or bpe.
@@ -94,10 +130,15 @@ class TrainConfig:
         dropout: probability between layers and before the output, a third of it on embeddings;
             default is chosen from how often the text will be seen.
         dropout_kind: variational keeps one mask per sequence, plain draws one per step.
-        recurrent_dropout: DropConnect probability on the recurrent weights.
-        layer_norm: normalise the output of every layer.
+        weight_drop: DropConnect probability on the recurrent weights.
+        output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where the widths agree.
         tie_weights: share the embedding with the output projection.
+        zoneout: probability that a unit keeps its old value for a step, or two of them, [X,Y], of
+            the output and of the cell.
+        initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
+            orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
+            1/sqrt(H)); forget-gate biases are 1.
         steps: stop after this many optimizer steps.
         epochs: stop after this many passes over the training split.
         budget: end this much wall clock after the start of the command, e.g. 90s, 5m, 1h30m:
@@ -144,10 +185,12 @@ class TrainConfig:
     embed_size: int | None = None
     dropout: float | None = None
     dropout_kind: Literal["variational", "plain"] = "variational"
-    recurrent_dropout: float = 0.0
-    layer_norm: bool = False
+    weight_drop: float = 0.0
+    output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
+    zoneout: float | tuple[float, float] = 0.0  # type: ignore[assignment]
+    initializer: Initializer = "xavier_orthogonal"
 
     steps: int | None = None
     epochs: float | None = None
@@ -180,6 +223,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
         if self.warmup + self.cooldown > 1:
@@ -197,7 +241,7 @@ class TrainConfig:
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
-        size = dict(PRESETS[self.preset])
+        size: dict[str, Any] = dict(PRESETS[self.preset])
         for name in size:
             if getattr(self, name) is not None:
                 size[name] = getattr(self, name)
@@ -216,10 +260,11 @@ class TrainConfig:
             vocab_size=vocab_size,
             dropout=dropout,
             dropout_kind=self.dropout_kind,
-            recurrent_dropout=self.recurrent_dropout,
-            layer_norm=self.layer_norm,
+            weight_drop=self.weight_drop,
+            output_norm=self.output_norm,
             residual=self.residual,
             tie_weights=self.tie_weights,
+            **dataclasses.asdict(CellOptions.of(self)),
             **size,
         )
 
@@ -230,7 +275,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_layers": (1, 64),
     "embed_size": (1, 65_536),
     "dropout": (0.0, 0.95),
-    "recurrent_dropout": (0.0, 0.95),
+    "weight_drop": (0.0, 0.95),
     "steps": (1, 10**12),
     "epochs": (1e-6, 10**6),
     "batch_size": (1, 65_536),
@@ -260,6 +305,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "invalid_utf8": ("error", "replace"),
     "preset": get_args(Preset),
     "dropout_kind": ("variational", "plain"),
+    "initializer": get_args(Initializer),
     "order": get_args(Order),
     "optimizer": get_args(Optimizer),
     "device": get_args(Device),

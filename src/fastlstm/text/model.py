@@ -11,6 +11,7 @@ from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
 from fastlstm.nn.loss import projected_cross_entropy, projected_nats
 from fastlstm.nn.lstm import LSTM
+from fastlstm.ops.cell_options import CellOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +43,10 @@ class LanguageModel(nn.Module):
     """Predicts the next token from the ones before it.
 
     Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
-    `bias_ih_l0`, `bias_hh_l0`; `norms.<k>.weight`, `.bias` with layer norm; `output.weight`
-    `(V, H)` (absent when tied: the embedding serves); `output.bias` `(V,)`. Built with torch's
-    random initialisation; `text.initialization.initialize` gives the one that trains well.
+    `bias_ih_l0`, `bias_hh_l0` and what options of the cell add (`fastlstm.LSTM`);
+    `norms.<k>.weight`, `.bias` with output norm; `output.weight` `(V, H)` (absent when tied: the
+    embedding serves); `output.bias` `(V,)`. Built with torch's random initialisation;
+    `text.initialization.initialize` gives the one that trains well.
 
     Raises:
         ConfigError: tied weights of two widths.
@@ -60,7 +62,7 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(
             _layer(E if k == 0 else H, config) for k in range(config.num_layers)
         )
-        num_norms = config.num_layers if config.layer_norm else 0
+        num_norms = config.num_layers if config.output_norm else 0
         self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(num_norms))
         self.output = OutputProjection(H, V, tied=config.tie_weights)
 
@@ -123,7 +125,7 @@ class LanguageModel(nn.Module):
             assert isinstance(layer, LSTM)
             embedding = self.embedding.weight if keeps_tokens and k == 0 else None
             y, h, c = layer.run(x, state[0][k], state[1][k], embedding=embedding)
-            if self.config.layer_norm:
+            if self.config.output_norm:
                 norm = self.norms[k]
                 assert isinstance(norm, nn.LayerNorm)
                 y = norm(y.to(norm.weight.dtype))
@@ -179,10 +181,10 @@ class LanguageModel(nn.Module):
 
 
 def _layer(input_size: int, config: ModelConfig) -> LSTM:
-    layer = LSTM(input_size, config.rnn_size)
+    layer = LSTM(input_size, config.rnn_size, options=CellOptions.of(config))
     layer.is_drop_in = False  # `run` is called
-    if config.recurrent_dropout > 0:
-        layer.weight_hook = WeightDrop(config.recurrent_dropout)
+    if config.weight_drop > 0:
+        layer.weight_hook = WeightDrop(config.weight_drop)
     return layer
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,7 +28,13 @@ from fastlstm.report.progress import default_output
 from fastlstm.runs.metrics import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
-from fastlstm.text.config import OPTIONS_OF_TABLES, TrainConfig, from_dict
+from fastlstm.text.config import (
+    OPTIONS_OF_TABLES,
+    WHY_NOT_OF_TEXTS,
+    TrainConfig,
+    from_dict,
+    in_todays_names,
+)
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import Source as Documents
@@ -182,8 +188,8 @@ class _Session(RunSession):
         config = self._config
         if found is not None:
             with reading(found):
-                begun = from_dict(json.loads(found.files["config.json"])["train"], "config.json")
-                first = given_config(found.files)
+                begun = stored_config(found.files, "train")
+                first = stored_config(found.files, "given")
             config = resumed_config(config, self._names, begun, first, _MAY_CHANGE)
         self.set_threads(config.threads)
         device = _set_up_device(config)
@@ -207,7 +213,7 @@ class _Session(RunSession):
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
         batches = open_batches(config, splits.train)
-        initialize(model, text.train_counts(config.split), config.seed)
+        initialize(model, text.train_counts(config.split), config.seed, config.initializer)
         torch.default_generator.manual_seed(config.seed)
         if device.type == "cuda":
             torch.cuda.manual_seed(config.seed)
@@ -220,7 +226,7 @@ class _Session(RunSession):
             self.notes.append(measurements.note("the times of a pass were"))
         plan = TrainPlan(
             config=config,
-            given=self._config if found is None else given_config(found.files),
+            given=self._config if found is None else stored_config(found.files, "given"),
             ending=self.remaining(found, resolved.ending),
             device=device,
             flop_per_token=training_flop_per_token(model.config),
@@ -349,9 +355,9 @@ def _begun_with(found: Checkpoint) -> dict[str, Any]:
     return data
 
 
-def given_config(files: dict[str, bytes]) -> TrainConfig:
-    """Returns the configuration as the user first gave it, before anything was decided."""
-    return from_dict(json.loads(files["config.json"])["given"], "config.json")
+def stored_config(files: dict[str, bytes], part: Literal["train", "given"]) -> TrainConfig:
+    """Returns the configuration of a checkpoint as it was begun, or as the user first gave it."""
+    return from_dict(in_todays_names(json.loads(files["config.json"]))[part], "config.json")
 
 
 def _set_up_device(config: TrainConfig) -> torch.device:
@@ -384,9 +390,10 @@ def _refuse_tables(source: Source) -> None:
 def _refuse_options_of_tables(fields: Collection[str]) -> None:
     for name in fields:
         if name in OPTIONS_OF_TABLES:
+            why = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
             raise ConfigError(
-                f"train() trains a text model and '{name}' is for a table; to train a forecaster:"
-                f" fastlstm.Forecaster({name}=…).fit(table)"
+                f"train() trains a text model and '{name}' is for a table{why}; to train a"
+                f" forecaster: fastlstm.Forecaster({name}=…).fit(table)"
             )
 
 
