@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import fastlstm
-from fastlstm.errors import ConfigError, KernelError
+from fastlstm.errors import ConfigError, KernelError, Stopped
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.files import load_language_model
 from fastlstm.text.loading import load_decoder
+from fastlstm.text.train import Run
 from golden import material
+from golden.courses import Stop
 
 CONFIG: dict[str, Any] = {
     "rnn_size": 8, "embed_size": 6, "num_layers": 2, "batch_size": 4, "seq_length": 8, "seed": 3,
@@ -43,12 +45,14 @@ def _quiet() -> Any:
         yield
 
 
-def train(folder: Path, **fields: Any) -> tuple[fastlstm.text.train.Run, list[dict[str, Any]]]:  # type: ignore[name-defined]
+def train(
+    folder: Path, stop: Stop | None = None, **fields: Any
+) -> tuple[Run, list[dict[str, Any]]]:
     source, events = folder / "text.txt", []
     source.write_text(material.text(700), encoding="utf-8")
-    run = fastlstm.train(
-        source, out=folder / "run", observers=[events.append], **{**CONFIG, "steps": 8, **fields}
-    )
+    observers = [events.append, *([] if stop is None else [stop.observe])]
+    fields = {**CONFIG, "steps": 8, **fields}
+    run = fastlstm.train(source, out=folder / "run", observers=observers, stop=stop, **fields)
     return run, events
 
 
@@ -89,7 +93,9 @@ def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     run, _ = train(whole, **OPTIONS["all"])
-    train(tmp_path, steps=4, **OPTIONS["all"])
+    stop = Stop(4)
+    with pytest.raises(Stopped):
+        train(tmp_path, stop=stop, **OPTIONS["all"])
     again, _ = train(tmp_path, resume=True, **OPTIONS["all"])
     one, two = (load_language_model(r.path).model.state_dict() for r in (run, again))
     assert all(torch.equal(one[name], two[name]) for name in one)

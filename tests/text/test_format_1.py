@@ -1,4 +1,4 @@
-"""Names of format 1 of config.json: what a text model then called `layer_norm` is no option of the cell."""
+"""config.json of format 1: what a text model then called `layer_norm` is no option of the cell."""
 
 from __future__ import annotations
 

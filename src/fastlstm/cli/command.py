@@ -123,11 +123,9 @@ class Command:
 
 
 def unwrap_optional(annotation: Any) -> Any:
-    """Returns ``int`` for ``int | None``; other annotations come back unchanged."""
+    """Returns ``int`` for ``int | None``, the first part of any union; else the annotation."""
     if get_origin(annotation) in (Union, UnionType):
-        rest = [part for part in get_args(annotation) if part is not NoneType]
-        if len(rest) == 1:
-            return rest[0]
+        return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
 
 

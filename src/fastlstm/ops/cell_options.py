@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting, nearest_hint
 from fastlstm.system.fields import is_number
 
-ACTIVATIONS = ("sigmoid", "tanh", "hard_sigmoid", "relu", "softsign", "linear")
+Activation = Literal["sigmoid", "tanh", "hard_sigmoid", "relu", "softsign", "linear"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 """Activations by name, as Keras 3 defines them; the place in this tuple is the kernels' code."""
 
 
@@ -17,13 +18,13 @@ class CellOptions:
     """What a layer is built with beyond torch's cell; the default is torch's cell.
 
     Attributes:
-        layer_norm: normalise both products and the cell inside of every step.
-        recurrent_dropout: probability that a unit of the state is hidden from the recurrence,
-            drawn per sequence; in training only.
+        layer_norm: normalise both products and the cell, inside the recurrence.
+        recurrent_dropout: probability that a unit of the state is hidden from the recurrence, by
+            one mask per sequence; in training only.
         zoneout: probability that a unit keeps its old value for a step, or two of them, of the
             output and of the cell.
-        activation: of the candidate and of the cell on its way out.
-        recurrent_activation: of the three gates.
+        activation: function of the candidate and of the cell where the output is formed.
+        recurrent_activation: function of the three gates.
 
     Raises:
         ConfigError: a value that has no meaning.
@@ -32,8 +33,8 @@ class CellOptions:
     layer_norm: bool = False
     recurrent_dropout: float = 0.0
     zoneout: tuple[float, float] = (0.0, 0.0)
-    activation: str = "tanh"
-    recurrent_activation: str = "sigmoid"
+    activation: Activation = "tanh"
+    recurrent_activation: Activation = "sigmoid"
 
     def __post_init__(self) -> None:
         if not isinstance(self.layer_norm, bool):

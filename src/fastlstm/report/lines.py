@@ -151,19 +151,11 @@ def _variant_text(event: Event) -> str:
     for key, word in (
         ("dropout", f"{kind}dropout"),
         ("weight_drop", "weight drop"),
-        ("recurrent_dropout", "recurrent dropout"),
     ):
         if is_number(model.get(key)) and model[key] > 0:
             parts.append(f"{word} {model[key]:.3g}")
-    zoneout = model.get("zoneout")
-    if isinstance(zoneout, list | tuple) and any(zoneout):
-        parts.append(f"zoneout {'/'.join(f'{p:.3g}' for p in zoneout)}")
-    for key, plain in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
-        if model.get(key, plain) != plain:
-            parts.append(f"{key.replace('_', ' ')} {model[key]}")
-    switches = ("layer_norm", "output_norm", "residual", "tie_weights")
-    words = ("layer norm", "output norm", "residual", "tied weights")
-    return joined(parts + [w for key, w in zip(switches, words, strict=True) if model.get(key)])
+    switches = {"output_norm": "output norm", "residual": "residual", "tie_weights": "tied weights"}
+    return joined(parts + [word for key, word in switches.items() if model.get(key)])
 
 
 def _cost_text(event: Event) -> str:
