@@ -9,7 +9,7 @@ from torch import nn
 from fastlstm.errors import ConfigError, KernelError, ShapeError
 from fastlstm.nn.lstm import LSTMLayer
 from fastlstm.ops.call import LSTMOutput
-from fastlstm.ops.dispatch import explain
+from fastlstm.ops.explain import explain
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel, detach_state, reset_state
 

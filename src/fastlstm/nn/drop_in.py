@@ -23,20 +23,25 @@ from fastlstm.nn.variants import (
     draw_variant,
     norm_names,
     reset_norms,
-    run_reference,
 )
-from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMOutput, LSTMWeights, compute_dtype, describe_call, is_autocast
-from fastlstm.ops.dispatch import active_extras, left_to_reference, left_to_torch, select
-from fastlstm.ops.lstm import lstm
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops.call import (
+    TORCHS_CELL,
+    LSTMArgs,
+    LSTMCall,
+    LSTMOutput,
+    LSTMWeights,
+    compute_dtype,
+    is_autocast,
+)
+from fastlstm.ops.left_alone import left_to_torch, options_of
+from fastlstm.ops.lstm import run
 from fastlstm.ops.variant import Extras, Variant
 
 if TYPE_CHECKING:
     State = tuple[Tensor, Tensor]
 
 
+_PLAIN = Variant()
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -348,9 +353,10 @@ class LSTM(nn.LSTM):
 
     def _is_ours(self, x: Tensor) -> bool:
         """Whether what is here runs this input, or torch's own must."""
-        if self.extras is not None and active_extras(self):
+        if options_of(self) != TORCHS_CELL:
             return True
-        reason = left_to_torch(self, compute_dtype(x), x.device.type) or _transform()
+        call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
+        reason = left_to_torch(self, call) or _transform()
         if reason is not None and (self.strict or self.backend is not None):
             demand = "strict" if self.backend is None else f"backend '{self.backend}'"
             raise KernelError(
@@ -359,12 +365,10 @@ class LSTM(nn.LSTM):
             )
         return reason is None or (self.proj_size == 0 and _is_beyond_torch())
 
-    def _is_left_to_reference(self, dtype: torch.dtype, device: str) -> bool:
-        """Whether a slow loop runs this layer's options; refuses what `strict` refuses."""
-        names = active_extras(self)
-        if not names:
-            return False
-        reason = left_to_reference(self, dtype, device) or _transform()
+    def _is_left_to_reference(self) -> bool:
+        """Whether a transform asks for a slow loop; refuses what `strict` refuses."""
+        names = options_of(self).active(training=True)
+        reason = _transform() if names else None
         if reason is not None and (self.strict or self.backend == "native"):
             demand = "strict" if self.strict else "backend 'native'"
             raise KernelError(
@@ -400,7 +404,7 @@ class LSTM(nn.LSTM):
         dtype = compute_dtype(x)
         if state is None:
             zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
-        is_slow = self._is_left_to_reference(dtype, x.device.type)
+        is_slow = self._is_left_to_reference()
         if not is_slow and _is_beyond_torch():
             is_slow = True
             warnings.warn(f"this LSTM runs as a Python loop over time: {_BEYOND}", stacklevel=5)
@@ -411,12 +415,10 @@ class LSTM(nn.LSTM):
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
                 is_reverse = index % directions == 1
-                given = x, h0, c0, weights[index], lanes, is_reverse, dtype
-                if self.extras is None:
-                    out = self._run_one(*given, None, is_slow)
-                else:
+                variant = _PLAIN
+                if self.extras is not None:
                     variant = draw_variant(self, self.extras, names[index], x, dtype)
-                    out = self._run_one(*given, variant, is_slow)
+                out = self._run_one(x, h0, c0, weights[index], lanes, is_reverse, variant, is_slow)
                 outputs.append(out.y)
                 hs.append(out.hT)
                 cs.append(out.cT)
@@ -435,50 +437,24 @@ class LSTM(nn.LSTM):
         weights: LSTMWeights,
         lanes: Lanes | None,
         is_reverse: bool,
-        dtype: torch.dtype,
-        variant: Variant | None = None,
-        is_slow: bool = False,
+        variant: Variant,
+        is_slow: bool,
     ) -> LSTMOutput:
         """One layer in one direction; `is_slow` has the reference run it."""
         if is_reverse:
             x = x.flip(0)
             lanes = None if lanes is None else lanes.reversed(x.shape[0])
-        if is_slow:
-            given = variant or Variant()
-            out = run_reference(x, (h0, c0), weights, given, lanes or (None, None), dtype)
-        elif self._is_forced(x, h0, c0, weights):
-            if lanes is not None:
-                raise KernelError(
-                    f"backend '{self.backend}' takes no lengths and no PackedSequence; leave"
-                    " backend at None"
-                )
-            out = lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
-        else:
-            norm = () if variant is None else variant.norm or ()
-            tensors = [t for t in (x, h0, c0, *weights, *norm) if t is not None]
-            keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-            begins, ends = lanes or (None, None)
-            sequence = LSTMArgs(x, None, h0, c0, *weights, None, begins, ends)
-            strict = self.strict or self.backend is not None
-            out = run_sequence(
-                sequence,
-                dtype,
-                keep=keep,
-                variant=variant,
-                max_activation_bytes=self.max_activation_bytes,
-                strict=strict,
-            )
+        norm = (None,) * 4 if variant.norm is None else variant.norm
+        begins, ends = lanes or (None, None)
+        state = h0, c0, *weights, variant.mask, begins, ends, *norm, variant.seed
+        out = run(
+            LSTMArgs(x, None, *state),
+            options_of(self),
+            backend=self.backend or ("reference" if is_slow else None),
+            strict=self.strict,
+            max_activation_bytes=self.max_activation_bytes,
+        )
         return out._replace(y=out.y.flip(0)) if is_reverse else out
-
-    def _is_forced(self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> bool:
-        """Whether `backend` asks for other kernels than ours; refuses what `strict` refuses."""
-        if not self.strict and self.backend is None:
-            return False
-        if torch.compiler.is_compiling() and self.backend in (None, "native"):
-            return False  # what runs is known, what this CPU is cannot be asked in a trace
-        call = describe_call(x, h0, c0, weights)
-        chosen = select(call, backend=self.backend, strict=self.strict).backend
-        return not isinstance(chosen, NativeBackend)
 
     def _run_torch(
         self, x: Tensor, state: State | None, lanes: Lanes

@@ -1,16 +1,13 @@
-"""What `LSTM` can do beyond torch's: options, their parameters, what is drawn, the slow path."""
+"""What `LSTM` can do beyond torch's: options, their parameters, what is drawn."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fastlstm.errors import ConfigError, ShapeError
-from fastlstm.ops.call import LSTMOutput, LSTMWeights, is_autocast
-from fastlstm.ops.reference import lstm_reference
 from fastlstm.ops.variant import Extras, Norm, Variant, check_activation
 from fastlstm.system.fields import is_number
 
@@ -153,29 +150,6 @@ def draw_variant(
         zoneout_c,
         seed,
     )
-
-
-def run_reference(
-    x: Tensor,
-    state: tuple[Tensor, Tensor],
-    weights: LSTMWeights,
-    variant: Variant,
-    lanes: tuple[Tensor | None, Tensor | None],
-    dtype: torch.dtype,
-) -> LSTMOutput:
-    """Runs one layer in one direction as torch's operators, a Python loop over time, in `dtype`."""
-
-    def cast(t: Tensor | None) -> Any:
-        return None if t is None else t.to(dtype)
-
-    norm = variant.norm
-    variant = variant._replace(
-        norm=None if norm is None else Norm(*map(cast, norm)), mask=cast(variant.mask)
-    )
-    device = x.device.type
-    with torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext():
-        own = LSTMWeights(*map(cast, weights))
-        return lstm_reference(cast(x), cast(state[0]), cast(state[1]), own, variant, *lanes)
 
 
 def _norm(layer: nn.LSTM, names: list[str], device: torch.device) -> Norm:

@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMWeights
-from fastlstm.ops.native_call import LSTMArgs
+from fastlstm.ops import kernels
+from fastlstm.ops.call import LSTMArgs, LSTMWeights
 from fastlstm.ops.reference import lstm_reference
-from fastlstm.ops.sequence import run_sequence
 from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant
 from fastlstm.system import environment, hardware
+from native_run import run_native, with_variant
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 SHAPES = {
@@ -60,7 +59,7 @@ def isa(request, monkeypatch):
 @pytest.fixture
 def threads(monkeypatch):
     def use(n):
-        monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: n)  # noqa: E741
+        monkeypatch.setattr(kernels, "num_threads", lambda B, I, H: n)  # noqa: E741
 
     return use
 
@@ -103,8 +102,9 @@ def native(tensors, fields, dtype, lanes=(None, None)):
     def run(leaves):
         arguments, variant = split(leaves, fields)
         x, h0, c0, *weights = arguments
-        sequence = LSTMArgs(x, None, h0, c0, *weights, None, *lanes)
-        return run_sequence(sequence, dtype, keep=True, variant=variant)
+        args = LSTMArgs(x, None, h0, c0, *weights, None, *lanes)
+        args, options = with_variant(args, variant)
+        return run_native(args, dtype, options=options)
 
     return outcome(tensors, run, torch.float32)
 
@@ -193,8 +193,8 @@ def test_tokens(variant):
 
     def ours(arguments, v):
         rows, h0, c0, *weights = arguments
-        sequence = LSTMArgs(rows, tokens, h0, c0, *weights)
-        return run_sequence(sequence, torch.float32, keep=True, variant=v)
+        args, options = with_variant(LSTMArgs(rows, tokens, h0, c0, *weights), v)
+        return run_native(args, torch.float32, options=options)
 
     def theirs(arguments, v):
         rows, h0, c0, *weights = arguments
@@ -210,10 +210,9 @@ def test_without_gradients(variant):
     tensors, fields = make(*SHAPES["groups"]), VARIANTS[variant]
     arguments, v = split(tensors, fields)
     x, h0, c0, *weights = arguments
+    args, options = with_variant(LSTMArgs(x, None, h0, c0, *weights), v)
     with torch.no_grad():
-        got = run_sequence(
-            LSTMArgs(x, None, h0, c0, *weights), torch.float32, keep=False, variant=v
-        )
+        got = run_native(args, torch.float32, keep=False, options=options)
     kept = native(tensors, fields, torch.float32)
     for name, value in zip(("y", "hT", "cT"), got, strict=True):
         assert torch.equal(value, kept[name])
@@ -224,7 +223,8 @@ def test_a_second_pass_over_the_graph():
     leaves = [t.clone().requires_grad_() for t in tensors]
     arguments, v = split(leaves, VARIANTS["everything"])
     x, h0, c0, *weights = arguments
-    out = run_sequence(LSTMArgs(x, None, h0, c0, *weights), torch.float32, keep=True, variant=v)
+    args, options = with_variant(LSTMArgs(x, None, h0, c0, *weights), v)
+    out = run_native(args, torch.float32, options=options)
     first = torch.autograd.grad(out.y.sum(), leaves, retain_graph=True)
     second = torch.autograd.grad(out.y.sum(), leaves)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
