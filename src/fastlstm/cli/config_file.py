@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.parser import typed_object
-from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
+from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.text.config import in_todays_names
 
@@ -94,7 +94,10 @@ def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:
         return {}
     is_run = isinstance(loaded, dict) and "train" in loaded
     if is_run and loaded.get("format") == TEXT_RUN:
-        loaded = in_todays_names(loaded)["train"]
+        try:
+            loaded = in_todays_names(loaded)["train"]
+        except FormatError as error:
+            raise ConfigError(f"--config {path}: {error}") from None
     elif is_run and loaded.get("kind") == FORECASTER:
         loaded = loaded.get("train")
     if not isinstance(loaded, dict):
