@@ -154,10 +154,15 @@ def expected(annotation: Any) -> str:
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """Returns the sentence for every name of a Google-style ``Attributes:`` section."""
+    """Returns the sentence for every name of a Google-style ``Attributes:`` section.
+
+    A class's own sentence counts before those of the classes it is derived from.
+    """
+    found: dict[str, str] = {}
+    if cls.__base__ not in (None, object):
+        found = attribute_help(cls.__base__)
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
-    found: dict[str, str] = {}
     name = ""
     for line in doc.splitlines():
         if match := re.fullmatch(r"\s*(\w+): (.+)", line):

@@ -25,6 +25,7 @@ from fastlstm.report.page import write_report
 from fastlstm.runs.metrics import Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
+from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import (
     Checkpoint,
     find_checkpoint,
@@ -32,6 +33,9 @@ from fastlstm.training.checkpoint import (
     truncate_metrics,
 )
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.snapshots import RunSnapshots
+from fastlstm.training.task import Task
+from fastlstm.training.trainer import Trainer, TrainingPlan, TrainingResult
 
 ConfigT = TypeVar("ConfigT")
 
@@ -42,14 +46,16 @@ _MOST_BUSY = 3.0
 _CLEAR_GAIN = 0.005
 """Of the loss, in the last tenth of the steps."""
 _SHOW_EVERY_S = 0.5
+_ANNOUNCED = (*("batch_size", "accumulate", "optimizer", "learning_rate", "precision", "seed"),)
 
 
 class RunSession:
     """One start of a run: hands events out and keeps the run directory's files.
 
     Args:
-        run: the locked run directory.
+        run: the locked run directory, or None: nothing is written.
         observers: called with every event.
+        stop: polled; see `Trainer`.
         began: `time.perf_counter()` when the wall clock of this start began; default now.
 
     Attributes:
@@ -59,9 +65,13 @@ class RunSession:
     """
 
     def __init__(
-        self, run: RunDirectory, observers: list[Observer], began: float | None = None
+        self,
+        run: RunDirectory | None,
+        observers: list[Observer],
+        stop: Callable[[], bool] | None = None,
+        began: float | None = None,
     ) -> None:
-        self.run, self._observers = run, observers
+        self.run, self.stop, self._observers = run, stop, observers
         self.notes: list[str] = []
         self.began = time.perf_counter() if began is None else began
         self._files: list[MetricsFile | TensorBoardWriter] = []
@@ -77,7 +87,7 @@ class RunSession:
         """
         if event["event"] == "eval":
             self._losses.append((event["step"], event["loss"]))
-        if event["event"] == "end":
+        if event["event"] == "end" and self.run is not None:
             event = {**event, "still_improving": is_still_improving(self._losses)}
             self._end = time.perf_counter(), event
             self._hand_out(event, [o for o in self._observers if o in self._files])
@@ -113,6 +123,7 @@ class RunSession:
             told = f"already complete: it ends after {ending.text} and has trained {found.step:,};"
             more = Setting(ending.kind)
             self.notes.append(Message(f"{told} nothing is trained now, give more ", more))
+        assert self.run is not None
         end = read_history(self.run.metrics_path).end or {}
         reason = str(end.get("reason"))
         by_budget = reason.startswith(("budget", "trained 0"))
@@ -122,6 +133,55 @@ class RunSession:
         if reason == ending.text:
             ending.require_steps(found.step, 0.0)
         return ending
+
+    def fit(
+        self,
+        task: Task,
+        plan: TrainingPlan,
+        found: Checkpoint | None,
+        callbacks: Sequence[Callback],
+    ) -> TrainingResult:
+        """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
+        run, snapshots = self.run, None
+        if run is not None:
+            snapshots = RunSnapshots(run, plan.options.keep_checkpoints)
+        trainer = Trainer(
+            task, plan, self.emit, self.stop, snapshots, callbacks,
+            None if run is None else str(run.path), self.watch("evaluating", task.unit),
+        )  # fmt: skip
+        return trainer.fit(found)
+
+    def announce(
+        self, task: Task, plan: TrainingPlan, found: Checkpoint | None, about: Event
+    ) -> None:
+        """Emits the `start` event, then the notes.
+
+        Args:
+            task: what is trained.
+            plan: how.
+            found: the checkpoint that it continues from.
+            about: what the event holds beside what all tasks share.
+        """
+        options = plan.options
+        self.emit(
+            {
+                "event": "start",
+                "task": task.name,
+                "unit": task.unit,
+                "run": None if self.run is None else str(self.run.path),
+                "device": str(plan.device),
+                "num_parameters": sum(p.numel() for p in task.model.parameters()),
+                "flop_per_unit": task.flop_per_unit,
+                "ceiling_gflops": plan.ceiling_gflops,
+                "end": plan.ending.text,
+                **{name: getattr(options, name) for name in _ANNOUNCED},
+                "threads": torch.get_num_threads(),
+                **resumed(found),
+                **about,
+            }
+        )
+        for note in self.notes:
+            self.say("info", note)
 
     def mark(self) -> None:
         """Begins the measurement of how busy the machine is; see `report_s`."""
@@ -180,6 +240,8 @@ class RunSession:
             CorruptFileError: all its checkpoints are damaged.
         """
         run = self.run
+        if run is None:
+            return None
         found, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
         if found is not None and not resume:
             raise RunDirectoryError(
@@ -203,19 +265,23 @@ class RunSession:
     @contextmanager
     def outputs(self, found: Checkpoint | None, tensorboard: bool) -> Iterator[None]:
         """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
-        if tensorboard and self.run.tensorboard_dir.is_symlink():
+        run = self.run
+        if run is None:
+            yield
+            return
+        if tensorboard and run.tensorboard_dir.is_symlink():
             raise RunDirectoryError(
-                f"{self.run.tensorboard_dir} is a symbolic link, expected a directory of the"
+                f"{run.tensorboard_dir} is a symbolic link, expected a directory of the"
                 " run; remove it, or give ",
                 Setting("tensorboard", False),
             )
-        self.run.unseal_metrics()
+        run.unseal_metrics()
         if found is not None and "metrics" in found.meta:
             self._continue_metrics(found)
-        self._files = [MetricsFile(self.run.metrics_path)]
+        self._files = [MetricsFile(run.metrics_path)]
         if tensorboard:
             first = 0 if found is None else found.step
-            self._files.append(TensorBoardWriter(self.run.tensorboard_dir, first))
+            self._files.append(TensorBoardWriter(run.tensorboard_dir, first))
         for event in self._early:
             self._hand_out(event, self._files)
         self._observers[:0] = self._files
@@ -232,14 +298,14 @@ class RunSession:
                 if output in self._observers:
                     self._observers.remove(output)
                 self._try(output.close)
-            self._try(self.run.seal_metrics)
+            self._try(run.seal_metrics)
             if is_trained:
-                self._try(lambda: write_report(self.run.path))
+                self._try(lambda: write_report(run.path))
             self._show_end()
 
     def _show_end(self) -> None:
         """Shows the end with the time that the report took and what there is to look at."""
-        if self._end is None:
+        if self._end is None or self.run is None:
             return
         at, event = self._end
         report_s = time.perf_counter() - at
@@ -257,6 +323,7 @@ class RunSession:
             self.say("warning", str(error))
 
     def _continue_metrics(self, found: Checkpoint) -> None:
+        assert self.run is not None
         try:
             truncate_metrics(self.run.metrics_path, found.meta["metrics"])
         except CorruptFileError as error:
