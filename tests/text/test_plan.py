@@ -8,7 +8,6 @@ from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.pass_time import time_precision
 from fastlstm.text.plan import (
-    choose_device,
     choose_seq_length,
     default_dropout,
     fit_batch,
@@ -48,13 +47,6 @@ def test_dropout_grows_with_the_parameters_per_token():
     assert default_dropout(7, 3.3) == 0.4
     assert default_dropout(7, 0.3) == 0.0
     assert default_dropout(1.0, 100) == 0.0
-
-
-def test_no_gpu_is_a_clear_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto").type == "cpu"
-    with pytest.raises(ConfigError, match="no usable NVIDIA GPU here"):
-        choose_device("cuda")
 
 
 def choose(monkeypatch, **times: float) -> PrecisionChoice:
