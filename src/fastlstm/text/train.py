@@ -40,7 +40,6 @@ from fastlstm.text.files import model_files, weights_file
 from fastlstm.text.initialization import initialize
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.pass_time import time_precision
 from fastlstm.text.plan import (
     LONG,
     Resolved,
@@ -53,7 +52,8 @@ from fastlstm.text.task import Samples, TextTask
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import generators, set_up_device
-from fastlstm.training.precision import autocast
+from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, resumed_config, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.trainer import TrainingPlan
@@ -61,12 +61,7 @@ from fastlstm.training.trainer import TrainingPlan
 Source = str | Path | Sequence[str | Path]
 
 _SAMPLE_LENGTH = 200
-_MAY_CHANGE = frozenset(
-    {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every", "keep_checkpoints"}
-    | {"sample_every", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"strict_kernels", "cache_dir"}
-)
-"""Fields that a resumed run may be given anew; the others belong to what was begun."""
+_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir"}
 
 
 @dataclass(frozen=True)
@@ -203,9 +198,7 @@ class _Session(RunSession):
         model = LanguageModel(
             config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ).to(device)
-        precision = time_precision(
-            config.precision, model, device, (config.seq_length or LONG, config.batch_size)
-        )
+        precision = _precision(config, model, device)
         model.strict_kernels = config.strict_kernels
         notes: tuple[str, ...] = ()
         if found is None:
@@ -306,6 +299,21 @@ class _Session(RunSession):
             },
             "kernels": [str(line) for line in explain_training(model, config, plan.device)],
         }
+
+
+def _precision(config: TrainConfig, model: LanguageModel, device: torch.device) -> PrecisionChoice:
+    """Returns the precision to train in; `auto` times the candidates on the real model."""
+    shape = (config.seq_length or LONG, config.batch_size)
+    tokens = torch.zeros(shape, dtype=torch.long, device=device)
+
+    def forward() -> torch.Tensor:
+        state = model.initial_state(config.batch_size, device=device)
+        return model.loss(tokens, tokens, state)[0]
+
+    about = {"model": dataclasses.asdict(model.config), "batch": list(shape)}
+    return choose_precision(
+        config.precision, device, about, lambda name: pass_seconds(model, forward, name, device)
+    )
 
 
 def _samples(config: TrainConfig, tokenizer: Tokenizer) -> Samples:

@@ -107,3 +107,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": get_args(Device),
     "precision": get_args(Precision),
 }
+MAY_CHANGE = frozenset(
+    {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}
+    | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
+    | {"strict_kernels"}
+)
+"""Options that a resumed run may be given anew; the others belong to what was begun."""

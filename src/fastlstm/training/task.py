@@ -81,11 +81,11 @@ class Task(ABC):
     publishes_at_once: ClassVar[bool] = False
     min_scored: ClassVar[int] = 0
     max_scored: ClassVar[int | None] = None
-    evaluation_share: ClassVar[float] = 0.1
     forward_share: ClassVar[float] = 0.5
 
     model: nn.Module
     loader: Loader
+    evaluation_share: float = 0.1
     flop_per_unit: float = 0.0
     num_valid: int
     step_units: float
