@@ -1,4 +1,4 @@
-"""Figures that events carry."""
+"""What texts train and what their events carry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.events import tokens_per_char
+from fastlstm.text.task import tokens_per_char
 
 
 def test_a_token_that_the_vocabulary_lacks_is_named() -> None:
