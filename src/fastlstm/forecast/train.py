@@ -23,10 +23,11 @@ from fastlstm.errors import (
     Stopped,
     UsageError,
 )
+from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.configured import prepare
 from fastlstm.forecast.data.counts import require_counts
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, fit_scaler, split_table
@@ -39,9 +40,8 @@ from fastlstm.forecast.files import (
     forecaster_files,
     stored_configs,
 )
-from fastlstm.forecast.forecasts import Calibration, calibrate
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     choose_architecture,
     choose_ending,
@@ -53,7 +53,7 @@ from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_sca
 from fastlstm.forecast.trainer import FitPlan, ForecastTrainer, TrainingResult
 from fastlstm.ops.dispatch import explain
 from fastlstm.report.history import read_history
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.system.hardware import peak_memory_bytes
@@ -237,7 +237,7 @@ class _Session(RunSession):
         else:
             stored = _gone_on_from(start, config, dataset)
         config, sizes = stored.config, stored.network.config
-        inputs = apply_schema(dataset, stored.fit, stored.scaler, stored.static_scale)
+        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         loader = training_loader(config, sizes, dataset.table, split, self._stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         ending = self.remaining(found, choose_ending(config, loader.steps_per_epoch))
@@ -318,13 +318,13 @@ class _Session(RunSession):
         started, read, of = time.perf_counter(), 0, 0
         show = self._shows_calibration()
 
-        def goes_on(done: int, total: int) -> bool:
+        def should_continue(done: int, total: int) -> bool:
             nonlocal read, of
             read, of = done, total
             show(done, total)
             return time.perf_counter() - started < limit_s or done < _LEAST_CALIBRATED
 
-        calibration = calibrate(network, inputs, valid, goes_on)
+        calibration = calibrate(network, inputs, valid, should_continue)
         return calibration, read, of
 
     def _prepare(
@@ -336,7 +336,7 @@ class _Session(RunSession):
             lambda done, total: self.emit(
                 {"event": "prepare", "done_bytes": done, "total_bytes": total}
             ),
-            like=None if start is None else start.fit.timeline,
+            like=None if start is None else start.schema.timeline,
         )
         for name in dataset.roles.target:
             if name in dataset.constant:
@@ -425,7 +425,7 @@ class _Session(RunSession):
         self.say("info", "judging the forecasts of the test part")
         show, closing = self.watch("judging the test part", "windows"), self._closing
 
-        def goes_on(done: int, total: int) -> bool:
+        def should_continue(done: int, total: int) -> bool:
             show(done, total)
             if self._stop is not None and self._stop():
                 raise Stopped("stopped while judging")
@@ -434,7 +434,7 @@ class _Session(RunSession):
         parts = trained.stored, trained.dataset, trained.split, trained.inputs
         about: Event = {}
         with trainer.progress.counted("judging"):
-            for event in evaluation_events(*parts, goes_on):
+            for event in evaluation_events(*parts, should_continue):
                 self.emit(event)
                 if event["event"] == "test":
                     about = self._test_error(event)
@@ -477,7 +477,7 @@ class _Session(RunSession):
     ) -> None:
         config, network = stored.config, stored.network
         sizes = network.config
-        steps = (config.tbptt or sizes.input_size) // sizes.segment
+        steps = (config.tbptt or sizes.input_size) // sizes.patch
         batch = config.batch_size * network.num_channels
         with autocast(config.precision, torch.device("cpu")):
             kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
@@ -519,7 +519,7 @@ def _untrained(
 ) -> StoredForecaster:
     """Returns a forecaster for a table with every choice made and weights drawn."""
     sizes = choose_architecture(config, dataset, split)
-    config = dataclasses.replace(config, input_size=sizes.input_size, segment=sizes.segment)
+    config = dataclasses.replace(config, input_size=sizes.input_size, patch=sizes.patch)
     columns = dataset.table.columns
     unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
     if config.output == "negative_binomial":

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import NonFiniteError, Stopped, StorageError, counted
+from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.streams import StreamBatch, StreamLoader
 from fastlstm.forecast.data.window_index import WindowIndex
-from fastlstm.forecast.data.windows import WindowBatch, WindowLoader
-from fastlstm.forecast.model.forecaster import ForecastNetwork, RecurrentState
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
+from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
+from fastlstm.runs.events import Event, Observer
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.guard import bad_gradient
@@ -95,7 +95,7 @@ class TrainingResult:
         seconds: wall clock in all.
         input_wait_share: share of the steps' time spent waiting for windows.
         reason: why it ended.
-        windows: trained on; of streams forecasts, one after every segment read.
+        windows: trained on; of streams forecasts, one after every patch read.
         train_s: seconds of it spent in steps.
         spent: seconds of it by what else they were spent on, see `Progress`.
     """
@@ -137,7 +137,7 @@ class ForecastTrainer:
         self,
         model: ForecastNetwork,
         inputs: ScaledWindows,
-        loader: WindowLoader | StreamLoader,
+        loader: WindowLoader | ChunkLoader,
         valid: WindowIndex,
         plan: FitPlan,
         emit: Observer,
@@ -369,18 +369,18 @@ class ForecastTrainer:
         about = {"step": self.progress.step, "what": "non-finite", "tensor": culprit}
         self.emit({"event": "skip", **about, "action": "step skipped"})
 
-    def _training_loss(self, batch: WindowBatch | StreamBatch) -> tuple[Tensor, int]:
+    def _training_loss(self, batch: WindowBatch | ChunkBatch) -> tuple[Tensor, int]:
         """Returns the mean loss of a batch and how many forecasts it is of."""
         values, statics = self.inputs.prepare(batch.values, batch.segments)
-        if not isinstance(batch, StreamBatch):
+        if not isinstance(batch, ChunkBatch):
             losses, count = self._losses_of(values, statics)
             return losses / max(count, 1), len(values)
         config, carried = self.model.config, self._carried
         if carried is not None:  # an epoch's last batch may have fewer lanes than the next one
-            goes_on = torch.from_numpy(batch.goes_on)
-            carried = carried.where(goes_on) if goes_on.any() else None
+            continues = torch.from_numpy(batch.continues)
+            carried = carried.where(continues) if continues.any() else None
         with autocast(self.plan.precision, _CPU):
-            parameters, carried = self.model.stream(values, statics, carried)
+            parameters, carried = self.model.read_chunk(values, statics, carried)
         self._carried = carried.detach()
         origins = len(parameters) // len(values)
         target = self.model.horizons(values[..., : config.num_targets], origins)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fastlstm.runs.metrics import Observer
+from fastlstm.runs.events import Observer
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.model import LanguageModel, reset_state

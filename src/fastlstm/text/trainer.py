@@ -21,7 +21,7 @@ from fastlstm.errors import (
     StorageError,
     counted,
 )
-from fastlstm.runs.metrics import Observer
+from fastlstm.runs.events import Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.hardware import peak_memory_bytes
 from fastlstm.system.prefetch import Prefetcher

@@ -22,7 +22,7 @@ from fastlstm.errors import (
 )
 from fastlstm.report.history import number, read_history
 from fastlstm.report.page import write_report
-from fastlstm.runs.metrics import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
 from fastlstm.training.checkpoint import (
