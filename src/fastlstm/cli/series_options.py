@@ -10,7 +10,7 @@ from fastlstm.cli.parser import Parsed
 from fastlstm.forecast.config import READING, ForecastConfig
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "forecast": ("horizon", "input_size", "segment", "split"),
+    "forecast": ("horizon", "input_size", "patch", "split"),
     "columns": (
         *("target", "time", "series", "past", "future", "static", "categorical", "ignore"),
     ),

@@ -24,7 +24,7 @@ from fastlstm.errors import (
 )
 from fastlstm.ops.dispatch import LayerReport, explain
 from fastlstm.report.progress import default_output
-from fastlstm.runs.metrics import Event, Observer, checked_observers
+from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
 from fastlstm.text.config import OPTIONS_OF_TABLES, TrainConfig, from_dict

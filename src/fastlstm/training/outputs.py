@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from fastlstm.errors import BudgetError, CorruptFileError, FastLSTMError, RunDirectoryError, Setting
 from fastlstm.report.history import number, read_history
 from fastlstm.report.page import write_report
-from fastlstm.runs.metrics import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, truncate_metrics
 
