@@ -123,11 +123,9 @@ class Command:
 
 
 def unwrap_optional(annotation: Any) -> Any:
-    """Returns ``int`` for ``int | None``; other annotations come back unchanged."""
+    """Returns ``int`` for ``int | None``, the first part of any union; else the annotation."""
     if get_origin(annotation) in (Union, UnionType):
-        rest = [part for part in get_args(annotation) if part is not NoneType]
-        if len(rest) == 1:
-            return rest[0]
+        return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
 
 
@@ -159,8 +157,8 @@ def attribute_help(cls: type) -> dict[str, str]:
     A class's own sentence counts before those of the classes it is derived from.
     """
     found: dict[str, str] = {}
-    if cls.__base__ not in (None, object):
-        found = attribute_help(cls.__base__)
+    for base in reversed(cls.__bases__):
+        found.update(attribute_help(base))
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
     name = ""

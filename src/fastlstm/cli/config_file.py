@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.parser import typed_object
 from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
+from fastlstm.text.config import in_todays_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,9 @@ def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:
     if loaded is None:
         return {}
     is_run = isinstance(loaded, dict) and "train" in loaded
-    if is_run and (loaded.get("format") == TEXT_RUN or loaded.get("kind") == FORECASTER):
+    if is_run and loaded.get("format") == TEXT_RUN:
+        loaded = in_todays_names(loaded)["train"]
+    elif is_run and loaded.get("kind") == FORECASTER:
         loaded = loaded.get("train")
     if not isinstance(loaded, dict):
         raise ConfigError(

@@ -223,7 +223,7 @@ def _kernel_lines() -> list[str]:
     """What a layer of the default size would run here, in fp32 and bf16."""
     import torch
 
-    from fastlstm.nn.drop_in import LSTM
+    from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.dispatch import explain
 
     layer = LSTM(128, 512)

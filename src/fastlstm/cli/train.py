@@ -9,6 +9,7 @@ from fastlstm.cli.kind import refuse_runs
 from fastlstm.cli.parser import parse
 from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
 from fastlstm.errors import EXIT_OK
+from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 
@@ -29,10 +30,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "embed_size",
         "dropout",
         "dropout_kind",
-        "recurrent_dropout",
-        "layer_norm",
+        "weight_drop",
+        "output_norm",
         "residual",
         "tie_weights",
+        *OPTION_NAMES,
+        "initializer",
     ),
     "training": (
         "budget",

@@ -150,12 +150,12 @@ def _variant_text(event: Event) -> str:
     kind = f"{model['dropout_kind']} " if "dropout_kind" in model else ""
     for key, word in (
         ("dropout", f"{kind}dropout"),
-        ("recurrent_dropout", "recurrent dropout"),
+        ("weight_drop", "weight drop"),
     ):
         if is_number(model.get(key)) and model[key] > 0:
             parts.append(f"{word} {model[key]:.3g}")
-    extras = {"layer_norm": "layer norm", "residual": "residual", "tie_weights": "tied weights"}
-    return joined(parts + [word for key, word in extras.items() if model.get(key)])
+    switches = {"output_norm": "output norm", "residual": "residual", "tie_weights": "tied weights"}
+    return joined(parts + [word for key, word in switches.items() if model.get(key)])
 
 
 def _cost_text(event: Event) -> str:
