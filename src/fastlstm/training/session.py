@@ -20,7 +20,8 @@ from fastlstm.errors import (
     Setting,
     counted,
 )
-from fastlstm.report.history import number, read_history
+from fastlstm.report.events import number
+from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
 from fastlstm.runs.metrics import Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.run_directory import RunDirectory
