@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         StorageError,
         UsageError,
     )
+    from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
+    from fastlstm.forecast.train import train_forecaster
     from fastlstm.nn.convert import accelerate, restore
     from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.explain import explain
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from fastlstm.text.config import TrainConfig
     from fastlstm.text.lm import LM
     from fastlstm.text.train import train
+    from fastlstm.training.callbacks import Callback
 
 _ERRORS = (
     "BudgetError",
@@ -65,6 +68,8 @@ _ERRORS = (
     "UsageError",
 )
 _HOMES = {
+    "Callback": "fastlstm.training.callbacks",
+    "ForecastConfig": "fastlstm.forecast.config",
     "Forecaster": "fastlstm.forecast.forecaster",
     "LM": "fastlstm.text.lm",
     "LSTM": "fastlstm.nn.lstm",
@@ -76,6 +81,7 @@ _HOMES = {
     "restore": "fastlstm.nn.convert",
     "select": "fastlstm.ops.registry",
     "train": "fastlstm.text.train",
+    "train_forecaster": "fastlstm.forecast.train",
     **dict.fromkeys(_ERRORS, "fastlstm.errors"),
 }
 
@@ -83,10 +89,12 @@ __all__ = [
     "LM",
     "LSTM",
     "BudgetError",
+    "Callback",
     "ConfigError",
     "CorruptFileError",
     "DataError",
     "FastLSTMError",
+    "ForecastConfig",
     "Forecaster",
     "FormatError",
     "KernelError",
@@ -107,6 +115,7 @@ __all__ = [
     "restore",
     "select",
     "train",
+    "train_forecaster",
 ]
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastlstm.cli.config_file import read_config_file
-from fastlstm.cli.train import CONFIG_OPTIONS
+from fastlstm.cli.options import TEXT_OPTIONS
+from fastlstm.cli.parser import parse
+from fastlstm.cli.train import COMMAND
 from fastlstm.errors import FormatError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.config import ModelConfig, TrainConfig, in_todays_names
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import load_language_model, save_language_model
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.train import stored_config
+from fastlstm.text.train import stored_configs
+from fastlstm.training.checkpoint import Checkpoint
 
 FIELDS = {"vocab_size": 4, "embed_size": 3, "rnn_size": 5, "num_layers": 2}
 
@@ -74,22 +78,28 @@ def test_in_format_2_it_is_the_cells(tmp_path: Path) -> None:
     assert "layers.1.gamma_hh_l0" in dict(loaded.named_parameters())
 
 
-@pytest.mark.parametrize("part", ["train", "given"])
-def test_the_configuration_of_a_checkpoint(part: str) -> None:
-    config = {"format_version": 1, part: {"layer_norm": True, "recurrent_dropout": 0.1}}
+def checkpoint(config: dict[str, Any]) -> Checkpoint:
     files = {"config.json": json.dumps(config).encode()}
-    assert stored_config(files, part) == TrainConfig(output_norm=True, weight_drop=0.1)  # type: ignore[arg-type]
-    files = {"config.json": json.dumps({**config, "format_version": 2}).encode()}
-    assert stored_config(files, part) == TrainConfig(layer_norm=True, recurrent_dropout=0.1)  # type: ignore[arg-type]
+    return Checkpoint(Path("checkpoint-1"), 1, {}, {}, files, True)
+
+
+def test_the_configuration_of_a_checkpoint() -> None:
+    old = {"layer_norm": True, "recurrent_dropout": 0.1}
+    config = {"format_version": 1, "train": old, "given": {**old, "seed": 1}}
+    begun, given = stored_configs(checkpoint(config))
+    assert begun == TrainConfig(output_norm=True, weight_drop=0.1)
+    assert given == TrainConfig(output_norm=True, weight_drop=0.1, seed=1)
+    begun, given = stored_configs(checkpoint({**config, "format_version": 2}))
+    assert begun == TrainConfig(layer_norm=True, recurrent_dropout=0.1)
 
 
 def test_the_config_json_of_a_run_as_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = {"format": "fastlstm-run", "format_version": 1, "train": {"layer_norm": True}}
     path.write_text(json.dumps(config), encoding="utf-8")
-    assert read_config_file(path, CONFIG_OPTIONS) == {"output_norm": True}
+    assert read_config_file(path, TEXT_OPTIONS) == {"output_norm": True}
     path.write_text(json.dumps({**config, "format_version": 2}), encoding="utf-8")
-    assert read_config_file(path, CONFIG_OPTIONS) == {"layer_norm": True}
+    assert read_config_file(path, TEXT_OPTIONS) == {"layer_norm": True}
 
 
 @pytest.mark.parametrize("version", [None, 0, 3, "1", True])
@@ -103,3 +113,14 @@ def test_names_of_format_1_have_fields_of_today() -> None:
     found = in_todays_names({"format_version": 1, "model": old, "train": old})
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
         assert found[part].keys() <= {field.name for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize("written", ["zoneout: 0.2", "zoneout: [0.2, 0.1]", "zoneout: 0.2,0.1"])
+def test_zoneout_in_a_file_and_on_the_command_line(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(written, encoding="utf-8")
+    pair = (0.2, 0.1) if "1" in written else (0.2, 0.2)
+    assert TrainConfig(**read_config_file(path, TEXT_OPTIONS)).zoneout == pair
+    flag = f"--zoneout={written.partition(': ')[2].strip('[]').replace(' ', '')}"
+    parsed = parse(COMMAND, ["book.txt", "--out", "r", flag])
+    assert TrainConfig(zoneout=parsed.values["zoneout"]).zoneout == pair
