@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decoder import Decoder, Stream
+    from fastlstm.text.decode_stream import Stream
+    from fastlstm.text.decoder import Decoder
     from fastlstm.text.sampling import Sampling
 
 
