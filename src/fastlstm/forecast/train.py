@@ -177,7 +177,7 @@ class _Session(RunSession):
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         loader = training_loader(config, sizes, dataset.table, split, self.stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        ending = self.ending(start, loader.steps_per_epoch)
+        ending = self.ending(config, found, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         plan = TrainingPlan(
             config, ending, device, config.eval_every, config.evaluations,

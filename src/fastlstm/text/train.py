@@ -204,7 +204,7 @@ class _Session(RunSession):
             self.notes.append(measurements.note("the times of a pass were"))
         self.notes += [*text.notes, *notes, *resolved.notes]
         plan = TrainingPlan(
-            config, self.ending(start, loader.steps_per_epoch), device, config.eval_every,
+            config, self.ending(config, found, loader.steps_per_epoch), device, config.eval_every,
             ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
         )  # fmt: skip
         files = model_files(model.config, config, text, given=start.given)
