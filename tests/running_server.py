@@ -119,7 +119,7 @@ class Running:
 
     @property
     def scheduler(self) -> Any:
-        return self.runner.service._engine.scheduler  # type: ignore[union-attr]
+        return self.runner.service.loaded.scheduler  # type: ignore[union-attr]
 
     def post(self, **body: Any) -> httpx.Response:
         return self.client.post("/v1/completions", json=body)

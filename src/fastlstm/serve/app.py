@@ -18,7 +18,7 @@ from fastlstm.serve.http.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
 from fastlstm.serve.text.completions import Completions
-from fastlstm.serve.text.openapi import document
+from fastlstm.serve.text.openapi import text_document
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -75,9 +75,9 @@ class _Pages:
 
     async def page(self, request: Request) -> Response:
         service, key = self._service, "KEY" if self._service.keys else None
-        engine = service.served
+        engine = service.engine
         if not isinstance(engine, ForecastEngine):
-            page, parts = self._text_page, {"prompt": example_prompt(engine.writer.tokenizer)}
+            page, parts = self._text_page, {"prompt": example_prompt(engine.model.tokenizer)}
             parts = {name: to_html(text) for name, text in parts.items()}
         elif key is None or service.keys.tenant(request.scope["headers"]):
             host = request.headers.get("host", "")
@@ -100,10 +100,10 @@ class _Pages:
 
     async def openapi(self, request: Request) -> Response:
         service = self._service
-        engine, has_keys = service.served, bool(service.keys)
+        engine, has_keys = service.engine, bool(service.keys)
         if isinstance(engine, ForecastEngine):
             return JSONResponse(forecast_document(engine, has_keys=has_keys))
-        return JSONResponse(document(engine, service.settings, has_keys=has_keys))
+        return JSONResponse(text_document(engine, has_keys=has_keys))
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -121,7 +121,7 @@ class _Pages:
         return JSONResponse(described)
 
     async def chat(self, request: Request) -> Response:
-        self._service.engine  # noqa: B018  a forecaster says so instead
+        self._service.text_engine  # noqa: B018  a forecaster says so instead
         raise ApiError(
             404,
             "this model writes on from a text, it was not trained to chat; send the text as"
@@ -131,7 +131,7 @@ class _Pages:
         )
 
     def _described(self) -> dict[str, Any]:
-        engine = self._service.engine
+        engine = self._service.text_engine
         return {
             "id": engine.name,
             "object": "model",

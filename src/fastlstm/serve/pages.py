@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fastlstm.forecast.windows import Columns, WindowForecaster
     from fastlstm.serve.forecast.engine import ForecastEngine
-    from fastlstm.serve.forecast.tensors import Spec
+    from fastlstm.serve.forecast.tensors import TensorSpec
     from fastlstm.text.data.tokenizer import Tokenizer
 
 _PROMPTS = ("Once upon a time", "The ", "the ")
@@ -126,7 +126,7 @@ def _names_text(names: tuple[str, ...]) -> str:
     return clipped(", ".join(map(name_text, names)), MAX_TEXT)
 
 
-def _table(specs: Mapping[str, Spec], model: WindowForecaster) -> str:
+def _table(specs: Mapping[str, TensorSpec], model: WindowForecaster) -> str:
     rows = [
         (spec.name, spec.datatype, _shape_text(spec, model), _names_text(spec.columns))
         for spec in specs.values()
@@ -138,7 +138,7 @@ def _table(specs: Mapping[str, Spec], model: WindowForecaster) -> str:
     return f"<div class=scroll><table><tr>{heads}</tr>{body}</table></div>"
 
 
-def _shape_text(spec: Spec, model: WindowForecaster) -> str:
+def _shape_text(spec: TensorSpec, model: WindowForecaster) -> str:
     sizes = ["B" if axis == 0 else str(size) for axis, size in enumerate(spec.shape)]
     if spec.name.startswith("past"):
         sizes[1] = str(model.input_size)
@@ -156,16 +156,16 @@ class Examples:
     """
 
     def __init__(
-        self, model: WindowForecaster, inputs: Mapping[str, Spec], url: str, key: str | None
+        self, model: WindowForecaster, inputs: Mapping[str, TensorSpec], url: str, key: str | None
     ) -> None:
         self._model, self._inputs, self._url, self._key = model, inputs, url, key
 
-    def _sizes(self, spec: Spec) -> list[int]:
+    def _sizes(self, spec: TensorSpec) -> list[int]:
         """Returns the shape of one window."""
         lead = {"past": [1, self._model.input_size], "future": [1, self._model.horizon]}
         return [*lead.get(spec.name.removesuffix("_names"), [1]), len(spec.columns)]
 
-    def _row(self, spec: Spec) -> list[float | str]:
+    def _row(self, spec: TensorSpec) -> list[float | str]:
         """Returns a row of a tensor: means of the training rows, and a name of each column."""
         columns: Columns = getattr(self._model, spec.name.removesuffix("_names"))
         if spec.datatype == "BYTES":

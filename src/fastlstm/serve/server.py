@@ -23,10 +23,10 @@ from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.http.listener import A_TURN, Listener, Notice, max_connections
 from fastlstm.serve.http.protocol import protocol_class
+from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.log import LogHandler
 from fastlstm.serve.service import Service
-from fastlstm.serve.text.engine import Engine
-from fastlstm.serve.worker import Worker
+from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
 from fastlstm.text.loading import TextModel, load_decoder
 
@@ -119,7 +119,7 @@ class Runner:
 
         def make_room() -> bool:
             notice.too_many()
-            is_made = service.waiting.make_room()
+            is_made = service.idle.make_room()
             service.metrics.dismissed.inc(is_made)
             return is_made
 
@@ -161,7 +161,7 @@ class Runner:
             loading.cancel()
             loader.stop()
 
-    def _serve_text(self, writer: TextModel) -> str:
+    def _serve_text(self, model: TextModel) -> str:
         key = self._session_key or secrets.token_bytes(32)
         if self._session_key is None:
             self._say(
@@ -169,20 +169,20 @@ class Runner:
                 " valid for the next one"
             )
         threads = self._settings.threads or _default_threads()
-        self.service.served = Engine(
-            writer,
+        self.service.loaded = TextEngine(
+            model,
             self._settings,
             self.service.metrics,
             key,
             threads,
             is_shared=self.service.keys.are_several,
         )
-        return writer.decoder.describe(self._settings.max_streams, threads)
+        return model.decoder.describe(self._settings.max_streams, threads)
 
     def _forecast(self, model: WindowForecaster) -> str:
         # With two cores one is the clients'.
         threads = self._settings.threads or max(1, hardware.default_threads() // 2)
-        self.service.served = ForecastEngine(
+        self.service.loaded = ForecastEngine(
             model,
             self._settings,
             self.service.metrics,

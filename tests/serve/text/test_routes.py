@@ -17,8 +17,7 @@ import pytest
 
 from fastlstm.serve.app import make_app
 from fastlstm.serve.http.access import Access, Record, count
-from fastlstm.serve.http.channel import Disconnected
-from fastlstm.serve.http.errors import ApiError, Unavailable
+from fastlstm.serve.http.errors import ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
@@ -185,7 +184,7 @@ def test_log_and_metrics_say_how_a_request_ended(
         assert server.post(prompt="a", max_tokens=3).status_code == 429
         decoder.fails.set()
         assert "error" in list(events)[-2]
-    while server.scheduler.num_held:
+    while server.scheduler.admission.num_held:
         time.sleep(0.001)
     with server.client.stream("POST", "/v1/completions", json=endless) as answer:
         next(answer.iter_lines())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
 from fastlstm.serve.http.errors import ApiError, shown, value_name
+from fastlstm.serve.http.fields import Schema, check_names, or_null, whole_number
 from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, unique_keys
 
-MAX_SIZE = (1 << 31) - 1
+_MAX_SIZE = (1 << 31) - 1
+SIZE: Schema = {"type": "integer", "minimum": 0, "maximum": _MAX_SIZE}
 FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
 """Datatypes of numbers."""
 _SLICE = 1 << 12
-"""Numbers that are written at a time: nobody else has the interpreter meanwhile, for some 5 ms."""
+"""Numbers encoded at a time, with the interpreter held for some 5 ms."""
 _MAX_KEYS, _MAX_LISTS = 1000, 100_000
 _TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _NUMBERS = {int, float, type(None)}
@@ -28,14 +30,14 @@ _NAMES = {str, type(None)}
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What a model takes or gives under a name.
+class TensorSpec:
+    """An input or output of a model.
 
     Attributes:
         name: of the tensor.
         datatype: FP32 or FP64, or BYTES for names.
         shape: -1 where any size will do.
-        columns: what the last axis holds, or nothing where that is asked for.
+        columns: of the last axis; empty where the request says them.
         may_miss: null and NaN stand for a missing value.
     """
 
@@ -47,15 +49,35 @@ class Spec:
 
     def as_json(self) -> dict[str, Any]:
         """The protocol's tensor metadata; the columns are a parameter of it."""
-        found = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
-        return {**found, "parameters": {"columns": list(self.columns)}} if self.columns else found
+        tensor = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+        return {**tensor, "parameters": {"columns": list(self.columns)}} if self.columns else tensor
+
+    def schema(self) -> Schema:
+        """Returns the JSON schema of such an input."""
+        element: Schema = {"type": "string" if self.datatype == "BYTES" else "number"}
+        sizes = [SIZE if size == -1 else {"const": size} for size in self.shape]
+        shape = {"prefixItems": sizes, "items": False, "minItems": len(sizes)}
+        data = {"anyOf": [or_null(element) if self.may_miss else element, {"type": "array"}]}
+        return {
+            "type": "object",
+            "description": f"last axis: {', '.join(self.columns)}; data may be nested like shape",
+            "properties": {
+                "name": {"const": self.name},
+                "shape": {"type": "array", **shape},
+                "datatype": {"const": self.datatype},
+                "parameters": or_null({"type": "object", "additionalProperties": False}),
+                "data": {"type": "array", "items": data},
+            },
+            "required": ["name", "shape", "datatype", "data"],
+            "additionalProperties": False,
+        }
 
 
 def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
     """Returns the JSON object of a request's body and the binary data behind it.
 
     Args:
-        body: as it came.
+        body: the bytes.
         header_length: bytes of JSON; None for all.
 
     Raises:
@@ -98,7 +120,7 @@ class _Keys:
 
 
 def read_inputs(
-    listed: Any, binary: memoryview, specs: Mapping[str, Spec]
+    listed: Any, binary: memoryview, specs: Mapping[str, TensorSpec]
 ) -> dict[str, NDArray[Any]]:
     """Returns the tensors of a request by name: floats, or objects (text or None) for BYTES.
 
@@ -110,19 +132,19 @@ def read_inputs(
     Raises:
         ApiError: 400, says which tensor is wrong, what came and what was expected.
     """
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(tensor, dict) for tensor in listed):
         came = "'inputs' is missing" if listed is None else f"inputs is {value_name(listed)}"
         raise _bad(f"{came}, expected a list of tensors: {', '.join(specs)}")
-    found: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     for tensor in listed:
         spec = _spec_of(tensor, specs)
-        if spec.name in found:
+        if spec.name in tensors:
             raise _bad(f"input '{spec.name}' comes twice; send it once")
         shape = _shape(tensor.get("shape"), spec)
         size = binary_size(tensor, spec.name)
         if size is None:
             flat = _flat(tensor.get("data"), shape, spec)
-            found[spec.name] = _array(flat, spec).reshape(shape)
+            tensors[spec.name] = _array(flat, spec).reshape(shape)
             continue
         if "data" in tensor:
             raise _bad(f"input '{spec.name}' has data and binary_data_size; send one of them")
@@ -131,29 +153,26 @@ def read_inputs(
                 f"input '{spec.name}' has binary_data_size {size}, only"
                 f" {counted(len(binary), 'byte')} left of the body"
             )
-        found[spec.name] = _from_binary(binary[:size], shape, spec)
+        tensors[spec.name] = _from_binary(binary[:size], shape, spec)
         binary = binary[size:]
     if len(binary):
         raise _bad(
             f"behind the last tensor: {counted(len(binary), 'byte')}; send what its shape says"
         )
     for spec in specs.values():
-        if spec.name in found:
-            _check_values(found[spec.name], spec)
-    return found
+        if spec.name in tensors:
+            _check_values(tensors[spec.name], spec)
+    return tensors
 
 
-def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, Spec]) -> Spec:
+def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> TensorSpec:
     name = tensor.get("name")
     if not isinstance(name, str) or name not in specs:
         hint = nearest_hint(name[:64], specs) if isinstance(name, str) else ""
         raise _bad(
             f"there is no input {value_name(name)}{hint}; this model takes {', '.join(specs)}"
         )
-    for key in tensor:
-        if key not in _TENSOR_FIELDS:
-            hint = nearest_hint(key[:64], _TENSOR_FIELDS)
-            raise _bad(f"input '{name}' has the unknown field '{shown(key)}'{hint}; leave it out")
+    check_names(tensor, _TENSOR_FIELDS, of=f"input '{name}'")
     if tensor.get("datatype") != specs[name].datatype:
         raise _bad(
             f"input '{name}' has datatype {value_name(tensor.get('datatype'))}, expected"
@@ -162,14 +181,13 @@ def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, Spec]) -> Spec:
     return specs[name]
 
 
-def _shape(value: Any, spec: Spec) -> tuple[int, ...]:
-    # 3.0 is a whole number in JSON.
+def _shape(value: Any, spec: TensorSpec) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [None]
-    sizes: list[Any] = [int(v) if type(v) is float and v.is_integer() else v for v in listed]
-    if any(type(size) is not int or not 0 <= size <= MAX_SIZE for size in sizes):
+    sizes = [size for size in map(whole_number, listed) if size is not None]
+    if len(sizes) < len(listed) or any(not 0 <= size <= _MAX_SIZE for size in sizes):
         raise _bad(
             f"input '{spec.name}' has shape {short(value)}, expected a list of whole numbers, 0 to"
-            f" {MAX_SIZE}"
+            f" {_MAX_SIZE}"
         )
     fits = len(sizes) == len(spec.shape) and all(
         wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
@@ -182,7 +200,7 @@ def _shape(value: Any, spec: Spec) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
+def _flat(data: Any, shape: tuple[int, ...], spec: TensorSpec) -> list[Any]:
     """Returns the elements, row by row, of flat or nested lists."""
     if not isinstance(data, list):
         raise _bad(f"input '{spec.name}' has {value_name(data)} as data, expected a list")
@@ -205,7 +223,7 @@ def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
     return flat
 
 
-def _array(flat: list[Any], spec: Spec) -> NDArray[Any]:
+def _array(flat: list[Any], spec: TensorSpec) -> NDArray[Any]:
     good = _NUMBERS if spec.datatype in FLOATS else _NAMES
     if not good.issuperset(map(type, flat)):
         wrong = next(number for number, value in enumerate(flat) if type(value) not in good)
@@ -223,7 +241,7 @@ def _array(flat: list[Any], spec: Spec) -> NDArray[Any]:
         return wide.astype(FLOATS[spec.datatype])
 
 
-def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArray[Any]:
+def _from_binary(data: memoryview, shape: tuple[int, ...], spec: TensorSpec) -> NDArray[Any]:
     count = math.prod(shape)
     if spec.datatype in FLOATS:
         dtype = FLOATS[spec.datatype]
@@ -251,7 +269,7 @@ def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArra
     return np.array(names, dtype=object).reshape(shape)
 
 
-def _check_values(values: NDArray[Any], spec: Spec) -> None:
+def _check_values(values: NDArray[Any], spec: TensorSpec) -> None:
     if spec.datatype in FLOATS:
         with np.errstate(over="ignore"):  # the network computes in float32
             missing, infinite = np.isnan(values), np.isinf(values.astype(np.float32, copy=False))
@@ -283,22 +301,10 @@ def binary_size(tensor: Mapping[str, Any], name: str) -> int | None:
 
 def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Returns the `parameters` of a request or tensor."""
-    found = value.get("parameters")
-    if found is not None and not isinstance(found, dict):
-        raise _bad(f"parameters of {what} is {value_name(found)}, expected an object")
-    return found or {}
-
-
-def check_names(given: Iterable[str], known: Sequence[str], kind: str) -> None:
-    """Refuses names that are not known: what they ask for would be left out without a word.
-
-    Raises:
-        ApiError: 400.
-    """
-    for name in given:
-        if name not in known:
-            hint = nearest_hint(name[:64], known)
-            raise _bad(f"unknown {kind} '{shown(name)}'{hint}; leave it out")
+    parameters = value.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise _bad(f"parameters of {what} is {value_name(parameters)}, expected an object")
+    return parameters or {}
 
 
 class Answer(NamedTuple):

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from fastlstm.errors import counted
 from fastlstm.report.terminal import is_terminal
 from fastlstm.serve.http.access_line import GONE, json_line, terminal_line
-from fastlstm.serve.http.channel import Disconnected
-from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Record:
         prompt_tokens: of all prompts.
         completion_tokens: of all texts.
         windows: that were forecast.
-        first_piece_s: seconds until there was something to send.
+        first_chunk_s: seconds until there was something to send.
     """
 
     id: str
@@ -60,7 +59,7 @@ class Record:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     windows: int = 0
-    first_piece_s: float | None = None
+    first_chunk_s: float | None = None
 
     @property
     def outcome(self) -> str:

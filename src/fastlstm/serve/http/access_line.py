@@ -33,7 +33,7 @@ def json_line(record: Record, client: str, method: str, path: str) -> str:
         "status": record.status or GONE,
         "outcome": record.outcome,
         "seconds": round(time.monotonic() - record.start_s, 4),
-        "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
+        "first_chunk_s": record.first_chunk_s and round(record.first_chunk_s, 4),
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "windows": record.windows,

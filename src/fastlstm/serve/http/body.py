@@ -6,11 +6,10 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from fastlstm.serve.http.channel import Disconnected
-from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.errors import ApiError, Disconnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from starlette.types import Receive, Scope
 
@@ -123,13 +122,6 @@ class Bodies:
             " larger --max-body",
             closes=True,
         )
-
-
-async def until_left(receive: Receive, on_left: Callable[[], object]) -> None:
-    """Waits until the client of a request that was read has left, and says so."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_left()
 
 
 def _check_type(headers: Mapping[bytes, bytes]) -> None:

@@ -59,24 +59,19 @@ class ApiError(Exception):
         return error_json(self.message, kind, self.param, self.code)
 
 
-_FULL = "the server is at its capacity; send the request again later"
-_KEY_FULL = "this API key has all the places it may have now; send the request again later"
+class Disconnected(Exception):
+    """The client has left, or was cut off."""
 
 
 class Overloaded(ApiError):
-    """Every place is taken, or every one that a key may have."""
+    """Every place is taken, or every place that a key may have."""
 
-    def __init__(self, *, is_full: bool = True) -> None:
-        message = _FULL if is_full else _KEY_FULL
-        super().__init__(429, message, None, "overloaded", {"retry-after": "1"})
-
-
-class QueueFull(ApiError):
-    """Every place for windows is taken, or every one that a key may have."""
-
-    def __init__(self, *, is_full: bool = True) -> None:
-        message = _FULL if is_full else _KEY_FULL
-        super().__init__(503, message, None, "overloaded", {"retry-after": "1"})
+    def __init__(self, *, is_full: bool = True, status: int = 429) -> None:
+        what = "the server is at its capacity"
+        if not is_full:
+            what = "this API key has all the places it may have now"
+        message = f"{what}; send the request again later"
+        super().__init__(status, message, None, "overloaded", {"retry-after": "1"})
 
 
 class Unavailable(ApiError):

@@ -149,7 +149,7 @@ class _Connection(socket.socket):
         super().close()
 
 
-class Waiting:
+class IdleConnections:
     """The connections that wait for a request, those first that have waited longest.
 
     So whoever holds all connections and sends nothing keeps nobody out.

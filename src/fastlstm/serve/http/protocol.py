@@ -18,7 +18,7 @@ from fastlstm.serve.http.refusals import Refusals
 if TYPE_CHECKING:
     import asyncio
 
-    from fastlstm.serve.http.listener import Waiting
+    from fastlstm.serve.http.listener import IdleConnections
     from fastlstm.serve.service import Service
     from fastlstm.serve.settings import Settings
 
@@ -40,7 +40,7 @@ def protocol_class(service: Service) -> type[H11Protocol]:
     class Protocol(Connection):
         limits = settings
         refusals = Refusals(service)
-        waiting = service.waiting
+        idle_connections = service.idle
 
     return Protocol
 
@@ -99,12 +99,12 @@ class Connection(H11Protocol):
     Attributes:
         limits: the server's settings.
         refusals: answers while every place is taken.
-        waiting: the connections that wait for a request.
+        idle_connections: the connections that wait for a request.
     """
 
     limits: Settings
     refusals: Refusals
-    waiting: Waiting
+    idle_connections: IdleConnections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -118,7 +118,7 @@ class Connection(H11Protocol):
         """Starts the clock for the first request's headers."""
         super().connection_made(transport)
         self._await_request()
-        self.waiting.begin(self)
+        self.idle_connections.begin(self)
 
     def data_received(self, data: bytes) -> None:
         """Reads, and moves the deadline only when a part of the request is complete."""
@@ -131,7 +131,7 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._await_request()
         if self._is_answering:
-            self.waiting.end(self)
+            self.idle_connections.end(self)
 
     @property
     def _is_answering(self) -> bool:
@@ -160,7 +160,7 @@ class Connection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
-        self.waiting.begin(self)
+        self.idle_connections.begin(self)
         self._watch_leaving()
 
     def pause_writing(self) -> None:
@@ -193,14 +193,14 @@ class Connection(H11Protocol):
         """Stops the clocks."""
         self._set_deadline(None, 0.0)
         self._unwatch_taking()
-        self.waiting.end(self)
+        self.idle_connections.end(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """After an answer uvicorn's keep-alive timeout rules, until the next byte comes."""
         super().on_response_complete()
         if not self._is_answering:  # a next request was there already
-            self.waiting.begin(self)
+            self.idle_connections.begin(self)
         self._watch_leaving()
 
     def dismiss(self) -> bool:

@@ -6,50 +6,50 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.text.prefixes import MIN_TOKENS, NOTHING, Prefixes
+from fastlstm.serve.text.prefix_cache import MIN_TOKENS, NOTHING, PrefixCache
 from running_server import Running, solo
 
 LONG = "the cat sat on the mat and " * 40
 
 
 def test_the_longest_known_beginning_is_found() -> None:
-    prefixes = Prefixes(8)
+    cache = PrefixCache(8)
     tokens = list(range(1000))
     for length in (300, 500, 700):
-        found = prefixes.find(tokens[:length])
+        found = cache.find(tokens[:length])
         assert found.key is not None
-        prefixes.remember(found.key, b"%d" % length)
-    assert prefixes.find(tokens[:699])[1:] == (500, b"500")
-    assert prefixes.find(tokens)[1:] == (700, b"700")
-    assert prefixes.find(tokens[:700]) == (None, 700, b"700")
-    assert prefixes.find([*tokens[:299], 5, *tokens[300:]]).state is None
-    assert prefixes.find(tokens[: MIN_TOKENS - 1]) == NOTHING
+        cache.store(found.key, b"%d" % length)
+    assert cache.find(tokens[:699])[1:] == (500, b"500")
+    assert cache.find(tokens)[1:] == (700, b"700")
+    assert cache.find(tokens[:700]) == (None, 700, b"700")
+    assert cache.find([*tokens[:299], 5, *tokens[300:]]).state is None
+    assert cache.find(tokens[: MIN_TOKENS - 1]) == NOTHING
 
 
 def test_the_state_unused_longest_is_forgotten() -> None:
-    prefixes = Prefixes(2)
+    cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(3)]
     for prompt in prompts[:2]:
-        prefixes.remember(prefixes.find(prompt).key, b"x")  # type: ignore[arg-type]
-    prefixes.find(prompts[0])
-    prefixes.remember(prefixes.find(prompts[2]).key, b"x")  # type: ignore[arg-type]
-    assert [prefixes.find(prompt).state for prompt in prompts] == [b"x", None, b"x"]
+        cache.store(cache.find(prompt).key, b"x")  # type: ignore[arg-type]
+    cache.find(prompts[0])
+    cache.store(cache.find(prompts[2]).key, b"x")  # type: ignore[arg-type]
+    assert [cache.find(prompt).state for prompt in prompts] == [b"x", None, b"x"]
 
 
 def test_a_key_has_room_for_as_many_whatever_others_keep() -> None:
-    prefixes = Prefixes(2)
+    cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(2)]
     for tenant in (b"ann", b"bob"):
         for prompt in prompts:
-            key = prefixes.find(prompt, tenant).key
+            key = cache.find(prompt, tenant).key
             assert key is not None
-            prefixes.remember(key, tenant, tenant)
+            cache.store(key, tenant, tenant)
     for tenant in (b"ann", b"bob"):
-        assert [prefixes.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
+        assert [cache.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
 
 
 def test_none_is_kept_where_none_may_be() -> None:
-    assert Prefixes(0).find(list(range(1000))) == NOTHING
+    assert PrefixCache(0).find(list(range(1000))) == NOTHING
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.text.state import State, close_state, open_state
+from fastlstm.serve.text.generation import State
 from fastlstm.text.seal import Seal
 from running_server import Running, make_writer, solo
 
@@ -26,7 +26,7 @@ def test_a_text_in_parts_is_the_text_in_one(server: Running) -> None:
     assert "".join(texts) == solo(server.writer, "a cat", 100, seed=11)
 
 
-def test_a_streams_last_piece_carries_the_state(server: Running) -> None:
+def test_a_streams_last_chunk_carries_the_state(server: Running) -> None:
     whole = server.post(prompt="a", max_tokens=30, seed=1, return_session=True)
     body = {"prompt": "a", "max_tokens": 30, "seed": 1, "return_session": True, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -96,9 +96,8 @@ def test_a_prompt_after_a_character_cut_in_two_begins_with_its_own(
 def test_a_signed_state_with_what_is_no_character_is_refused(server: Running, held: bytes) -> None:
     stream = server.writer.decoder.stream()
     stream.feed([1, 2])
-    blob = close_state(
-        Seal(b"k" * 32, server.writer.decoder.model_hash), State(stream.save(), held)
-    )
+    seal = Seal(b"k" * 32, server.writer.decoder.model_hash)
+    blob = State(stream.save(), held).blob(seal)
     answer = server.post(prompt="", session=blob)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "invalid_session"
@@ -123,8 +122,8 @@ def test_ten_thousand_mutations_are_refused_or_the_same() -> None:
     stream = writer.decoder.stream()
     stream.feed([1, 2])
     state = State(stream.save(), b"\xc3")
-    blob = close_state(seal, state)
-    assert open_state(seal, blob) == state
+    blob = state.blob(seal)
+    assert State.from_blob(blob, seal) == state
     raw = base64.b64decode(blob)
     rng = random.Random(0)
     for _ in range(10_000):
@@ -137,11 +136,11 @@ def test_ten_thousand_mutations_are_refused_or_the_same() -> None:
         else:
             changed += rng.randbytes(rng.randint(1, 9))
         with pytest.raises(ApiError) as caught:
-            open_state(seal, base64.b64encode(changed).decode())
+            State.from_blob(base64.b64encode(changed).decode(), seal)
         assert caught.value.status == 400
     for text in ("", "=", "é", blob[:-1] + "!", blob + blob):
         with pytest.raises(ApiError):
-            open_state(seal, text)
+            State.from_blob(text, seal)
 
 
 def test_states_of_another_key_or_model_are_refused(serve: Any, server: Running) -> None:
