@@ -25,7 +25,6 @@ class Places:
         is_shared: there are several keys; else one client may take every place.
 
     Attributes:
-        total: as given.
         limit: places that one request may have.
         num_taken: places taken.
     """
@@ -38,11 +37,9 @@ class Places:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is taken."""
         return self.num_taken >= self.total
 
     def held(self, tenant: bytes) -> int:
-        """Returns how many places a key holds."""
         return self._held[tenant]
 
     def has_room(self, tenant: bytes, count: int, held: int = 0) -> bool:
@@ -76,7 +73,6 @@ class Places:
         self.take(tenant, count)
 
     def release(self, tenant: bytes, count: int) -> None:
-        """Gives places back."""
         self._held[tenant] -= count
         self.num_taken -= count
         assert self._held[tenant] >= 0
@@ -89,7 +85,6 @@ class Reservation:
         tenant: the API key's digest.
 
     Attributes:
-        tenant: as given.
         num_places: places held; guarded by `Admission.changed`.
         has_left: the client has left, or was cut off.
         is_cancelled: the result is no longer wanted.
@@ -125,7 +120,6 @@ class Reservation:
             del future
 
     def leave(self) -> None:
-        """The client has left."""
         self.has_left = True
         if self._awaited is not None:
             self._awaited.cancel()
@@ -164,7 +158,6 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is taken."""
         return self._places.is_full
 
     def reserve(self, reservation: Reservation, count: int = 1) -> None:

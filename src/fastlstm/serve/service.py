@@ -26,8 +26,6 @@ class Service:
         keys: its API keys.
 
     Attributes:
-        settings: as given.
-        keys: as given.
         bodies: receives them.
         metrics: counts.
         log: writes lines on standard error.
@@ -95,7 +93,6 @@ class Service:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether requests are under way and make no progress."""
         return self.loaded is not None and self.loaded.is_stuck()
 
     def require_ready(self) -> None:
@@ -111,23 +108,19 @@ class Service:
         return isinstance(engine, TextEngine) and not self.is_draining and engine.admission.is_full
 
     def metrics_text(self) -> bytes:
-        """Returns the exposition for Prometheus."""
         if self.loaded is not None:
             self.loaded.update_gauges()
         return self.metrics.text()
 
     def drain(self) -> None:
-        """Admits nothing more."""
         self.is_draining = True
         if self.loaded is not None:
             self.loaded.admission.close()
 
     @property
     def num_held(self) -> int:
-        """Texts or windows under way."""
         return 0 if self.loaded is None else self.loaded.admission.num_held
 
     def stop(self) -> None:
-        """Ends everything under way."""
         if self.loaded is not None:
             self.loaded.stop()

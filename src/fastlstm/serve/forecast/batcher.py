@@ -51,7 +51,6 @@ class ForecastRequest:
     statics: Floats | None
 
     def __len__(self) -> int:
-        """B."""
         return len(self.past)
 
 
@@ -110,7 +109,6 @@ class DynamicBatcher:
 
     @property
     def has_work(self) -> bool:
-        """Whether windows wait or are computed."""
         return bool(self._waiting) or self.num_active > 0
 
     def submit(self, request: ForecastRequest) -> None:

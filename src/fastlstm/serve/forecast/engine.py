@@ -47,7 +47,6 @@ class PendingForecast(Reservation):
         self.result: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
-        """The client has left."""
         super().leave()
         self.result.cancel()
 
@@ -64,7 +63,6 @@ class ForecastEngine:
 
     Attributes:
         name: what clients call the model.
-        model: as given.
         scheduler: computes the batches.
         admission: its places.
         inputs: of the model, by name.
@@ -104,7 +102,6 @@ class ForecastEngine:
         self.admission = self.scheduler.admission
 
     def described(self) -> dict[str, Any]:
-        """Returns the protocol's model metadata."""
         return {
             "name": self.name,
             "versions": [VERSION],
@@ -124,7 +121,6 @@ class ForecastEngine:
         return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
     def update_gauges(self) -> None:
-        """Updates the gauges."""
         active = self.scheduler.num_active
         self._metrics.active.set(active)
         self._metrics.waiting.set(max(0, self.admission.num_held - active))
@@ -227,7 +223,6 @@ class ForecastEngine:
         return encode_answer(head, outputs, binary)
 
     def stop(self) -> None:
-        """Ends every request with an error."""
         self.scheduler.stop()
         self._reader.stop()
         self._writer.stop()

@@ -31,7 +31,7 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "sequence", "sequence(string_i
 
 
 def inference_routes(service: Service) -> list[Route]:
-    """Returns the routes of the protocol."""
+    """Returns the routes."""
     pages, infer = _Pages(service), Infer(service)
     models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
     return [
@@ -45,7 +45,7 @@ def inference_routes(service: Service) -> list[Route]:
 
 
 class _Pages:
-    """Everything but the inference."""
+    """The routes without inference."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -100,7 +100,6 @@ class Infer:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         service, record = self._service, scope["state"]["record"]
         engine = _engine(service, scope["path_params"])
         pending = PendingForecast(scope["state"]["tenant"])

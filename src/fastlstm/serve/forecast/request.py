@@ -19,19 +19,8 @@ from fastlstm.serve.forecast.tensors import (
     short,
     split_body,
 )
+from fastlstm.serve.http import fields
 from fastlstm.serve.http.errors import ApiError, value_name
-from fastlstm.serve.http.fields import (
-    Field,
-    Flag,
-    Integer,
-    Object,
-    Schema,
-    Text,
-    check_names,
-    object_schema,
-    or_null,
-    parse_fields,
-)
 
 if TYPE_CHECKING:
     from fastlstm.forecast.windows import Columns, WindowForecaster
@@ -45,7 +34,7 @@ _NAMES = "_names"
 _OUTPUTS = ("forecast", "quantiles")
 
 
-class _Levels(Field):
+class _Levels(fields.Field):
     def parse(self, name: str, value: Any) -> tuple[float, ...]:
         levels = value if isinstance(value, list) else []
         if not 1 <= len(levels) <= _MAX_LEVELS or not all(
@@ -58,12 +47,12 @@ class _Levels(Field):
             )
         return tuple(map(float, levels))
 
-    def schema(self) -> Schema:
+    def schema(self) -> fields.Schema:
         level = {"type": "number", "minimum": _LOWEST_LEVEL, "maximum": _HIGHEST_LEVEL}
         return {"type": "array", "items": level, "minItems": 1, "maxItems": _MAX_LEVELS}
 
 
-class _SequenceId(Field):
+class _SequenceId(fields.Field):
     def parse(self, name: str, value: Any) -> int | str:
         is_number = type(value) is int and 0 <= value < 1 << 64
         if not is_number and not (type(value) is str and len(value) <= MAX_NAME):
@@ -74,20 +63,20 @@ class _SequenceId(Field):
         number_or_name: int | str = value
         return number_or_name
 
-    def schema(self) -> Schema:
-        return {"anyOf": [Integer(0, (1 << 64) - 1).schema(), _ID.schema()]}
+    def schema(self) -> fields.Schema:
+        return {"anyOf": [fields.Integer(0, (1 << 64) - 1).schema(), _ID.schema()]}
 
 
-_ID = Text(MAX_NAME)
-_PARAMETERS: dict[str, Field] = {
+_ID = fields.Text(MAX_NAME)
+_PARAMETERS: dict[str, fields.Field] = {
     "quantiles": _Levels(),
-    "timeout": Integer(0, (1 << 53) - 1, " of microseconds", "microseconds; 0 is none"),
+    "timeout": fields.Integer(0, (1 << 53) - 1, " of microseconds", "microseconds; 0 is none"),
     "sequence_id": _SequenceId(),
-    "sequence_start": Flag(),
-    "sequence_end": Flag(),
-    "binary_data_output": Flag(),
+    "sequence_start": fields.Flag(),
+    "sequence_end": fields.Flag(),
+    "binary_data_output": fields.Flag(),
 }
-_OUTPUT_PARAMETERS = Object({"binary_data": Flag()})
+_OUTPUT_PARAMETERS = fields.Object({"binary_data": fields.Flag()})
 
 
 @dataclass(frozen=True)
@@ -148,29 +137,17 @@ def _datatype(model: WindowForecaster) -> str:
     return next(name for name, dtype in FLOATS.items() if dtype == model.dtype)
 
 
-def request_schema(inputs: Iterable[TensorSpec]) -> Schema:
+def request_schema(inputs: Iterable[TensorSpec]) -> fields.Schema:
     """Returns the JSON schema of a request with these inputs."""
-    output = {
-        "type": "object",
-        "properties": {
-            "name": {"enum": list(_OUTPUTS)},
-            "parameters": or_null(_OUTPUT_PARAMETERS.schema()),
-        },
-        "required": ["name"],
-        "additionalProperties": False,
-    }
+    names, parameters = {"enum": list(_OUTPUTS)}, fields.or_null(_OUTPUT_PARAMETERS.schema())
+    output = fields.object_schema({"name": names, "parameters": parameters}, "name")
     properties = {
-        "id": or_null(_ID.schema()),
-        "parameters": or_null(object_schema(_PARAMETERS)),
+        "id": fields.or_null(_ID.schema()),
+        "parameters": fields.or_null(fields.fields_schema(_PARAMETERS)),
         "inputs": {"type": "array", "items": {"anyOf": [spec.schema() for spec in inputs]}},
-        "outputs": or_null({"type": "array", "items": output}),
+        "outputs": fields.or_null({"type": "array", "items": output}),
     }
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["inputs"],
-        "additionalProperties": False,
-    }
+    return fields.object_schema(properties, "inputs")
 
 
 def parse_request(
@@ -188,8 +165,8 @@ def parse_request(
         ApiError: 400, says what came and what was expected.
     """
     request, binary = split_body(body, header_length)
-    check_names(request, ("id", "parameters", "inputs", "outputs"))
-    values = parse_fields(parameters_of(request, "the request"), _PARAMETERS, "parameter")
+    fields.check_names(request, ("id", "parameters", "inputs", "outputs"))
+    values = fields.parse_fields(parameters_of(request, "the request"), _PARAMETERS, "parameter")
     step = _step(values)
     inputs = read_inputs(request.get("inputs"), binary, specs)
     past = _joined(model.past, "past", inputs)
@@ -294,7 +271,7 @@ def _outputs(listed: Any, levels: tuple[float, ...], *, is_binary: bool) -> dict
         raise _bad(f"outputs is {value_name(listed)}, expected a list of objects with a name")
     outputs: dict[str, bool] = {}
     for output in listed:
-        check_names(output, ("name", "parameters"), "field of outputs")
+        fields.check_names(output, ("name", "parameters"), "field of outputs")
         name = output.get("name")
         if name not in _OUTPUTS:
             raise _bad(
@@ -306,8 +283,8 @@ def _outputs(listed: Any, levels: tuple[float, ...], *, is_binary: bool) -> dict
             raise _bad(f"output '{name}' is asked for twice; once will do")
         what = f"output '{name}'"
         parameters = parameters_of(output, what)
-        check_names(parameters, _OUTPUT_PARAMETERS.fields, f"parameter of {what}")
-        outputs[name] = Flag().parse("binary_data", parameters.get("binary_data", is_binary))
+        fields.check_names(parameters, _OUTPUT_PARAMETERS.fields, f"parameter of {what}")
+        outputs[name] = fields.Flag().parse("binary_data", parameters.get("binary_data", is_binary))
     return outputs
 
 

@@ -65,7 +65,6 @@ class SequenceStore:
         self._sequences: OrderedDict[tuple[bytes, str | int], _Sequence] = OrderedDict()
 
     def __len__(self) -> int:
-        """Sequences stored."""
         self._forget_idle()
         return len(self._sequences)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
 from fastlstm.serve.http.errors import ApiError, shown, value_name
-from fastlstm.serve.http.fields import Schema, check_names, or_null, whole_number
+from fastlstm.serve.http.fields import Schema, check_names, object_schema, or_null, whole_number
 from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, unique_keys
 
 _MAX_SIZE = (1 << 31) - 1
@@ -58,19 +58,16 @@ class TensorSpec:
         sizes = [SIZE if size == -1 else {"const": size} for size in self.shape]
         shape = {"prefixItems": sizes, "items": False, "minItems": len(sizes)}
         data = {"anyOf": [or_null(element) if self.may_miss else element, {"type": "array"}]}
-        return {
-            "type": "object",
-            "description": f"last axis: {', '.join(self.columns)}; data may be nested like shape",
-            "properties": {
-                "name": {"const": self.name},
-                "shape": {"type": "array", **shape},
-                "datatype": {"const": self.datatype},
-                "parameters": or_null({"type": "object", "additionalProperties": False}),
-                "data": {"type": "array", "items": data},
-            },
-            "required": ["name", "shape", "datatype", "data"],
-            "additionalProperties": False,
+        properties = {
+            "name": {"const": self.name},
+            "shape": {"type": "array", **shape},
+            "datatype": {"const": self.datatype},
+            "parameters": or_null(object_schema({})),
+            "data": {"type": "array", "items": data},
         }
+        schema = object_schema(properties, "name", "shape", "datatype", "data")
+        about = f"last axis: {', '.join(self.columns)}; data may be nested like shape"
+        return {**schema, "description": about}
 
 
 def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:

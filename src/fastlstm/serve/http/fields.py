@@ -13,49 +13,25 @@ Schema = dict[str, Any]
 Fields = Mapping[str, "Field"]
 
 
-def bad_field(name: str, message: str) -> ApiError:
-    """Returns the error of a wrong field."""
-    return ApiError(400, message, name)
-
-
 class Field:
     """One field of a request.
 
-    Attributes:
-        description: for the OpenAPI document; may be empty.
+    `parse` returns a value, checked, or raises ApiError 400, which names the field, what came and
+    what was expected. `schema` returns the JSON schema of what `parse` takes.
     """
 
     description: str = ""
 
     def parse(self, name: str, value: Any) -> Any:
-        """Returns the checked value.
-
-        Raises:
-            ApiError: 400, names the field, what came and what was expected.
-        """
         raise NotImplementedError
 
     def schema(self) -> Schema:
-        """Returns the JSON schema of a value that `parse` takes."""
         raise NotImplementedError
-
-    def described(self, *, is_nullable: bool = True) -> Schema:
-        """Returns the schema with the description; null stands for a field left out."""
-        schema = self.schema()
-        if is_nullable:
-            schema = or_null(*schema.get("anyOf", [schema]))
-        return {**schema, "description": self.description} if self.description else schema
 
 
 @dataclass(frozen=True)
 class Integer(Field):
-    """A whole number; 3.0 is one, too.
-
-    Attributes:
-        low: least value.
-        high: largest value.
-        unit: for the error.
-    """
+    """A whole number, such as 3 or 3.0, from `low` to `high`; the error names the unit."""
 
     low: int
     high: int
@@ -63,7 +39,6 @@ class Integer(Field):
     description: str = ""
 
     def parse(self, name: str, value: Any) -> int:
-        """Returns the number."""
         number = whole_number(value)
         if number is None or not self.low <= number <= self.high:
             raise bad_field(
@@ -74,65 +49,48 @@ class Integer(Field):
         return number
 
     def schema(self) -> Schema:
-        """Returns the JSON schema."""
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
 
 @dataclass(frozen=True)
 class Number(Field):
-    """A number.
-
-    Attributes:
-        low: least value.
-        high: largest value.
-        expected: the bounds in words, for the error; by default both.
-    """
+    """A number from `low` to `high`; `bounds` says so in other words."""
 
     low: float
     high: float
-    expected: str = ""
+    bounds: str = ""
 
     def parse(self, name: str, value: Any) -> float:
-        """Returns the number."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not self.low <= value <= self.high:  # never so of NaN
-            expected = self.expected or f"{self.low:g} to {self.high:g}"
-            raise bad_field(name, f"{name} is {value_name(value)}, expected a number, {expected}")
+            bounds = self.bounds or f"{self.low:g} to {self.high:g}"
+            raise bad_field(name, f"{name} is {value_name(value)}, expected a number, {bounds}")
         return float(value)
 
     def schema(self) -> Schema:
-        """Returns the JSON schema."""
         return {"type": "number", "minimum": self.low, "maximum": self.high}
 
 
-@dataclass(frozen=True)
 class Flag(Field):
     """True or false."""
 
     def parse(self, name: str, value: Any) -> bool:
-        """Returns the flag."""
         if not isinstance(value, bool):
             raise bad_field(name, f"{name} is {value_name(value)}, expected true or false")
         return value
 
     def schema(self) -> Schema:
-        """Returns the JSON schema."""
         return {"type": "boolean"}
 
 
 @dataclass(frozen=True)
 class Text(Field):
-    """A string that is valid Unicode.
-
-    Attributes:
-        max_length: in characters.
-    """
+    """A string of valid Unicode, at most `max_length` characters long."""
 
     max_length: int
     description: str = ""
 
     def parse(self, name: str, value: Any) -> str:
-        """Returns the string."""
         if not isinstance(value, str):
             raise bad_field(name, f"{name} is {value_name(value)}, expected a string")
         if len(value) > self.max_length:
@@ -142,53 +100,50 @@ class Text(Field):
         return valid_text(name, value)
 
     def schema(self) -> Schema:
-        """Returns the JSON schema."""
         return {"type": "string", "maxLength": self.max_length}
 
 
 @dataclass(frozen=True)
 class Object(Field):
-    """An object of known fields.
-
-    Attributes:
-        fields: by name; null is no value of theirs.
-    """
+    """An object of known fields, each of which may be left out but not null."""
 
     fields: Fields
     description: str = ""
 
     def parse(self, name: str, value: Any) -> dict[str, Any]:
-        """Returns the values of the fields that are there."""
         if not isinstance(value, dict):
             raise bad_field(name, f"{name} is {value_name(value)}, expected an object")
         check_names(value, self.fields, of=name)
-        return {key: self.fields[key].parse(key, found) for key, found in value.items()}
+        return {key: self.fields[key].parse(key, item) for key, item in value.items()}
 
     def schema(self) -> Schema:
-        """Returns the JSON schema."""
-        return object_schema(self.fields, is_nullable=False)
+        return object_schema({key: field.schema() for key, field in self.fields.items()})
 
 
 def parse_fields(values: Mapping[str, Any], fields: Fields, kind: str = "field") -> dict[str, Any]:
-    """Returns the values that are given, checked; null counts as not given.
+    """Returns the given values, checked; null counts as not given.
 
     Raises:
         ApiError: 400, an unknown name or a wrong value.
     """
     check_names(values, fields, kind)
-    return {
-        name: fields[name].parse(name, value) for name, value in values.items() if value is not None
-    }
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: fields[name].parse(name, value) for name, value in given.items()}
 
 
-def object_schema(
-    fields: Fields, *, required: tuple[str, ...] = (), is_nullable: bool = True
-) -> Schema:
-    """Returns the JSON schema of an object of these fields and no others."""
-    properties = {
-        name: field.described(is_nullable=is_nullable and name not in required)
-        for name, field in fields.items()
-    }
+def fields_schema(fields: Fields) -> Schema:
+    """Returns the JSON schema of what `parse_fields` takes."""
+    properties = {}
+    for name, field in fields.items():
+        schema = field.schema()
+        properties[name] = or_null(*schema.get("anyOf", [schema]))
+        if field.description:
+            properties[name]["description"] = field.description
+    return object_schema(properties)
+
+
+def object_schema(properties: Schema, *required: str) -> Schema:
+    """Returns the JSON schema of an object with no other properties."""
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": list(required)} if required else schema
 
@@ -201,11 +156,7 @@ def or_null(*schemas: Schema) -> Schema:
 def check_names(
     names: Iterable[str], known: Iterable[str], kind: str = "field", of: str = ""
 ) -> None:
-    """Refuses unknown names: what they ask for would be left out silently.
-
-    Raises:
-        ApiError: 400, names the nearest.
-    """
+    """Raises ApiError 400 for an unknown name, which would otherwise be ignored silently."""
     known = tuple(known)
     for name in names:
         if name not in known:
@@ -222,11 +173,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def valid_text(name: str, text: str) -> str:
-    """Returns a text.
-
-    Raises:
-        ApiError: 400, it has half a surrogate pair.
-    """
+    """Returns a field's text; raises ApiError 400 if it has half a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -234,3 +181,8 @@ def valid_text(name: str, text: str) -> str:
             name, f"{name} has half a surrogate pair at character {error.start}; send whole ones"
         ) from None
     return text
+
+
+def bad_field(name: str, message: str) -> ApiError:
+    """Returns the error of a wrong field."""
+    return ApiError(400, message, name)

@@ -1,4 +1,4 @@
-"""Sending to a client that may be slow, or take nothing at all."""
+"""Sending to a client that may be slow or stalled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastlstm.serve.service import Service
 
 _SLICE = 1 << 16
-"""Bytes that are handed to the connection at a time."""
+"""Bytes handed to the connection at a time."""
 
 
 class Sender:
@@ -68,7 +68,6 @@ class Sender:
     async def start(
         self, kind: bytes, length: int | None = None, *more: tuple[bytes, bytes]
     ) -> None:
-        """Sends status 200 and the headers."""
         headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
@@ -79,10 +78,9 @@ class Sender:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def body(self, *parts: bytes | bytearray, is_last: bool = False) -> None:
-        """Sends what the parts are together; returns when the connection has room for more.
+        """Sends parts, slice by slice; returns when the connection has room for more.
 
-        It goes out slice by slice, between which others are served: what waits in the connection
-        does not grow with what there is to send.
+        Other requests are served between slices, and the connection's buffer stays small.
         """
         now_s = time.monotonic()
         if self._last_s:
@@ -99,7 +97,7 @@ class Sender:
                 await asyncio.sleep(0)
 
     def cut(self) -> None:
-        """Ends the connection; what the client has not taken is lost."""
+        """Ends the connection of a stalled client; what it has not read is lost."""
         self._record.failure = "stalled"
         self._on_left()
         if self._connection is not None:
@@ -107,26 +105,26 @@ class Sender:
 
 
 def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
-    """Yields what the parts are together, bit by bit, and whether it is the end."""
+    """Yields the joined parts slice by slice, each with whether it is the last."""
     if sum(map(len, parts)) <= _SLICE:
         yield b"".join(parts), True
         return
-    found = bytearray()
+    data = bytearray()
     for part in parts:
         view = memoryview(part)
         for first in range(0, len(view), _SLICE):
-            if len(found) >= _SLICE:
-                yield bytes(found), False
-                found.clear()
-            found += view[first : first + _SLICE]
-    yield bytes(found), True
+            if len(data) >= _SLICE:
+                yield bytes(data), False
+                data.clear()
+            data += view[first : first + _SLICE]
+    yield bytes(data), True
 
 
 class Stalls:
-    """Cuts off the clients that take nothing.
+    """Cuts off stalled clients.
 
     Args:
-        limit_s: how long a client may leave a piece untaken.
+        limit_s: seconds after which a slice must have been taken.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -134,7 +132,6 @@ class Stalls:
         self.senders: set[Sender] = set()
 
     async def watch(self) -> None:
-        """Looks from time to time, for ever."""
         while True:
             await asyncio.sleep(min(1.0, self._limit_s / 4))
             before_s = time.monotonic() - self._limit_s

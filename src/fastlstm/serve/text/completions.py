@@ -35,7 +35,6 @@ class Completions:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         service, record = self._service, scope["state"]["record"]
         engine = service.text_engine
         channel = Channel(scope["state"]["tenant"])
@@ -88,7 +87,6 @@ class _Answer:
         }
 
     async def whole(self) -> None:
-        """Sends one body at the end."""
         wholes = [WholeChoice(choice) for choice in self._choices]
         while self._num_open:
             for chunk in await self._channel.get():
@@ -101,7 +99,6 @@ class _Answer:
         await self._sender.body(*parts, is_last=True)
 
     async def stream(self) -> None:
-        """Sends events as text is written."""
         events = EventStream(self._head, self._request.reports_usage, self._usage)
         is_started = False
         while self._num_open:

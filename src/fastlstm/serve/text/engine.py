@@ -88,7 +88,6 @@ class Channel(Reservation):
         return list(chunks.values())
 
     def leave(self) -> None:
-        """The client has left."""
         super().leave()
         self._wake()
 
@@ -111,7 +110,6 @@ class TextEngine:
     Attributes:
         name: what clients call the model.
         created: when it was loaded, in seconds since 1970.
-        model: as given.
         scheduler: runs the generations.
         admission: its places.
         seal: signs and opens states.
@@ -169,13 +167,11 @@ class TextEngine:
             self._progress_s = time.monotonic()
 
     def update_gauges(self) -> None:
-        """Updates the gauges."""
         active = self.scheduler.num_active
         self._metrics.active.set(active)
         self._metrics.waiting.set(max(0, self.admission.num_held - active))
 
     def stop(self) -> None:
-        """Ends every text with an error."""
         self.scheduler.stop()
         self._reader.stop()
         self._writer.stop()
@@ -245,7 +241,6 @@ class TextEngine:
         return count
 
     def release_scores(self, count: int, tenant: bytes) -> None:
-        """Gives back what `reserve_scores` returned."""
         self._scored.release(tenant, count)
 
     def _generations(self, request: CompletionRequest, channel: Channel) -> list[GenerationRequest]:

@@ -34,7 +34,6 @@ class State(NamedTuple):
     held: bytes
 
     def blob(self, seal: Seal) -> str:
-        """Returns the signed blob."""
         return base64.b64encode(seal.close(*self)).decode("ascii")
 
     @classmethod
@@ -109,7 +108,6 @@ class GenerationRequest:
 
     @property
     def indices(self) -> range:
-        """Its choices in the response."""
         return range(self.index, self.index + len(self.samplings))
 
 
@@ -140,7 +138,6 @@ class OutputChunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the text has ended."""
         return self.finish is not None or self.error is not None
 
 
@@ -264,7 +261,6 @@ class ActiveSequence:
         return OutputChunk(self.index, text, num_tokens, finish, state=state)
 
     def failed(self, why: str) -> OutputChunk:
-        """Returns the last chunk of a text that cannot be written to its end."""
         return OutputChunk(self.index, error=why)
 
     def _take_by_token(self) -> OutputChunk | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastlstm.serve.http.fields import object_schema, or_null
+from fastlstm.serve.http.fields import fields_schema, or_null
 from fastlstm.serve.http.openapi import (
     TEXT,
     document_of,
@@ -46,7 +46,7 @@ def _completions(engine: TextEngine) -> Schema:
     answer = {**json_of(ref("Completion")), "text/event-stream": {"schema": event}}
     return {
         "summary": "continues a prompt",
-        "requestBody": {"required": True, "content": json_of(object_schema(engine.fields))},
+        "requestBody": {"required": True, "content": json_of(fields_schema(engine.fields))},
         "responses": responses(answer, 400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503),
     }
 

@@ -36,7 +36,6 @@ class Prefix(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole prompt is cached."""
         return self.state is not None and self.key is None
 
 

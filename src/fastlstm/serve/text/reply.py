@@ -40,7 +40,6 @@ class Logprobs:
         self._lists = {name: bytearray() for name in _FIELDS}
 
     def empty(self) -> Logprobs:
-        """Returns an empty object for the same vocabulary."""
         return Logprobs(self._pieces, self._num_top)
 
     def add(self, scores: Sequence[ScoredToken], base: int) -> None:
@@ -120,7 +119,6 @@ class Prompt:
             self.add([ScoredToken(-1, None, [], 0)])
 
     def add(self, scores: Sequence[ScoredToken]) -> None:
-        """Appends the scores of the next tokens."""
         named = []
         # No tokens are left for what stands for an empty prompt.
         for scored, token in zip(scores, self._tokens, strict=False):
@@ -175,7 +173,6 @@ class Choice:
         ]
 
     def session(self, chunk: OutputChunk) -> str | None:
-        """Returns the blob of the state, in the last chunk where requested."""
         return None if chunk.state is None else chunk.state.blob(self.seal)
 
     def new_scores(self) -> Logprobs | None:
@@ -202,7 +199,6 @@ class Usage:
     completion_tokens: int = 0
 
     def json(self) -> bytes:
-        """Returns OpenAI's usage object."""
         total = self.prompt_tokens + self.completion_tokens
         return _dumps({**vars(self), "total_tokens": total})
 
@@ -238,7 +234,6 @@ class EventStream:
         return [self._head, *parts, tail]
 
     def end(self) -> bytes:
-        """Returns what follows the last chunk."""
         return (self._head + self._usage_tail() if self._reports_usage else b"") + DONE
 
     def _usage_tail(self) -> bytes:
@@ -258,7 +253,6 @@ class WholeChoice:
         self._session: str | None = None
 
     def add(self, chunk: OutputChunk) -> None:
-        """Appends a chunk."""
         prompt = self._choice.prompt
         prompt.add(chunk.prompt_scores)
         self._text += _text_json(chunk.text)
@@ -267,7 +261,6 @@ class WholeChoice:
         self._finish, self._session = chunk.finish, self._choice.session(chunk)
 
     def parts(self) -> Parts:
-        """Returns OpenAI's choice object in parts."""
         choice = self._choice
         return choice.parts(choice.prompt, self._text, self._scores, self._finish, self._session)
 

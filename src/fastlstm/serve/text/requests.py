@@ -8,21 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import CorruptFileError, PromptError, in_words
+from fastlstm.serve.http import fields
 from fastlstm.serve.http.errors import ApiError, shown, value_name
-from fastlstm.serve.http.fields import (
-    Field,
-    Fields,
-    Flag,
-    Integer,
-    Number,
-    Object,
-    Schema,
-    Text,
-    bad_field,
-    parse_fields,
-    valid_text,
-    whole_number,
-)
 from fastlstm.system.storage import parse_json
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
@@ -73,11 +60,10 @@ class CompletionRequest:
 
     @property
     def num_choices(self) -> int:
-        """Texts to write."""
         return len(self.prompts) * self.n
 
 
-def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str, Field]:
+def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str, fields.Field]:
     """Returns the fields of a completion request.
 
     Args:
@@ -90,54 +76,57 @@ def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str,
         "model": _Model(model),
         "suffix": _Suffix(),
         "prompt": _Prompts(vocab_size),
-        "session": Text(MAX_SESSION_CHARS, "what `return_session` gave"),
-        "return_session": Flag(),
-        "max_tokens": Integer(0, min(max_tokens, _MAX_INTEGER)),
-        "n": Integer(1, MAX_CHOICES),
-        "best_of": Integer(1, MAX_CHOICES, description="equals n"),
+        "session": fields.Text(MAX_SESSION_CHARS, "what `return_session` gave"),
+        "return_session": fields.Flag(),
+        "max_tokens": fields.Integer(0, min(max_tokens, _MAX_INTEGER)),
+        "n": fields.Integer(1, MAX_CHOICES),
+        "best_of": fields.Integer(1, MAX_CHOICES, description="equals n"),
         "stop": _Stop(),
-        "seed": Integer(-(_SEEDS >> 1), _SEEDS - 1),
-        "temperature": Number(0, 2),
-        "top_p": Number(SMALLEST, 1, f"{above_zero} 1"),
-        "min_p": Number(0, 1),
-        "top_k": Integer(-1, (1 << 31) - 1),
-        "repetition_penalty": Number(SMALLEST, 100, f"{above_zero} 100"),
-        "presence_penalty": Number(-2, 2),
-        "frequency_penalty": Number(-2, 2),
+        "seed": fields.Integer(-(_SEEDS >> 1), _SEEDS - 1),
+        "temperature": fields.Number(0, 2),
+        "top_p": fields.Number(SMALLEST, 1, f"{above_zero} 1"),
+        "min_p": fields.Number(0, 1),
+        "top_k": fields.Integer(-1, (1 << 31) - 1),
+        "repetition_penalty": fields.Number(SMALLEST, 100, f"{above_zero} 100"),
+        "presence_penalty": fields.Number(-2, 2),
+        "frequency_penalty": fields.Number(-2, 2),
         "logit_bias": _LogitBias(vocab_size, f"tokens 0 to {vocab_size - 1}"),
-        "logprobs": Integer(0, MAX_LOGPROBS),
-        "echo": Flag(),
-        "stream": Flag(),
-        "stream_options": Object(
-            {"include_usage": Flag(), "continuous_usage_stats": Flag()}, "with `stream` only"
+        "logprobs": fields.Integer(0, MAX_LOGPROBS),
+        "echo": fields.Flag(),
+        "stream": fields.Flag(),
+        "stream_options": fields.Object(
+            {"include_usage": fields.Flag(), "continuous_usage_stats": fields.Flag()},
+            "with `stream` only",
         ),
-        "user": Text(1000),
+        "user": fields.Text(1000),
     }
 
 
 def parse_completion(
-    body: bytes, fields: Fields, defaults: Mapping[str, Any] | None = None
+    body: bytes, known: fields.Fields, defaults: Mapping[str, Any] | None = None
 ) -> CompletionRequest:
     """Parses and checks a request body; null counts as not given.
 
     Args:
         body: JSON.
-        fields: of `completion_fields`.
+        known: fields of `completion_fields`.
         defaults: the run's sampling settings.
 
     Raises:
         ApiError: names the field, what came and what was expected.
     """
-    values = parse_fields(_parse_json(body), fields)
+    values = fields.parse_fields(_parse_json(body), known)
     n, stream = values.get("n", 1), values.get("stream", False)
     if values.get("best_of", n) != n:
-        raise bad_field("best_of", f"best_of differs from n ({n}); leave it out and choose among n")
+        raise fields.bad_field(
+            "best_of", f"best_of differs from n ({n}); leave it out and choose among n"
+        )
     options = values.get("stream_options", {})
     if options and not stream:
-        raise bad_field(
+        raise fields.bad_field(
             "stream_options", "stream_options goes with stream: true only; leave it out"
         )
-    limit: Any = fields["max_tokens"]
+    limit: Any = known["max_tokens"]
     reports_usage = "last" if options.get("include_usage") else ""
     plain = ("n", "stream", "logprobs", "echo", "session", "return_session")
     request = CompletionRequest(
@@ -148,7 +137,7 @@ def parse_completion(
         **{name: values[name] for name in plain if name in values},
     )
     if request.return_session and request.max_tokens == 0 and request.logprobs is not None:
-        raise bad_field(
+        raise fields.bad_field(
             "return_session", "return_session and logprobs need max_tokens of at least 1"
         )
     return request
@@ -179,12 +168,12 @@ def _sampling(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samplin
 
 
 @dataclass(frozen=True)
-class _Model(Field):
+class _Model(fields.Field):
     name: str
 
     def parse(self, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise bad_field(name, f"model is {value_name(value)}, expected '{self.name}'")
+            raise fields.bad_field(name, f"model is {value_name(value)}, expected '{self.name}'")
         if value != self.name:
             raise ApiError(
                 404,
@@ -194,50 +183,50 @@ class _Model(Field):
             )
         return value
 
-    def schema(self) -> Schema:
+    def schema(self) -> fields.Schema:
         return {"const": self.name}
 
 
-class _Suffix(Field):
+class _Suffix(fields.Field):
     def parse(self, name: str, value: Any) -> str:
         if value != "":
-            raise bad_field(
+            raise fields.bad_field(
                 name, "suffix is not supported: an LSTM writes forwards only; leave it out"
             )
         return ""
 
-    def schema(self) -> Schema:
+    def schema(self) -> fields.Schema:
         return {"const": ""}
 
 
 @dataclass(frozen=True)
-class _Prompts(Field):
+class _Prompts(fields.Field):
     vocab_size: int
 
     def parse(self, name: str, value: Any) -> list[Prompt]:
         if isinstance(value, str):
-            return [valid_text(name, value)]
+            return [fields.valid_text(name, value)]
         if not isinstance(value, list) or not value:
-            raise bad_field(
+            raise fields.bad_field(
                 name, f"prompt is {value_name(value)}, expected a string or a list of them"
             )
         if not isinstance(value[0], str | list):
             return [self._tokens(value)]
         if len(value) > MAX_PROMPTS:
-            raise bad_field(
+            raise fields.bad_field(
                 name, f"prompt has {len(value)} entries, expected at most {MAX_PROMPTS}"
             )
         if any(type(prompt) is not type(value[0]) for prompt in value):
-            raise bad_field(name, "prompt mixes strings and lists of tokens; send one kind")
+            raise fields.bad_field(name, "prompt mixes strings and lists of tokens; send one kind")
         if isinstance(value[0], str):
-            return [valid_text(name, prompt) for prompt in value]
+            return [fields.valid_text(name, prompt) for prompt in value]
         return [self._tokens(prompt) for prompt in value]
 
     def _tokens(self, value: list[Any]) -> list[int]:
         tokens: list[int] = []
-        for token in map(whole_number, value):
+        for token in map(fields.whole_number, value):
             if token is None or not 0 <= token < self.vocab_size:
-                raise bad_field(
+                raise fields.bad_field(
                     "prompt",
                     f"prompt has {value_name(value[len(tokens)])} among its tokens, expected whole"
                     f" numbers, 0 to {self.vocab_size - 1}",
@@ -245,7 +234,7 @@ class _Prompts(Field):
             tokens.append(token)
         return tokens
 
-    def schema(self) -> Schema:
+    def schema(self) -> fields.Schema:
         token = {"type": "integer", "minimum": 0, "maximum": self.vocab_size - 1}
         tokens, some = {"type": "array", "items": token}, {"minItems": 1, "maxItems": MAX_PROMPTS}
         return {
@@ -258,35 +247,35 @@ class _Prompts(Field):
         }
 
 
-class _Stop(Field):
+class _Stop(fields.Field):
     def parse(self, name: str, value: Any) -> tuple[str, ...]:
         stops = [value] if isinstance(value, str) else value
         if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-            raise bad_field(
+            raise fields.bad_field(
                 name, f"stop is {value_name(value)}, expected at most {MAX_STOPS} strings"
             )
         for stop in stops:
             if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
-                raise bad_field(
+                raise fields.bad_field(
                     name,
                     f"stop has {value_name(stop)}, expected strings of 1 to {MAX_STOP_CHARS}"
                     " characters",
                 )
-        return tuple(valid_text(name, stop) for stop in stops)
+        return tuple(fields.valid_text(name, stop) for stop in stops)
 
-    def schema(self) -> Schema:
+    def schema(self) -> fields.Schema:
         stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
         return {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}]}
 
 
 @dataclass(frozen=True)
-class _LogitBias(Field):
+class _LogitBias(fields.Field):
     vocab_size: int
     description: str
 
     def parse(self, name: str, value: Any) -> dict[int, float] | None:
         if not isinstance(value, dict) or len(value) > MAX_BIASES:
-            raise bad_field(
+            raise fields.bad_field(
                 name,
                 f"logit_bias is {value_name(value)}, expected an object of at most {MAX_BIASES}"
                 " tokens",
@@ -296,7 +285,7 @@ class _LogitBias(Field):
             is_number = key.isascii() and key.isdecimal() and len(key) < 12
             token = int(key) if is_number else self.vocab_size
             if token >= self.vocab_size or str(token) != key:  # "01" would be a second name
-                raise bad_field(
+                raise fields.bad_field(
                     name,
                     f"logit_bias names token '{shown(key)}', expected \"0\" to"
                     f' "{self.vocab_size - 1}", without leading zeros',
@@ -304,7 +293,7 @@ class _LogitBias(Field):
             biases[token] = _BIAS.parse(name, bias)
         return biases or None
 
-    def schema(self) -> Schema:
+    def schema(self) -> fields.Schema:
         return {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,11}$"},
@@ -313,4 +302,4 @@ class _LogitBias(Field):
         }
 
 
-_BIAS = Number(-100, 100)
+_BIAS = fields.Number(-100, 100)

@@ -57,7 +57,6 @@ class StepSizer:
         self._num_sequences = 1
 
     def num_tokens(self, num_sequences: int) -> int:
-        """Returns the tokens per sequence of the next step."""
         aim_s = min(LONGEST_S, SHORTEST_S + PER_SEQUENCE_S * num_sequences)
         # Sequences share the reading of the weights: time grows more slowly than their number.
         token_s = self._token_s * max(1.0, num_sequences / self._num_sequences)
@@ -105,7 +104,6 @@ class Scheduler:
 
     Attributes:
         admission: its places.
-        prefix_cache: as given.
     """
 
     def __init__(
@@ -140,7 +138,6 @@ class Scheduler:
 
     @property
     def num_active(self) -> int:
-        """Slots taken."""
         return self._slots.num_taken
 
     @property
