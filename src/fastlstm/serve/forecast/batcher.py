@@ -21,7 +21,7 @@ from fastlstm.serve.admission import Admission
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.windows import Forecasts, WindowForecaster
+    from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
     from fastlstm.serve.forecast.engine import PendingForecast
 
 Floats = NDArray[np.floating]

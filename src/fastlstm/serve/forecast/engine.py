@@ -21,7 +21,7 @@ from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import Worker
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.windows import Forecasts, WindowForecaster
+    from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 
