@@ -189,13 +189,13 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
 
 
 @pytest.fixture
-def shared(writer: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
+def shared(lm: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
     """Four slots and twelve more places that keys share, and the chunks so far."""
     chunks: list[Any] = []
-    decoder = FaultyDecoder(writer.decoder)
+    decoder = FaultyDecoder(lm.decoder)
     scheduler = Scheduler(
         decoder,  # type: ignore[arg-type]
-        writer.tokenizer,
+        lm.tokenizer,
         max_streams=4,
         max_queue=12,
         threads=1,

@@ -367,13 +367,13 @@ def test_choices_share_a_prompt_and_each_repeats_it(
         assert len(found[2]["logprobs"]["tokens"]) == 703
 
 
-def grow(found: list[dict[str, Any]], piece: dict[str, Any]) -> None:
-    whole = found[piece["index"]]
-    whole["text"] += piece["text"]
-    if piece["logprobs"] is None or whole["logprobs"] is None:
-        whole["logprobs"] = piece["logprobs"]
+def grow(found: list[dict[str, Any]], chunk: dict[str, Any]) -> None:
+    whole = found[chunk["index"]]
+    whole["text"] += chunk["text"]
+    if chunk["logprobs"] is None or whole["logprobs"] is None:
+        whole["logprobs"] = chunk["logprobs"]
         return
-    for name, values in piece["logprobs"].items():
+    for name, values in chunk["logprobs"].items():
         if values is not None:
             whole["logprobs"][name] += values
 

@@ -28,7 +28,7 @@ from fastlstm.serve.log import LogHandler
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
-from fastlstm.text.loading import TextModel, load_decoder
+from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +70,7 @@ class Runner:
 
     def __init__(
         self,
-        load: Callable[[], TextModel | WindowForecaster],
+        load: Callable[[], InferenceModel | WindowForecaster],
         settings: Settings,
         keys: Sequence[str] = (),
         session_key: bytes | None = None,
@@ -148,7 +148,7 @@ class Runner:
         shown = f"[{host}]" if ":" in host else host
         self._say(f"serving {model.name} at http://{shown}:{port}/ ({described})")
 
-    async def _loaded(self) -> TextModel | WindowForecaster | None:
+    async def _loaded(self) -> InferenceModel | WindowForecaster | None:
         """Returns the model; None if a signal came first."""
         loader = Worker("fastlstm-loader")
         loading, ending = loader.call(self._load), asyncio.create_task(self._ending.wait())
@@ -161,11 +161,11 @@ class Runner:
             loading.cancel()
             loader.stop()
 
-    def _start(self, model: TextModel | WindowForecaster) -> str:
+    def _start(self, model: InferenceModel | WindowForecaster) -> str:
         """Starts the engine; returns its description."""
         settings, service, is_shared = self._settings, self.service, self.service.keys.are_several
         cores = hardware.default_threads()
-        if not isinstance(model, TextModel):
+        if not isinstance(model, InferenceModel):
             threads = settings.threads or max(1, cores // 2)  # of two cores the clients have one
             service.loaded = ForecastEngine(
                 model, settings, service.metrics, threads, is_shared=is_shared
@@ -257,7 +257,7 @@ def serve(
     asyncio.run(run())
 
 
-def _load(path: str, settings: Settings) -> TextModel | WindowForecaster:
+def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     if holds_forecaster(path):
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 

@@ -249,7 +249,7 @@ def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
 
 
 def test_a_connection_that_is_answered_is_not_closed_for_another(
-    serve: Any, writer: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, lm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 3)
     monkeypatch.setattr(listener, "_WAITED_S", 0.2)

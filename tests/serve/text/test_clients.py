@@ -62,14 +62,14 @@ def status_of(server: Running, data: bytes) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half", "before the first piece"])
+@pytest.mark.parametrize("how", ["close", "reset", "half", "before the first chunk"])
 def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
     server = serve()
     held = server.scheduler
     for _ in range(20):
         client = connect(server)
         client.sendall(request({**ENDLESS, "n": 3}))
-        if how != "before the first piece":
+        if how != "before the first chunk":
             client.recv(100)
         if how == "half":
             client.shutdown(socket.SHUT_WR)
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
         client.close()
     wait_for(lambda: held.admission.num_held == 0 and held.num_active == 0)
     wait_for(lambda: server.metric("disconnects_total") == 20)
-    assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.writer, "a", 20, seed=3)
+    assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
 
 def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
@@ -101,7 +101,7 @@ def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
             while b"usage" not in data:
                 data += client.recv(1 << 20)
         body = json.loads(data.partition(b"\r\n\r\n")[2])
-        assert body["choices"][0]["text"] == solo(server.writer, "a", length, seed=k)
+        assert body["choices"][0]["text"] == solo(server.model, "a", length, seed=k)
         assert body["usage"]["completion_tokens"] == length
 
 
@@ -136,7 +136,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any
     deadline_s = time.monotonic() + 20
     while server.scheduler.admission.num_held and time.monotonic() < deadline_s:
         text = server.text(prompt="a", max_tokens=50, seed=1)
-        assert text == solo(server.writer, "a", 50, seed=1)
+        assert text == solo(server.model, "a", 50, seed=1)
     assert server.scheduler.admission.num_held == 0
     assert server.metric("stalls_total") == 10
     for client in slow:
@@ -160,7 +160,7 @@ def test_a_slow_reader_that_reads_is_not_cut_and_loses_nothing(serve: Any) -> No
             parts.append(client.recv(1 << 20))
     events = [json.loads(part) for part in split_events(b"".join(parts))]
     text = "".join(event["choices"][0]["text"] for event in events)
-    assert text == solo(server.writer, "a", length, seed=8)
+    assert text == solo(server.model, "a", length, seed=8)
 
 
 def split_events(data: bytes) -> list[bytes]:
@@ -394,9 +394,9 @@ def test_random_requests_are_never_a_500(server: Running) -> None:
         assert answer.status_code == 400
 
 
-def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, writer: Any) -> None:
-    decoder = FaultyDecoder(writer.decoder)
-    server = serve(model=replace(writer, decoder=decoder), watchdog=2.0)
+def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, lm: Any) -> None:
+    decoder = FaultyDecoder(lm.decoder)
+    server = serve(model=replace(lm, decoder=decoder), watchdog=2.0)
     live = httpx.Client(base_url=server.url)
     with connect(server) as client:
         client.sendall(request({"prompt": "a " * 100_000, "max_tokens": 1}))
@@ -413,9 +413,9 @@ def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, writer:
     live.close()
 
 
-def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, writer: Any) -> None:
-    decoder = FaultyDecoder(writer.decoder)
-    server = serve(model=replace(writer, decoder=decoder))
+def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, lm: Any) -> None:
+    decoder = FaultyDecoder(lm.decoder)
+    server = serve(model=replace(lm, decoder=decoder))
     with server.client.stream("POST", "/v1/completions", json=ENDLESS) as answer:
         lines = answer.iter_lines()
         assert "choices" in next(lines)
@@ -427,4 +427,4 @@ def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, writer: Any)
     refused = server.post(prompt="a", max_tokens=10)
     assert refused.status_code == 500
     assert "planted" not in refused.text
-    assert server.text(prompt="a", max_tokens=9, seed=1) == solo(writer, "a", 9, seed=1)
+    assert server.text(prompt="a", max_tokens=9, seed=1) == solo(lm, "a", 9, seed=1)

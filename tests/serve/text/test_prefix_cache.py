@@ -55,7 +55,7 @@ def test_none_is_kept_where_none_may_be() -> None:
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_prompt_is_read_once(serve: Any, n: int) -> None:
     server: Running = serve()
-    wanted = [solo(server.writer, LONG, 30, seed=5 + k) for k in range(n)]
+    wanted = [solo(server.model, LONG, 30, seed=5 + k) for k in range(n)]
     for _ in range(3):
         choices = server.post(prompt=LONG, max_tokens=30, seed=5, n=n).json()["choices"]
         assert [choice["text"] for choice in choices] == wanted
@@ -67,19 +67,17 @@ def test_what_follows_a_known_beginning_is_read(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)
     more = LONG + "then a dog"
-    assert server.text(prompt=more, max_tokens=30, seed=2) == solo(server.writer, more, 30, seed=2)
+    assert server.text(prompt=more, max_tokens=30, seed=2) == solo(server.model, more, 30, seed=2)
     assert server.metric("tokens_read_total") == len(more)
     other = "a" + LONG[1:]
-    assert server.text(prompt=other, max_tokens=9, seed=2) == solo(server.writer, other, 9, seed=2)
+    assert server.text(prompt=other, max_tokens=9, seed=2) == solo(server.model, other, 9, seed=2)
 
 
 def test_settings_and_stops_are_the_second_requests_own(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=5, temperature=0, repetition_penalty=1.3)
     asked = {"seed": 3, "repetition_penalty": 2.0, "frequency_penalty": 0.5, "top_k": 7}
-    assert server.text(prompt=LONG, max_tokens=40, **asked) == solo(
-        server.writer, LONG, 40, **asked
-    )
+    assert server.text(prompt=LONG, max_tokens=40, **asked) == solo(server.model, LONG, 40, **asked)
 
 
 def test_who_read_a_prompt_first_makes_no_difference(serve: Any) -> None:
@@ -102,7 +100,7 @@ def test_what_needs_every_token_reads_every_token(serve: Any) -> None:
     first = server.post(prompt="x", max_tokens=0, return_session=True).json()
     session = first["choices"][0]["session"]
     got = server.text(prompt=LONG, max_tokens=20, seed=1, session=session)
-    assert got == solo(server.writer, "x" + LONG, 20, seed=1)
+    assert got == solo(server.model, "x" + LONG, 20, seed=1)
     assert server.metric("tokens_known_total") == 0
 
 

@@ -22,10 +22,10 @@ from fastlstm.serve.text.scheduler import (
     StepResult,
     StepSizer,
 )
-from fastlstm.text.loading import TextModel
+from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
-from running_server import FaultyDecoder, make_writer, solo, spoil
+from running_server import FaultyDecoder, make_lm, solo, spoil
 
 
 class Sink(Reservation):
@@ -46,12 +46,12 @@ class Sink(Reservation):
 
 
 @pytest.fixture
-def decoder(writer: TextModel) -> FaultyDecoder:
-    return FaultyDecoder(writer.decoder)
+def decoder(lm: InferenceModel) -> FaultyDecoder:
+    return FaultyDecoder(lm.decoder)
 
 
 @pytest.fixture
-def make(writer: TextModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
+def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
     made: list[Scheduler] = []
 
     def spread(step: StepResult) -> None:
@@ -61,7 +61,7 @@ def make(writer: TextModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Sc
     def build(max_streams: int = 8, max_queue: int = 8) -> Scheduler:
         scheduler = Scheduler(
             decoder,  # type: ignore[arg-type]
-            writer.tokenizer,
+            lm.tokenizer,
             max_streams=max_streams,
             max_queue=max_queue,
             threads=1,
@@ -78,18 +78,18 @@ def make(writer: TextModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Sc
 
 
 def generation(
-    writer: TextModel, prompt: str = "a", max_tokens: int = 20, n: int = 1, **sampling: Any
+    lm: InferenceModel, prompt: str = "a", max_tokens: int = 20, n: int = 1, **sampling: Any
 ) -> GenerationRequest:
     seed = sampling.pop("seed", 0)
     samplings = tuple(Sampling(seed=seed + k, **sampling) for k in range(n))
     return GenerationRequest(
         channel=Sink(),  # type: ignore[arg-type]
         index=0,
-        prompt=writer.tokenizer.encode(prompt).tolist(),
+        prompt=lm.tokenizer.encode(prompt).tolist(),
         start=[0],
         state=None,
         samplings=samplings,
-        stops=token_stops(writer.tokenizer, samplings[0].stops),
+        stops=token_stops(lm.tokenizer, samplings[0].stops),
         max_tokens=max_tokens,
     )
 
@@ -109,7 +109,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 
 
 def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
-    make: Any, writer: TextModel
+    make: Any, lm: InferenceModel
 ) -> None:
     scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
@@ -120,19 +120,18 @@ def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
         n = 2 if seed % 7 == 0 else 1
         limit = rng.randint(0, 400)
         asked.append((prompt, limit, n, {"seed": seed, "stop": stop}))
-    sinks = [start(scheduler, generation(writer, p, limit, n, **s)) for p, limit, n, s in asked]
+    sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
     for (prompt, limit, n, sampling), sink in zip(asked, sinks, strict=True):
         wanted = [
-            solo(writer, prompt, limit, **{**sampling, "seed": sampling["seed"] + k})
-            for k in range(n)
+            solo(lm, prompt, limit, **{**sampling, "seed": sampling["seed"] + k}) for k in range(n)
         ]
         assert sink.texts(n) == wanted
     wait_for(lambda: scheduler.admission.num_held == 0 and scheduler.num_active == 0)
 
 
-def test_places_are_bounded_and_come_back(make: Any, writer: TextModel) -> None:
+def test_places_are_bounded_and_come_back(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=2, max_queue=1)
-    sinks = [start(scheduler, generation(writer, max_tokens=10**9)) for _ in range(3)]
+    sinks = [start(scheduler, generation(lm, max_tokens=10**9)) for _ in range(3)]
     with pytest.raises(Overloaded):
         scheduler.admission.reserve(Sink())
     with pytest.raises(ApiError, match="at most 2 at a time"):
@@ -157,11 +156,11 @@ def test_a_reservation_that_was_released_takes_no_more_places(make: Any) -> None
     assert scheduler.admission.num_held == 0
 
 
-def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, writer: TextModel) -> None:
+def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=4, max_queue=20)
-    first = start(scheduler, generation(writer, max_tokens=10**9))
-    many = start(scheduler, generation(writer, n=4))
-    last = start(scheduler, generation(writer))
+    first = start(scheduler, generation(lm, max_tokens=10**9))
+    many = start(scheduler, generation(lm, n=4))
+    last = start(scheduler, generation(lm))
     time.sleep(0.05)
     assert many.chunks.empty()
     assert last.chunks.empty()
@@ -171,22 +170,22 @@ def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, writer: TextMod
 
 
 def test_a_text_whose_state_is_nan_harms_no_other(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     scheduler = make()
     decoder.spoils = 2
-    sinks = [start(scheduler, generation(writer, max_tokens=2000, seed=k)) for k in range(8)]
+    sinks = [start(scheduler, generation(lm, max_tokens=2000, seed=k)) for k in range(8)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
         if k == 2:
             assert text.endswith("not affected>")
         else:
-            assert text == solo(writer, "a", 2000, seed=k)
-    assert start(scheduler, generation(writer, seed=2)).texts() == [solo(writer, "a", 20, seed=2)]
+            assert text == solo(lm, "a", 2000, seed=k)
+    assert start(scheduler, generation(lm, seed=2)).texts() == [solo(lm, "a", 20, seed=2)]
 
 
 def test_an_exception_for_one_text_ends_that_one(
-    make: Any, writer: TextModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fastlstm.serve.text.generation import ActiveSequence
 
@@ -199,18 +198,18 @@ def test_an_exception_for_one_text_ends_that_one(
 
     monkeypatch.setattr(ActiveSequence, "take", failing)
     scheduler = make()
-    sinks = [start(scheduler, generation(writer, max_tokens=500, seed=k)) for k in range(6)]
+    sinks = [start(scheduler, generation(lm, max_tokens=500, seed=k)) for k in range(6)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
-        assert ("failed" in text) if k == 3 else (text == solo(writer, "a", 500, seed=k))
+        assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
 def test_a_text_that_makes_every_call_fail_ends_alone(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.breaks = 3
     scheduler = make()
-    sinks = [start(scheduler, generation(writer, max_tokens=20_000, seed=k)) for k in range(8)]
+    sinks = [start(scheduler, generation(lm, max_tokens=20_000, seed=k)) for k in range(8)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
         if k == 3:
@@ -218,12 +217,12 @@ def test_a_text_that_makes_every_call_fail_ends_alone(
                 "<writing this text failed; other requests are not affected, send it again>"
             )
         else:
-            assert text == solo(writer, "a", 20_000, seed=k)
+            assert text == solo(lm, "a", 20_000, seed=k)
     wait_for(lambda: scheduler.admission.num_held == 0)
 
 
 def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
-    make: Any, writer: TextModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, num_failed = decoder.run, 0
 
@@ -241,17 +240,17 @@ def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
     penalised = {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1}
     asked = [{"seed": k, **(penalised if k % 2 else {}), "stop": ("q",)} for k in range(6)]
     decoder.freezes.set()  # so that all are in the second call
-    sinks = [start(scheduler, generation(writer, "ab" * 900, 3000, **s)) for s in asked]
-    shared = start(scheduler, generation(writer, "ab" * 900, 30, n=2))
+    sinks = [start(scheduler, generation(lm, "ab" * 900, 3000, **s)) for s in asked]
+    shared = start(scheduler, generation(lm, "ab" * 900, 30, n=2))
     decoder.freezes.clear()
     for sampling, sink in zip(asked, sinks, strict=True):
-        assert sink.texts() == [solo(writer, "ab" * 900, 3000, **sampling)]
-    assert shared.texts(2) == [solo(writer, "ab" * 900, 30, seed=k) for k in range(2)]
+        assert sink.texts() == [solo(lm, "ab" * 900, 3000, **sampling)]
+    assert shared.texts(2) == [solo(lm, "ab" * 900, 30, seed=k) for k in range(2)]
     assert num_failed > 0
 
 
 def test_a_text_that_cannot_be_kept_before_a_call_ends_alone(
-    make: Any, writer: TextModel, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = ActiveSequence.prepare
 
@@ -262,48 +261,48 @@ def test_a_text_that_cannot_be_kept_before_a_call_ends_alone(
 
     monkeypatch.setattr(ActiveSequence, "prepare", failing)
     scheduler = make()
-    sinks = [start(scheduler, generation(writer, max_tokens=500, seed=k)) for k in range(5)]
+    sinks = [start(scheduler, generation(lm, max_tokens=500, seed=k)) for k in range(5)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
-        assert ("failed" in text) if k == 3 else (text == solo(writer, "a", 500, seed=k))
+        assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
 def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.fails.set()
-    sink = start(make(), generation(writer))
+    sink = start(make(), generation(lm))
     assert "writing this text failed" in sink.texts()[0]
 
 
 def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.spoils = 0
     scheduler = make()
-    many = start(scheduler, generation(writer, "ab" * 500, n=3))
+    many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("not finite" in text for text in many.texts(3))
     wait_for(lambda: scheduler.admission.num_held == 0)
 
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
 def test_texts_that_cannot_be_begun_leave_their_slots(
-    make: Any, writer: TextModel, monkeypatch: pytest.MonkeyPatch, function: str
+    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def failing(*_: Any) -> list[ActiveSequence]:
         raise RuntimeError("planted")
 
     scheduler = make(max_streams=3)
     monkeypatch.setattr(scheduler_module, function, failing)
-    many = start(scheduler, generation(writer, "ab" * 500, n=3))
+    many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("writing this text failed" in text for text in many.texts(3))
     wait_for(lambda: (scheduler.admission.num_held, scheduler.num_active) == (0, 0))
     monkeypatch.undo()
-    assert start(scheduler, generation(writer, n=3)).texts(3)
+    assert start(scheduler, generation(lm, n=3)).texts(3)
 
 
 def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
-    make: Any, writer: TextModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = make(max_streams=4)
     run, is_broken = decoder.run, False
@@ -314,8 +313,8 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
         run(streams, steps, threads)
 
     monkeypatch.setattr(decoder, "run", failing)
-    sinks = [start(scheduler, generation(writer, max_tokens=10**9, seed=k)) for k in range(4)]
-    waiting = start(scheduler, generation(writer, seed=9))
+    sinks = [start(scheduler, generation(lm, max_tokens=10**9, seed=k)) for k in range(4)]
+    waiting = start(scheduler, generation(lm, seed=9))
     wait_for(lambda: all(not sink.chunks.empty() for sink in sinks))
     is_broken = True
     for sink in sinks:
@@ -324,18 +323,18 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
         )
     is_broken = False
     assert waiting.texts()[0]  # its text, or that the engine failed under it, too
-    assert start(scheduler, generation(writer, seed=9)).texts() == [solo(writer, "a", 20, seed=9)]
+    assert start(scheduler, generation(lm, seed=9)).texts() == [solo(lm, "a", 20, seed=9)]
     wait_for(lambda: scheduler.admission.num_held == 0)
 
 
-def test_a_congested_client_waits_and_the_others_do_not(make: Any, writer: TextModel) -> None:
+def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: InferenceModel) -> None:
     scheduler = make()
-    slow = start(scheduler, generation(writer, max_tokens=20_000, seed=1))
+    slow = start(scheduler, generation(lm, max_tokens=20_000, seed=1))
     slow.is_congested = True
     time.sleep(0.05)
     while not slow.chunks.empty():
         slow.chunks.get()
-    other = start(scheduler, generation(writer, max_tokens=100, seed=2))
+    other = start(scheduler, generation(lm, max_tokens=100, seed=2))
     other.texts()
     assert not scheduler.has_work
     assert slow.chunks.empty()
@@ -344,11 +343,11 @@ def test_a_congested_client_waits_and_the_others_do_not(make: Any, writer: TextM
     assert slow.chunks.get(timeout=1).text
 
 
-def test_closing_refuses_and_stopping_ends(make: Any, writer: TextModel) -> None:
+def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=1)
-    running = start(scheduler, generation(writer, max_tokens=10**9))
-    waiting = start(scheduler, generation(writer))
-    reserved = generation(writer)
+    running = start(scheduler, generation(lm, max_tokens=10**9))
+    waiting = start(scheduler, generation(lm))
+    reserved = generation(lm)
     scheduler.admission.reserve(reserved.channel)
     scheduler.admission.close()
     with pytest.raises(Unavailable):
@@ -362,7 +361,7 @@ def test_closing_refuses_and_stopping_ends(make: Any, writer: TextModel) -> None
     assert scheduler.admission.num_held == 0
 
 
-def test_churn_keeps_the_books(make: Any, writer: TextModel) -> None:
+def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
     """Random joins, cancels, ends and failures: what is held is what is there."""
     scheduler = make(max_streams=16, max_queue=32)
     rng = random.Random(0)
@@ -372,7 +371,7 @@ def test_churn_keeps_the_books(make: Any, writer: TextModel) -> None:
     while time.monotonic() < end_s:
         if rng.random() < 0.6:
             n = rng.choice((1, 1, 1, 3))
-            request = generation(writer, max_tokens=rng.randint(0, 3000), n=n)
+            request = generation(lm, max_tokens=rng.randint(0, 3000), n=n)
             try:
                 scheduler.admission.reserve(request.channel, n)
             except Overloaded:
@@ -391,15 +390,15 @@ def test_churn_keeps_the_books(make: Any, writer: TextModel) -> None:
     for sink in held:
         scheduler.release(sink)
     wait_for(lambda: scheduler.admission.num_held == 0 and scheduler.num_active == 0)
-    assert start(scheduler, generation(writer)).texts() == [solo(writer, "a", 20, seed=0)]
+    assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
 def test_stops_longer_than_the_engine_knows_end_at_their_token(make: Any) -> None:
-    writer = make_writer()
-    whole = solo(writer, "a", 600, seed=4)
+    lm = make_lm()
+    whole = solo(lm, "a", 600, seed=4)
     stop = whole[100:180]
     scheduler = make()
-    asked = generation(writer, max_tokens=600, seed=4, stop=(stop,))
+    asked = generation(lm, max_tokens=600, seed=4, stop=(stop,))
     assert list(asked.stops) == []
     assert start(scheduler, asked).texts() == [whole[: whole.index(stop)]]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
     from fastlstm.serve.text.generation import OutputChunk
-    from fastlstm.text.loading import TextModel
+    from fastlstm.text.loading import InferenceModel
 
 Result = TypeVar("Result")
 
@@ -118,7 +118,7 @@ class TextEngine:
 
     def __init__(
         self,
-        model: TextModel,
+        model: InferenceModel,
         settings: Settings,
         metrics: Metrics,
         session_key: bytes,
