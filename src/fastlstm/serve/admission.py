@@ -81,10 +81,8 @@ class Places:
 class Reservation:
     """One request: the places it holds, and whether its client still waits for the answer.
 
-    Args:
-        tenant: the API key's digest.
-
     Attributes:
+        tenant: the API key's digest.
         num_places: places held; guarded by `Admission.changed`.
         has_left: the client has left, or was cut off.
         is_cancelled: the result is no longer wanted.

@@ -22,11 +22,7 @@ _CLOSE_S = 1.0
 
 
 class Log:
-    """Writes lines on a thread of its own, which starts with the first one.
-
-    Args:
-        dropped: counts lines that were not written.
-    """
+    """Writes lines on a thread of its own; counts those `dropped`."""
 
     def __init__(self, dropped: Counter) -> None:
         self._dropped = dropped

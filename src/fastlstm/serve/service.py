@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 class Service:
     """A server's state.
 
-    Args:
-        settings: its limits.
-        keys: its API keys.
-
     Attributes:
         bodies: receives them.
         metrics: counts.
@@ -48,11 +44,7 @@ class Service:
 
     @property
     def engine(self) -> TextEngine | ForecastEngine:
-        """The engine.
-
-        Raises:
-            Unavailable: the model is not loaded yet, or the server is closing.
-        """
+        """The engine; raises Unavailable while the model is loaded or the server closes."""
         if self.is_draining:
             raise Unavailable(ENDING)
         if self.loaded is None:
@@ -61,11 +53,7 @@ class Service:
 
     @property
     def text_engine(self) -> TextEngine:
-        """The engine of a language model.
-
-        Raises:
-            ApiError: as `engine`; 404, it is a forecaster.
-        """
+        """The engine of a language model; raises ApiError 404 for a forecaster."""
         engine = self.engine
         if isinstance(engine, TextEngine):
             return engine
@@ -79,11 +67,7 @@ class Service:
 
     @property
     def forecast_engine(self) -> ForecastEngine:
-        """The engine of a forecaster.
-
-        Raises:
-            ApiError: as `engine`; 404, it is a language model.
-        """
+        """The engine of a forecaster; raises ApiError 404 for a language model."""
         engine = self.engine
         if isinstance(engine, ForecastEngine):
             return engine

@@ -33,14 +33,7 @@ _FEW_NUMBERS = 1 << 10
 
 
 class PendingForecast(Reservation):
-    """An inference request under way: its places, and the forecast to come.
-
-    Args:
-        tenant: the API key's digest.
-
-    Attributes:
-        result: the forecasts of its windows.
-    """
+    """An inference request under way: its places, and the forecasts to come (`result`)."""
 
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)

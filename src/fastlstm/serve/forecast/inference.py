@@ -90,11 +90,7 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
 
 
 class Infer:
-    """Answers inference requests, an ASGI application.
-
-    Args:
-        service: the server.
-    """
+    """Answers inference requests, an ASGI application."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -41,10 +41,9 @@ class _Levels(fields.Field):
             type(level) in (int, float) and _LOWEST_LEVEL <= level <= _HIGHEST_LEVEL
             for level in levels
         ):
-            raise _bad(
-                f"{name} is {short(value)}, expected a list of 1 to {_MAX_LEVELS} numbers from"
-                f" {_LOWEST_LEVEL} to {_HIGHEST_LEVEL}"
-            )
+            bounds = f"{_LOWEST_LEVEL} to {_HIGHEST_LEVEL}"
+            expected = f"a list of 1 to {_MAX_LEVELS} numbers from {bounds}"
+            raise _bad(f"{name} is {short(value)}, expected {expected}")
         return tuple(map(float, levels))
 
     def schema(self) -> fields.Schema:
@@ -56,10 +55,8 @@ class _SequenceId(fields.Field):
     def parse(self, name: str, value: Any) -> int | str:
         is_number = type(value) is int and 0 <= value < 1 << 64
         if not is_number and not (type(value) is str and len(value) <= MAX_NAME):
-            raise _bad(
-                f"{name} is {value_name(value)}, expected a whole number below 2^64 or a string of"
-                f" at most {MAX_NAME} characters"
-            )
+            expected = f"a whole number below 2^64 or a string of at most {MAX_NAME} characters"
+            raise fields.unexpected(name, value, expected)
         number_or_name: int | str = value
         return number_or_name
 
@@ -76,7 +73,6 @@ _PARAMETERS: dict[str, fields.Field] = {
     "sequence_end": fields.Flag(),
     "binary_data_output": fields.Flag(),
 }
-_OUTPUT_PARAMETERS = fields.Object({"binary_data": fields.Flag()})
 
 
 @dataclass(frozen=True)
@@ -139,13 +135,14 @@ def _datatype(model: WindowForecaster) -> str:
 
 def request_schema(inputs: Iterable[TensorSpec]) -> fields.Schema:
     """Returns the JSON schema of a request with these inputs."""
-    names, parameters = {"enum": list(_OUTPUTS)}, fields.or_null(_OUTPUT_PARAMETERS.schema())
-    output = fields.object_schema({"name": names, "parameters": parameters}, "name")
+    parameters = fields.object_schema({"binary_data": fields.Flag().schema()})
+    output = {"name": {"enum": list(_OUTPUTS)}, "parameters": fields.or_null(parameters)}
+    outputs = {"type": "array", "items": fields.object_schema(output, "name")}
     properties = {
         "id": fields.or_null(_ID.schema()),
         "parameters": fields.or_null(fields.fields_schema(_PARAMETERS)),
         "inputs": {"type": "array", "items": {"anyOf": [spec.schema() for spec in inputs]}},
-        "outputs": fields.or_null({"type": "array", "items": output}),
+        "outputs": fields.or_null(outputs),
     }
     return fields.object_schema(properties, "inputs")
 
@@ -153,13 +150,7 @@ def request_schema(inputs: Iterable[TensorSpec]) -> fields.Schema:
 def parse_request(
     body: bytes, header_length: int | None, model: WindowForecaster, specs: Mapping[str, TensorSpec]
 ) -> InferRequest:
-    """Parses and checks a request; null counts as not given.
-
-    Args:
-        body: as it came.
-        header_length: bytes of JSON in it; None for all.
-        model: the forecaster.
-        specs: of its inputs.
+    """Parses and checks a request, with `header_length` bytes of JSON; null counts as not given.
 
     Raises:
         ApiError: 400, says what came and what was expected.
@@ -181,10 +172,8 @@ def parse_request(
         raise _bad(f"the input 'static' is missing: {', '.join(model.static.names)}")
     for name, tensor in (("future", future), ("static", statics)):
         if tensor is not None and len(tensor) != len(past):
-            raise _bad(
-                f"'{name}' has {counted(len(tensor), 'window')}, 'past' has {len(past)}; send as"
-                " many"
-            )
+            windows = counted(len(tensor), "window")
+            raise _bad(f"'{name}' has {windows}, 'past' has {len(past)}; send as many")
     levels, request_id = values.get("quantiles", ()), request.get("id")
     is_binary = values.get("binary_data_output", False)
     return InferRequest(
@@ -268,22 +257,19 @@ def _outputs(listed: Any, levels: tuple[float, ...], *, is_binary: bool) -> dict
     if listed is None or listed == []:
         return dict.fromkeys(_OUTPUTS if levels else _OUTPUTS[:1], is_binary)
     if not isinstance(listed, list) or not all(isinstance(output, dict) for output in listed):
-        raise _bad(f"outputs is {value_name(listed)}, expected a list of objects with a name")
+        raise fields.unexpected("outputs", listed, "a list of objects with a name")
     outputs: dict[str, bool] = {}
     for output in listed:
         fields.check_names(output, ("name", "parameters"), "field of outputs")
         name = output.get("name")
         if name not in _OUTPUTS:
-            raise _bad(
-                f"there is no output {value_name(name)}; this model has {', '.join(_OUTPUTS)}"
-            )
+            known = ", ".join(_OUTPUTS)
+            raise _bad(f"there is no output {value_name(name)}; this model has {known}")
         if name == "quantiles" and not levels:
             raise _bad("the output 'quantiles' needs the parameter quantiles, such as [0.1, 0.9]")
         if name in outputs:
             raise _bad(f"output '{name}' is asked for twice; once will do")
-        what = f"output '{name}'"
-        parameters = parameters_of(output, what)
-        fields.check_names(parameters, _OUTPUT_PARAMETERS.fields, f"parameter of {what}")
+        parameters = parameters_of(output, f"output '{name}'", "binary_data")
         outputs[name] = fields.Flag().parse("binary_data", parameters.get("binary_data", is_binary))
     return outputs
 

@@ -52,6 +52,10 @@ class TensorSpec:
         tensor = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
         return {**tensor, "parameters": {"columns": list(self.columns)}} if self.columns else tensor
 
+    def wrong(self, what: str) -> ApiError:
+        """Returns the error of a wrong input."""
+        return _bad(f"input '{self.name}' {what}")
+
     def schema(self) -> Schema:
         """Returns the JSON schema of such an input."""
         element: Schema = {"type": "string" if self.datatype == "BYTES" else "number"}
@@ -136,26 +140,23 @@ def read_inputs(
     for tensor in listed:
         spec = _spec_of(tensor, specs)
         if spec.name in tensors:
-            raise _bad(f"input '{spec.name}' comes twice; send it once")
+            raise spec.wrong("comes twice; send it once")
         shape = _shape(tensor.get("shape"), spec)
-        size = binary_size(tensor, spec.name)
+        size = _binary_size(tensor, spec)
         if size is None:
             flat = _flat(tensor.get("data"), shape, spec)
             tensors[spec.name] = _array(flat, spec).reshape(shape)
             continue
         if "data" in tensor:
-            raise _bad(f"input '{spec.name}' has data and binary_data_size; send one of them")
+            raise spec.wrong("has data and binary_data_size; send one of them")
         if size > len(binary):
-            raise _bad(
-                f"input '{spec.name}' has binary_data_size {size}, only"
-                f" {counted(len(binary), 'byte')} left of the body"
-            )
+            left = counted(len(binary), "byte")
+            raise spec.wrong(f"has binary_data_size {size}, only {left} left of the body")
         tensors[spec.name] = _from_binary(binary[:size], shape, spec)
         binary = binary[size:]
     if len(binary):
-        raise _bad(
-            f"behind the last tensor: {counted(len(binary), 'byte')}; send what its shape says"
-        )
+        left = counted(len(binary), "byte")
+        raise _bad(f"behind the last tensor: {left}; send what its shape says")
     for spec in specs.values():
         if spec.name in tensors:
             _check_values(tensors[spec.name], spec)
@@ -166,33 +167,29 @@ def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> Tens
     name = tensor.get("name")
     if not isinstance(name, str) or name not in specs:
         hint = nearest_hint(name[:64], specs) if isinstance(name, str) else ""
-        raise _bad(
-            f"there is no input {value_name(name)}{hint}; this model takes {', '.join(specs)}"
-        )
+        known = ", ".join(specs)
+        raise _bad(f"there is no input {value_name(name)}{hint}; this model takes {known}")
     check_names(tensor, _TENSOR_FIELDS, of=f"input '{name}'")
-    if tensor.get("datatype") != specs[name].datatype:
-        raise _bad(
-            f"input '{name}' has datatype {value_name(tensor.get('datatype'))}, expected"
-            f" '{specs[name].datatype}'"
-        )
-    return specs[name]
+    spec, datatype = specs[name], tensor.get("datatype")
+    if datatype != spec.datatype:
+        raise spec.wrong(f"has datatype {value_name(datatype)}, expected '{spec.datatype}'")
+    return spec
 
 
 def _shape(value: Any, spec: TensorSpec) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [None]
     sizes = [size for size in map(whole_number, listed) if size is not None]
     if len(sizes) < len(listed) or any(not 0 <= size <= _MAX_SIZE for size in sizes):
-        raise _bad(
-            f"input '{spec.name}' has shape {short(value)}, expected a list of whole numbers, 0 to"
-            f" {_MAX_SIZE}"
+        raise spec.wrong(
+            f"has shape {short(value)}, expected a list of whole numbers, 0 to {_MAX_SIZE}"
         )
     fits = len(sizes) == len(spec.shape) and all(
         wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
     )
     if not fits:
-        raise _bad(
-            f"input '{spec.name}' has shape {short(sizes)}, expected {list(spec.shape)}, the last"
-            f" axis being {_short_list(spec.columns)}"
+        raise spec.wrong(
+            f"has shape {short(sizes)}, expected {list(spec.shape)}, the last axis being"
+            f" {shown(', '.join(spec.columns))}"
         )
     return tuple(sizes)
 
@@ -200,7 +197,7 @@ def _shape(value: Any, spec: TensorSpec) -> tuple[int, ...]:
 def _flat(data: Any, shape: tuple[int, ...], spec: TensorSpec) -> list[Any]:
     """Returns the elements, row by row, of flat or nested lists."""
     if not isinstance(data, list):
-        raise _bad(f"input '{spec.name}' has {value_name(data)} as data, expected a list")
+        raise spec.wrong(f"has {value_name(data)} as data, expected a list")
     flat = data
     if data and isinstance(data[0], list):
         flat = [data]
@@ -213,10 +210,8 @@ def _flat(data: Any, shape: tuple[int, ...], spec: TensorSpec) -> list[Any]:
                     )
             flat = list(chain.from_iterable(flat))
     if len(flat) != math.prod(shape):
-        raise _bad(
-            f"input '{spec.name}' has {len(flat)} elements, its shape {list(shape)} says"
-            f" {math.prod(shape)}"
-        )
+        expected = f"its shape {list(shape)} says {math.prod(shape)}"
+        raise spec.wrong(f"has {len(flat)} elements, {expected}")
     return flat
 
 
@@ -224,16 +219,14 @@ def _array(flat: list[Any], spec: TensorSpec) -> NDArray[Any]:
     good = _NUMBERS if spec.datatype in FLOATS else _NAMES
     if not good.issuperset(map(type, flat)):
         wrong = next(number for number, value in enumerate(flat) if type(value) not in good)
-        raise _bad(
-            f"input '{spec.name}' has {value_name(flat[wrong])} as element {wrong}, expected"
-            f" {'numbers' if spec.datatype in FLOATS else 'strings'}"
-        )
+        expected = "numbers" if spec.datatype in FLOATS else "strings"
+        raise spec.wrong(f"has {value_name(flat[wrong])} as element {wrong}, expected {expected}")
     if spec.datatype not in FLOATS:
         return np.array(flat, dtype=object)
     try:
         wide = np.array(flat, dtype=np.float64)  # null becomes NaN
     except OverflowError:
-        raise _bad(f"input '{spec.name}' has a number beyond the range of float32") from None
+        raise spec.wrong("has a number beyond the range of float32") from None
     with np.errstate(over="ignore"):
         return wide.astype(FLOATS[spec.datatype])
 
@@ -243,10 +236,8 @@ def _from_binary(data: memoryview, shape: tuple[int, ...], spec: TensorSpec) -> 
     if spec.datatype in FLOATS:
         dtype = FLOATS[spec.datatype]
         if len(data) != dtype.itemsize * count:
-            raise _bad(
-                f"input '{spec.name}' has {counted(len(data), 'byte')}, its shape {list(shape)} of"
-                f" {spec.datatype} says {dtype.itemsize * count}"
-            )
+            expected = f"its shape {list(shape)} of {spec.datatype} says {dtype.itemsize * count}"
+            raise spec.wrong(f"has {counted(len(data), 'byte')}, {expected}")
         return np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
     names: list[str] = []
     while len(data) >= 4:
@@ -259,10 +250,8 @@ def _from_binary(data: memoryview, shape: tuple[int, ...], spec: TensorSpec) -> 
             raise _bad(f"element {len(names)} of input '{spec.name}' is not UTF-8") from None
         data = data[end:]
     if len(data) or len(names) != count:
-        raise _bad(
-            f"input '{spec.name}' holds {counted(len(names), 'whole element')} and"
-            f" {counted(len(data), 'more byte')}, its shape {list(shape)} says {count}"
-        )
+        sent = f"{counted(len(names), 'whole element')} and {counted(len(data), 'more byte')}"
+        raise spec.wrong(f"holds {sent}, its shape {list(shape)} says {count}")
     return np.array(names, dtype=object).reshape(shape)
 
 
@@ -272,35 +261,35 @@ def _check_values(values: NDArray[Any], spec: TensorSpec) -> None:
             missing, infinite = np.isnan(values), np.isinf(values.astype(np.float32, copy=False))
         if infinite.any():
             place = np.argwhere(infinite)[0].tolist()
-            raise _bad(
-                f"input '{spec.name}' is infinite, or beyond the range of float32, at {place}"
-            )
+            raise spec.wrong(f"is infinite, or beyond the range of float32, at {place}")
     else:
         missing = values == np.array(None)
     if missing.any() and not spec.may_miss:
-        raise _bad(
-            f"input '{spec.name}' has a missing value (null or NaN) at"
-            f" {np.argwhere(missing)[0].tolist()}, none was missing when the model was trained;"
-            " fill it"
+        place = np.argwhere(missing)[0].tolist()
+        raise spec.wrong(
+            f"has a missing value (null or NaN) at {place}, none was missing when the model was"
+            " trained; fill it"
         )
 
 
-def binary_size(tensor: Mapping[str, Any], name: str) -> int | None:
-    """Returns the `binary_data_size` of an input, None where it comes as JSON."""
-    what = f"input '{name}'"
-    parameters = parameters_of(tensor, what)
-    check_names(parameters, ("binary_data_size",), f"parameter of {what}")
+def _binary_size(tensor: Mapping[str, Any], spec: TensorSpec) -> int | None:
+    """Returns the `binary_data_size` of an input; None if it is JSON."""
+    parameters = parameters_of(tensor, f"input '{spec.name}'", "binary_data_size")
     size = parameters.get("binary_data_size")
     if size is not None and (type(size) is not int or size < 0):
-        raise _bad(f"binary_data_size of '{name}' is {value_name(size)}, expected a whole number")
+        raise _bad(
+            f"binary_data_size of '{spec.name}' is {value_name(size)}, expected a whole number"
+        )
     return size
 
 
-def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Returns the `parameters` of a request or tensor."""
+def parameters_of(value: Mapping[str, Any], what: str, *known: str) -> dict[str, Any]:
+    """Returns the `parameters` of a request or tensor, only known ones if any are named."""
     parameters = value.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise _bad(f"parameters of {what} is {value_name(parameters)}, expected an object")
+    if parameters and known:
+        check_names(parameters, known, f"parameter of {what}")
     return parameters or {}
 
 
@@ -308,10 +297,9 @@ class Answer(NamedTuple):
     """The body of an answer.
 
     Attributes:
-        parts: of the body, made one by one as they are asked for.
-        length: of the body; None where there is more than one part and none is binary: its length
-            is known when it was written.
-        json_length: of the JSON where binary data follows, else None.
+        parts: of the body, encoded one by one.
+        length: of the body; None while it is not known, of several parts of JSON.
+        json_length: of the JSON if binary data follows, else None.
     """
 
     parts: Iterator[bytes]
@@ -322,13 +310,7 @@ class Answer(NamedTuple):
 def encode_answer(
     head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
 ) -> Answer:
-    """Returns the body of an answer.
-
-    Args:
-        head: the object without its outputs.
-        outputs: by name, in their order.
-        binary: which of them are binary.
-    """
+    """Returns the body of an answer: `head` and the outputs, those named in `binary` as bytes."""
     parts = _json_parts(head, outputs, binary)
     tail = [
         values.astype(FLOATS[_datatype(values)]).tobytes()
@@ -378,10 +360,6 @@ def _too_deep() -> ApiError:
 def short(value: Any) -> str:
     """Returns a value as an error shows it, a short list by its elements."""
     return shown(str(value)) if isinstance(value, list) and len(value) < 9 else value_name(value)
-
-
-def _short_list(names: tuple[str, ...]) -> str:
-    return shown(", ".join(names))
 
 
 def _bad(message: str) -> ApiError:

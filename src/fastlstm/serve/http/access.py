@@ -76,13 +76,7 @@ class Record:
 
 
 class Access:
-    """Answers errors, counts and logs requests.
-
-    Args:
-        app: the application behind it.
-        metrics: counts.
-        log: receives a line per request; None writes none.
-    """
+    """Answers errors, counts requests, and logs them unless `log` is None."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, log: Log | None) -> None:
         self._app, self._metrics, self._log = app, metrics, log

@@ -21,12 +21,7 @@ _PARTS_PER_TURN = 4
 
 
 class Bodies:
-    """Receives bodies, of long ones only a few parts per turn of the event loop.
-
-    Args:
-        max_bytes: of a body.
-        timeout_s: within which it must arrive.
-    """
+    """Receives bodies, of long ones only a few parts per turn of the event loop."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s

@@ -41,11 +41,8 @@ class Integer(Field):
     def parse(self, name: str, value: Any) -> int:
         number = whole_number(value)
         if number is None or not self.low <= number <= self.high:
-            raise bad_field(
-                name,
-                f"{name} is {value_name(value)}, expected a whole number{self.unit}, {self.low} to"
-                f" {self.high}",
-            )
+            expected = f"a whole number{self.unit}, {self.low} to {self.high}"
+            raise unexpected(name, value, expected)
         return number
 
     def schema(self) -> Schema:
@@ -64,7 +61,7 @@ class Number(Field):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not self.low <= value <= self.high:  # never so of NaN
             bounds = self.bounds or f"{self.low:g} to {self.high:g}"
-            raise bad_field(name, f"{name} is {value_name(value)}, expected a number, {bounds}")
+            raise unexpected(name, value, f"a number, {bounds}")
         return float(value)
 
     def schema(self) -> Schema:
@@ -76,7 +73,7 @@ class Flag(Field):
 
     def parse(self, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise bad_field(name, f"{name} is {value_name(value)}, expected true or false")
+            raise unexpected(name, value, "true or false")
         return value
 
     def schema(self) -> Schema:
@@ -92,7 +89,7 @@ class Text(Field):
 
     def parse(self, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise bad_field(name, f"{name} is {value_name(value)}, expected a string")
+            raise unexpected(name, value, "a string")
         if len(value) > self.max_length:
             raise bad_field(
                 name, f"{name} has {len(value)} characters, expected at most {self.max_length}"
@@ -112,7 +109,7 @@ class Object(Field):
 
     def parse(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise bad_field(name, f"{name} is {value_name(value)}, expected an object")
+            raise unexpected(name, value, "an object")
         check_names(value, self.fields, of=name)
         return {key: self.fields[key].parse(key, item) for key, item in value.items()}
 
@@ -181,6 +178,11 @@ def valid_text(name: str, text: str) -> str:
             name, f"{name} has half a surrogate pair at character {error.start}; send whole ones"
         ) from None
     return text
+
+
+def unexpected(name: str, value: Any, expected: str) -> ApiError:
+    """Returns the error of a field with an unexpected value."""
+    return bad_field(name, f"{name} is {value_name(value)}, expected {expected}")
 
 
 def bad_field(name: str, message: str) -> ApiError:

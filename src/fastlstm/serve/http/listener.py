@@ -72,13 +72,7 @@ class Listener(socket.socket):
     def limit(
         self, limit: int, make_room: Callable[[], bool], on_refused: Callable[[], object]
     ) -> None:
-        """Limits the connections.
-
-        Args:
-            limit: connections at a time.
-            make_room: closes an idle connection and returns whether there was one.
-            on_refused: is called for each connection refused.
-        """
+        """Limits the connections; `make_room` returns whether it closed an idle one."""
         self._limit, self._make_room, self._on_refused = limit, make_room, on_refused
         self._spare = os.open(os.devnull, os.O_RDONLY)
 
@@ -184,12 +178,7 @@ class IdleConnections:
 
 
 class Notice:
-    """Warns of too many connections, at most once a minute.
-
-    Args:
-        say: receives the line.
-        limit: connections that may be open.
-    """
+    """Warns that `limit` connections are open, at most once a minute."""
 
     def __init__(self, say: Callable[[str], object], limit: int) -> None:
         self._say, self._limit = say, limit

@@ -38,9 +38,6 @@ class Refusals:
 
     Only complete, plain requests with a valid key are answered here; any other takes the usual way,
     which ends in the same refusal.
-
-    Args:
-        service: the server.
     """
 
     def __init__(self, service: Service) -> None:

@@ -18,17 +18,10 @@ _SLICE = 1 << 16
 
 
 class Sender:
-    """Sends the answer to one request; watched for a stalled client while it is open (`with`).
+    """Sends the answer to one request; cuts off a stalled client while it is open (`with`).
 
-    Args:
-        scope: of the request.
-        receive: ASGI's.
-        send: ASGI's.
-        on_left: is called when the client has left, or is cut off.
-        service: the server.
-
-    Attributes:
-        waits_since_s: when the slice was handed over that was not taken yet, or None.
+    Calls `on_left` when the client has left, or is cut off. `waits_since_s` is when the slice was
+    handed to the connection that was not taken yet, or None.
     """
 
     def __init__(
@@ -121,11 +114,7 @@ def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
 
 
 class Stalls:
-    """Cuts off stalled clients.
-
-    Args:
-        limit_s: seconds after which a slice must have been taken.
-    """
+    """Cuts off clients that take no slice for `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.serve.http.errors import ApiError, Unavailable, error_json
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class Completions:
-    """Answers completion requests, an ASGI application.
-
-    Args:
-        service: the server.
-    """
+    """Answers completion requests, an ASGI application."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -61,29 +58,26 @@ class Completions:
             engine.scheduler.release(channel)
 
 
+@dataclass
 class _Answer:
     """The answer to one request."""
 
-    def __init__(
-        self,
-        engine: TextEngine,
-        request: CompletionRequest,
-        choices: Sequence[Choice],
-        usage: Usage,
-        record: Record,
-        sender: Sender,
-        channel: Channel,
-    ) -> None:
-        self._engine, self._request, self._record = engine, request, record
-        self._sender, self._channel = sender, channel
-        self._choices, self._usage = choices, usage
-        record.prompt_tokens = usage.prompt_tokens
+    _engine: TextEngine
+    _request: CompletionRequest
+    _choices: Sequence[Choice]
+    _usage: Usage
+    _record: Record
+    _sender: Sender
+    _channel: Channel
+
+    def __post_init__(self) -> None:
+        self._record.prompt_tokens = self._usage.prompt_tokens
         self._num_open = len(self._choices)
         self._head: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": engine.name,
+            "model": self._engine.name,
         }
 
     async def whole(self) -> None:

@@ -42,11 +42,7 @@ _FEW_TOKENS = 32
 class Channel(Reservation):
     """A completion request under way: its places, and the output that was not sent yet.
 
-    Args:
-        tenant: the API key's digest.
-
-    Attributes:
-        on_relieved: is called when the client of a congested channel has caught up.
+    Calls `on_relieved` when the client of a congested channel has caught up.
     """
 
     def __init__(self, tenant: bytes = NOBODY) -> None:
@@ -215,15 +211,13 @@ class TextEngine:
     def reserve_scores(
         self, request: CompletionRequest, generations: Sequence[GenerationRequest], tenant: bytes
     ) -> int:
-        """Reserves memory for the tokens that an answer repeats and scores.
+        """Reserves memory for the tokens that an answer repeats and scores; returns their number.
 
-        Returns:
-            Their number, for `release_scores`: prompts, where they are repeated, times n; and
-            written tokens, where these are scored and not streamed.
+        These are the prompts, where repeated, times n; and written tokens, where scored and not
+        streamed. `release_scores` must follow.
 
         Raises:
-            ApiError: 400, more than one request may have.
-            Overloaded: no room now.
+            ApiError: 400, more than one request may have; 429, no room now.
         """
         count = request.n * sum(len(one.prompt) for one in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:

@@ -43,11 +43,7 @@ NOTHING = Prefix()
 
 
 class PrefixCache:
-    """The most recently used states, of at most `size` prompts per API key; thread-safe.
-
-    Args:
-        size: 0 keeps none.
-    """
+    """The most recently used states, of at most `size` prompts per API key; thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size

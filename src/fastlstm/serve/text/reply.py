@@ -31,28 +31,23 @@ class Logprobs:
     """OpenAI's `logprobs` object, kept as JSON: a tenth of the memory of Python objects.
 
     Args:
-        pieces: the bytes of every token of the vocabulary.
+        vocabulary: the bytes of every token.
         num_top: likeliest tokens per place; with 0 there is no list of them.
     """
 
-    def __init__(self, pieces: Sequence[bytes], num_top: int) -> None:
-        self._pieces, self._num_top = pieces, num_top
+    def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:
+        self._vocabulary, self._num_top = vocabulary, num_top
         self._lists = {name: bytearray() for name in _FIELDS}
 
     def empty(self) -> Logprobs:
-        return Logprobs(self._pieces, self._num_top)
+        return Logprobs(self._vocabulary, self._num_top)
 
     def add(self, scores: Sequence[ScoredToken], base: int) -> None:
-        """Appends tokens.
-
-        Args:
-            scores: the tokens.
-            base: characters before the text that their offsets count from.
-        """
+        """Appends tokens, whose offsets count from character `base`."""
         for first in range(0, len(scores), _SLICE):
             part = scores[first : first + _SLICE]
             own = [None if s.logprob is None else max(s.logprob, _LOWEST) for s in part]
-            self._append("tokens", [token_name(self._pieces[s.token]) for s in part])
+            self._append("tokens", [token_name(self._vocabulary[s.token]) for s in part])
             self._append("token_logprobs", own)
             if self._num_top > 0:
                 self._append("top_logprobs", [self._top(s) for s in part])
@@ -62,8 +57,8 @@ class Logprobs:
         if scored.logprob is None:
             return None
         # The token itself is always among them, as with OpenAI.
-        top = {token_name(self._pieces[token]): max(lp, _LOWEST) for token, lp in scored.top}
-        top.setdefault(token_name(self._pieces[scored.token]), max(scored.logprob, _LOWEST))
+        top = {token_name(self._vocabulary[token]): max(lp, _LOWEST) for token, lp in scored.top}
+        top.setdefault(token_name(self._vocabulary[scored.token]), max(scored.logprob, _LOWEST))
         return top
 
     def _append(self, name: str, values: list[Any]) -> None:
@@ -84,12 +79,12 @@ class Logprobs:
         return [*parts, b"}"]
 
 
-def token_name(piece: bytes) -> str:
+def token_name(token: bytes) -> str:
     r"""Returns a token's text; bytes that are not UTF-8 on their own as ``bytes:\xe2``."""
     try:
-        return piece.decode("utf-8")
+        return token.decode("utf-8")
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 class Prompt:
@@ -150,15 +145,7 @@ class Choice:
         finish: str | None,
         session: str | None,
     ) -> Parts:
-        """Returns OpenAI's choice object in parts.
-
-        Args:
-            before: the prompt, where it is to be repeated first.
-            text: JSON without its quotation marks.
-            scores: of its tokens.
-            finish: why it ended, or None.
-            session: blob of its state, or None.
-        """
+        """Returns OpenAI's choice object in parts; the prompt is repeated if it is `before`."""
         logprobs: Parts = [b"null"]
         if scores is not None:
             logprobs = scores.parts(None if before is None else before.scores)
@@ -241,11 +228,7 @@ class EventStream:
 
 
 class WholeChoice:
-    """A choice that is sent at once, at its end.
-
-    Args:
-        choice: the choice.
-    """
+    """A choice that is sent at once, at its end."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice, self._text, self._scores = choice, bytearray(), choice.new_scores()

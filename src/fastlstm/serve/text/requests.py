@@ -173,7 +173,7 @@ class _Model(fields.Field):
 
     def parse(self, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise fields.bad_field(name, f"model is {value_name(value)}, expected '{self.name}'")
+            raise fields.unexpected(name, value, f"'{self.name}'")
         if value != self.name:
             raise ApiError(
                 404,
@@ -207,9 +207,7 @@ class _Prompts(fields.Field):
         if isinstance(value, str):
             return [fields.valid_text(name, value)]
         if not isinstance(value, list) or not value:
-            raise fields.bad_field(
-                name, f"prompt is {value_name(value)}, expected a string or a list of them"
-            )
+            raise fields.unexpected(name, value, "a string or a list of them")
         if not isinstance(value[0], str | list):
             return [self._tokens(value)]
         if len(value) > MAX_PROMPTS:
@@ -251,9 +249,7 @@ class _Stop(fields.Field):
     def parse(self, name: str, value: Any) -> tuple[str, ...]:
         stops = [value] if isinstance(value, str) else value
         if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-            raise fields.bad_field(
-                name, f"stop is {value_name(value)}, expected at most {MAX_STOPS} strings"
-            )
+            raise fields.unexpected(name, value, f"at most {MAX_STOPS} strings")
         for stop in stops:
             if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
                 raise fields.bad_field(
@@ -275,11 +271,7 @@ class _LogitBias(fields.Field):
 
     def parse(self, name: str, value: Any) -> dict[int, float] | None:
         if not isinstance(value, dict) or len(value) > MAX_BIASES:
-            raise fields.bad_field(
-                name,
-                f"logit_bias is {value_name(value)}, expected an object of at most {MAX_BIASES}"
-                " tokens",
-            )
+            raise fields.unexpected(name, value, f"an object of at most {MAX_BIASES} tokens")
         biases = {}
         for key, bias in value.items():
             is_number = key.isascii() and key.isdecimal() and len(key) < 12
