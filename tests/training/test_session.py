@@ -10,7 +10,7 @@ import pytest
 from fastlstm.errors import BudgetError, in_flags
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training import session as run_session
+from fastlstm.training import outputs as run_session
 from fastlstm.training.checkpoint import Checkpoint, metrics_mark
 from fastlstm.training.resuming import remaining
 from fastlstm.training.schedule import StopCriterion
