@@ -10,7 +10,8 @@ import pytest
 from fastlstm.errors import BudgetError, in_flags
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training import outputs as run_session
+from fastlstm.training import outputs
+from fastlstm.training import session as run_session
 from fastlstm.training.checkpoint import Checkpoint, metrics_mark
 from fastlstm.training.resuming import remaining
 from fastlstm.training.schedule import StopCriterion
@@ -33,7 +34,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(run_session, "time", found)
+    for module in (outputs, run_session):
+        monkeypatch.setattr(module, "time", found)
     return found
 
 
