@@ -201,7 +201,7 @@ def _kernel_lines() -> list[str]:
     import torch
 
     from fastlstm.nn.lstm import LSTM
-    from fastlstm.ops.dispatch import explain
+    from fastlstm.ops.explain import explain
 
     layer = LSTM(128, 512)
     lines = [f"fp32, H=512, {explain(layer)[0]}"]

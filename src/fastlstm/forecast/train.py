@@ -42,7 +42,7 @@ from fastlstm.forecast.plan import (
 )
 from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_scale
 from fastlstm.forecast.task import ForecastTask
-from fastlstm.ops.dispatch import explain
+from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory

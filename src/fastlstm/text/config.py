@@ -133,8 +133,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where the widths agree.
         tie_weights: share the embedding with the output projection.
-        zoneout: probability that a unit keeps its old value for a step, or [X,Y], two of them, of
-            the output and of the cell.
+        zoneout: probability that a unit keeps its old value for a step, or X,Y, one of the output
+            and one of the cell.
         initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
             orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
             1/sqrt(H)); forget-gate biases are 1.

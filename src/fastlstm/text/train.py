@@ -22,7 +22,7 @@ from fastlstm.errors import (
     counted,
     kind_of_value,
 )
-from fastlstm.ops.dispatch import LayerReport, explain
+from fastlstm.ops.explain import LayerReport, explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
