@@ -90,7 +90,7 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    sizes, fit = stored.network.config, stored.fit
+    sizes, fit = stored.network.config, stored.schema
     targets = fit.columns[: sizes.num_targets]
     parameters = sum(p.numel() for p in stored.network.parameters())
     facts = {

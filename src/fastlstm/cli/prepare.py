@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     given = {o.name: parsed.values[o.name] for o in TABLE_OPTIONS if o.name in parsed.values}
     config = built(ForecastConfig, given, "command line")
 
-    from fastlstm.forecast.data.configured import prepare
+    from fastlstm.forecast.data.preparation import prepare
     from fastlstm.report.progress import default_output
 
     paths = parsed.positionals

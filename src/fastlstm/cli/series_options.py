@@ -10,7 +10,7 @@ from fastlstm.cli.parser import Parsed
 from fastlstm.forecast.config import READING, ForecastConfig
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "forecast": ("horizon", "input_size", "segment", "split"),
+    "forecast": ("horizon", "input_size", "patch", "split"),
     "columns": (
         *("target", "time", "series", "past", "future", "static", "categorical", "ignore"),
     ),
@@ -21,10 +21,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "training": (
         *("budget", "steps", "epochs", "patience", "evaluations", "batch_size"),
-        *("tbptt", "balance", "learning_rate", "ema", "seed"),
+        *("accumulate", "tbptt", "balance", "optimizer", "learning_rate", "weight_decay"),
+        *("warmup", "cooldown", "grad_clip", "ema", "seed"),
     ),
-    "machine": ("precision", "threads", "strict_kernels"),
-    "output": ("checkpoint_every", "keep_checkpoints", "tensorboard"),
+    "machine": ("device", "precision", "threads", "memory_limit_gb", "strict_kernels"),
+    "output": (
+        *("eval_every", "checkpoint_every", "keep_checkpoints", "log_every", "tensorboard"),
+    ),
 }
 """Headings of the help text and the fields under them."""
 

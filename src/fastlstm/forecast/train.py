@@ -7,7 +7,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from fastlstm.errors import (
     DataError,
     FormatError,
     Setting,
-    UsageError,
 )
+from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.configured import prepare
 from fastlstm.forecast.data.counts import require_counts
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, fit_scaler, split_table
@@ -34,8 +33,7 @@ from fastlstm.forecast.files import (
     StoredForecaster,
     stored_configs,
 )
-from fastlstm.forecast.forecasts import Calibration
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     choose_architecture,
@@ -46,15 +44,13 @@ from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_sca
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.ops.dispatch import explain
 from fastlstm.report.history import read_history
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import generators, set_up_device
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
-from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.session import RunSession, resumed_config, torch_settings_kept
+from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
 _ROLES = ("target", "past", "future", "static")
@@ -127,19 +123,9 @@ def train_forecaster(
     if out is not None and start is not None:
         raise ConfigError("a run directory cannot go on from another forecaster; leave out start")
     own = checked_callbacks(callbacks)
-    if out is None:
-        session = _Session(frame, config, None, list(observers), stop, began)
-        return session.train(False, given, own, start)
-    run = RunDirectory(out)
-    run.create()
-    with ExitStack() as stack:
-        stack.enter_context(run.lock())
-        try:
-            session = _Session(frame, config, run, list(observers), stop, began)
-            return session.train(resume, given, own)
-        except UsageError:
-            run.remove_if_empty()
-            raise
+    with locked_run(out) as run:
+        session = _Session(frame, run, list(observers), stop, began)
+        return session.train(config, given, resume, own, start)
 
 
 class _Session(RunSession):
@@ -148,61 +134,50 @@ class _Session(RunSession):
     def __init__(
         self,
         frame: Any,
-        config: ForecastConfig,
         run: RunDirectory | None,
         observers: list[Observer],
         stop: Callable[[], bool] | None,
         began: float,
     ) -> None:
         super().__init__(run, observers, stop, began)
-        self._frame, self._config = frame, config
+        self._frame = frame
 
     def train(
         self,
+        config: ForecastConfig,
+        names: Collection[str],
         resume: bool,
-        given: Collection[str],
         callbacks: Sequence[Callback],
-        start: StoredForecaster | None = None,
+        base: StoredForecaster | None = None,
     ) -> Trained:
-        found = self.find(resume)
-        first = config = self._config
-        if found is not None:
-            with reading(found):
-                begun, first = stored_configs(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
-            config = resumed_config(config, given, begun, first, _MAY_CHANGE)
-        if self.run is not None or config.threads is not None:
-            self.set_threads(config.threads)
-        device = set_up_device(config)
-        with torch.random.fork_rng(generators(device)):  # the caller's random numbers stay
-            return self._train(config, first, device, found, callbacks, start)
+        with self.start(config, names, resume, _stored_configs, _MAY_CHANGE) as start:
+            return self._train(start, callbacks, base)
 
     def _train(
         self,
-        config: ForecastConfig,
-        first: ForecastConfig,
-        device: torch.device,
-        found: Checkpoint | None,
+        start: Start[ForecastConfig],
         callbacks: Sequence[Callback],
-        start: StoredForecaster | None,
+        base: StoredForecaster | None,
     ) -> Trained:
-        dataset = self._prepare(config, found, start)
+        config, device, found = start.options, start.device, start.found
+        dataset = self._prepare(config, found, base)
         self.mark()
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
-        if start is None:
-            stored = _untrained(config, first, dataset, split)
+        if base is None:
+            stored = _untrained(config, start.given, dataset, split)
         else:
-            stored = _continued_from(start, config, dataset)
+            stored = _continued_from(base, config, dataset)
         network = stored.network.to(device)
         sizes = network.config
         precision = _precision(stored.config, network, device)
         config = dataclasses.replace(stored.config, precision=precision.name)
         stored = dataclasses.replace(stored, config=config)
-        inputs = apply_schema(dataset, stored.fit, stored.scaler, stored.static_scale)
+        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         loader = training_loader(config, sizes, dataset.table, split, self.stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        ending = self.remaining(found, StopCriterion.of(config, loader.steps_per_epoch))
+        ending = self.ending(start, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         plan = TrainingPlan(
             config, ending, device, config.eval_every, config.evaluations,
@@ -211,7 +186,7 @@ class _Session(RunSession):
         closing = Closing(self, stored, dataset, split, inputs, valid, ending.budget_s)
         task = ForecastTask(config, network, inputs, loader, valid, device, closing)
         self.notes += dataset.notes
-        with self.outputs(found, config.tensorboard):
+        with self.files(found, config.tensorboard):
             self.announce(
                 task, plan, found, {**ceiling, **self._about(task, stored, dataset, precision.why)}
             )
@@ -221,7 +196,7 @@ class _Session(RunSession):
         return Trained(closing.stored, dataset, split, inputs, result)
 
     def _prepare(
-        self, config: ForecastConfig, found: Checkpoint | None, start: StoredForecaster | None
+        self, config: ForecastConfig, found: Checkpoint | None, base: StoredForecaster | None
     ) -> SeriesDataset:
         dataset = prepare(
             self._frame,
@@ -229,7 +204,7 @@ class _Session(RunSession):
             lambda done, total: self.emit(
                 {"event": "prepare", "done_bytes": done, "total_bytes": total}
             ),
-            like=None if start is None else start.fit.timeline,
+            like=None if base is None else base.schema.timeline,
         )
         for name in dataset.roles.target:
             if name in dataset.constant:
@@ -255,7 +230,7 @@ class _Session(RunSession):
         """Returns what the `start` event holds of a table."""
         config, network = stored.config, stored.network
         sizes = network.config
-        steps = (config.tbptt or sizes.input_size) // sizes.segment
+        steps = (config.tbptt or sizes.input_size) // sizes.patch
         batch = config.batch_size * network.num_channels
         with autocast(config.precision, next(network.parameters()).device):
             kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
@@ -275,6 +250,10 @@ class _Session(RunSession):
         }
 
 
+def _stored_configs(found: Checkpoint) -> tuple[ForecastConfig, ForecastConfig]:
+    return stored_configs(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
+
+
 def _untrained(
     config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> StoredForecaster:
@@ -283,7 +262,7 @@ def _untrained(
     rate = config.learning_rate
     rate = LEARNING_RATES[config.optimizer] if rate is None else rate
     config = dataclasses.replace(
-        config, input_size=sizes.input_size, segment=sizes.segment, learning_rate=rate
+        config, input_size=sizes.input_size, patch=sizes.patch, learning_rate=rate
     )
     columns = dataset.table.columns
     unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
@@ -337,7 +316,7 @@ def _precision(
 
     def forward() -> torch.Tensor:
         own = statics if sizes.num_static else None
-        found = network.stream(values, own)[0] if sizes.stateful else network(values, own)
+        found = network.read_chunk(values, own)[0] if sizes.stateful else network(values, own)
         return found.float().sum()
 
     about = {"model": dataclasses.asdict(sizes), "batch": [steps, config.batch_size]}

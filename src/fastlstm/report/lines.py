@@ -124,7 +124,7 @@ def _forecaster_text(model: dict[str, Any]) -> str:
     return joined(
         [
             f"{count_of(model, 'input_size', 'step')} read, {model['horizon']} answered, in"
-            f" segments of {model.get('segment')}",
+            f" patches of {model.get('patch', model.get('segment'))}",
             f"{_layers_text(model)} of {count_of(model, 'hidden_size', 'unit') or '? units'}",
             f"targets {model.get('channels')}",
         ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.estimator import Estimator
-from fastlstm.runs.metrics import Event, Observer, checked_observers
+from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.sequence.answers import (
     Answers,

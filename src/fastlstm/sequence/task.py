@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import Stopped
-from fastlstm.runs.metrics import Event
+from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.sequence.data import SequenceBatch

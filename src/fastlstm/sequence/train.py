@@ -12,30 +12,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import FormatError, Setting, UsageError, counted
+from fastlstm.errors import FormatError, Setting, counted
 from fastlstm.ops.dispatch import explain
-from fastlstm.runs.find_run import require_run
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.stored_values import json_object
 from fastlstm.sequence.answers import Answers
 from fastlstm.sequence.config import DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.files import (
     CONFIG_FILE,
     StoredSequenceModel,
     description_files,
-    stored_options,
+    read_options,
 )
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import generators, set_up_device
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
-from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.session import RunSession, resumed_config, torch_settings_kept
+from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
@@ -86,19 +82,10 @@ def train_sequence_model(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter()
-    if out is None:
-        return _Session(data, config, None, list(observers), None, began).train(False, callbacks)
-    run = RunDirectory(out)
-    run.create()
     with ExitStack() as stack:
-        stop = stack.enter_context(StopFlag())
-        stack.enter_context(run.lock())
-        try:
-            session = _Session(data, config, run, list(observers), stop, began)
-            return session.train(resume, callbacks)
-        except UsageError:
-            run.remove_if_empty()
-            raise
+        stop = None if out is None else stack.enter_context(StopFlag())
+        run = stack.enter_context(locked_run(out))
+        return _Session(data, run, list(observers), stop, began).train(config, resume, callbacks)
 
 
 class _Session(RunSession):
@@ -107,49 +94,34 @@ class _Session(RunSession):
     def __init__(
         self,
         data: SequenceData,
-        config: SequenceConfig,
         run: RunDirectory | None,
         observers: list[Observer],
         stop: StopFlag | None,
         began: float,
     ) -> None:
         super().__init__(run, observers, stop, began)
-        self._data, self._config = data, config
+        self._data = data
 
-    def train(self, resume: bool, callbacks: Sequence[Callback]) -> Trained:
-        found, first, config = self.find(resume), self._config, self._config
-        key = self._data.labelled.key
-        if found is not None:
-            assert self.run is not None
-            require_run(self.run.path, "sequence")
-            origin = found.path / CONFIG_FILE
-            with reading(found):
-                stored = json_object(found.files[CONFIG_FILE], origin)
-            begun, first, begun_key = stored_options(stored, origin)
-            names = [field.name for field in dataclasses.fields(config)]
-            config = resumed_config(config, names, begun, first, MAY_CHANGE)
-            if key != begun_key:
+    def train(self, config: SequenceConfig, resume: bool, callbacks: Sequence[Callback]) -> Trained:
+        names = [field.name for field in dataclasses.fields(config)]
+        with self.start(
+            config, names, resume, lambda found: _options(found)[:2], MAY_CHANGE
+        ) as start:
+            key = self._data.labelled.key
+            if start.found is not None and key != _options(start.found)[2]:
+                assert self.run is not None
                 raise FormatError(
                     f"'{self.run.path}' was started with other sequences or answers; resume with"
                     " the same, or start a new run with another ",
                     Setting("out"),
                 )
-        if self.run is not None or config.threads is not None:
-            self.set_threads(config.threads)
-        device = set_up_device(config)
-        with torch.random.fork_rng(generators(device)):  # the caller's random numbers stay
-            return self._train(config, first, key, device, found, callbacks)
+            return self._train(start, key, callbacks)
 
     def _train(
-        self,
-        config: SequenceConfig,
-        first: SequenceConfig,
-        key: str,
-        device: torch.device,
-        found: Checkpoint | None,
-        callbacks: Sequence[Callback],
+        self, start: Start[SequenceConfig], key: str, callbacks: Sequence[Callback]
     ) -> Trained:
         self.mark()
+        config, device, found = start.options, start.device, start.found
         data, labelled = self._data, self._data.labelled
         if (config.steps, config.epochs, config.budget) == (None, None, None):
             config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
@@ -161,18 +133,18 @@ class _Session(RunSession):
         precision = self._precision(config, network, device)
         config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
         stored = StoredSequenceModel(
-            config, first, network, labelled.mean, labelled.std, data.answers, key
+            config, start.given, network, labelled.mean, labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
-        with self.outputs(found, config.tensorboard):
+        with self.files(found, config.tensorboard):
             task = SequenceTask(
                 stored, labelled, data.train, data.held_out, device, files, self.run,
                 self.report_s(),
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
-                config, self.remaining(found, StopCriterion.of(config, steps)), device,
+                config, self.ending(dataclasses.replace(start, options=config), steps), device,
                 steps if config.eval_every is None else config.eval_every,
                 ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
             )  # fmt: skip
@@ -212,6 +184,11 @@ class _Session(RunSession):
             "dropout": stored.config.dropout,
             "kernels": kernels,
         }
+
+
+def _options(found: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
+    """Returns the options of a checkpoint, resolved and as given, and the key of its data."""
+    return read_options(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
 
 
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:

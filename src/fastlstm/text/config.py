@@ -18,7 +18,7 @@ OPTIONS_OF_TABLES = frozenset(
         *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
         *("duplicates", "evaluations", "future", "gaps", "hidden_size", "horizon", "ignore"),
         *("input_size", "keep_value", "loss", "missing_value", "normalize", "output", "past"),
-        *("segment", "series", "static", "target", "tbptt", "time", "time_format"),
+        *("patch", "series", "static", "target", "tbptt", "time", "time_format"),
     }
 )
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""

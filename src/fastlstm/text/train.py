@@ -19,13 +19,12 @@ from fastlstm.errors import (
     FormatError,
     Setting,
     UnknownCharacterError,
-    UsageError,
     counted,
     kind_of_value,
 )
 from fastlstm.ops.dispatch import LayerReport, explain
 from fastlstm.report.progress import default_output
-from fastlstm.runs.metrics import Event, Observer, checked_observers
+from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
 from fastlstm.text.config import OPTIONS_OF_TABLES, TrainConfig, from_dict
@@ -51,10 +50,9 @@ from fastlstm.text.plan import (
 from fastlstm.text.task import Samples, TextTask
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import generators, set_up_device
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
-from fastlstm.training.session import RunSession, resumed_config, torch_settings_kept
+from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 from fastlstm.training.trainer import TrainingPlan
 
@@ -137,22 +135,17 @@ def train(
     opened = open_source(source)
     if not (as_text or resume):
         _refuse_tables(source)
-    run = RunDirectory(Path("runs") / _source_name(source) if out is None else out)
-    run.create()
+    own = checked_callbacks(callbacks)
+    path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
         if stop is None:
             stop = stack.enter_context(StopFlag())
-        stack.enter_context(run.lock())
+        run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        names = {*given, *fields}
-        session = _Session(opened, config, names, run, observers, stop, began)
-        try:
-            return session.train(resume, checked_callbacks(callbacks))
-        except UsageError:
-            run.remove_if_empty()
-            raise
+        session = _Session(opened, run, observers, stop, began)
+        return session.train(config, {*given, *fields}, resume, own)
 
 
 class _Session(RunSession):
@@ -161,37 +154,27 @@ class _Session(RunSession):
     def __init__(
         self,
         source: Documents,
-        config: TrainConfig,
-        names: Collection[str],
-        run: RunDirectory,
+        run: RunDirectory | None,
         observers: list[Observer],
         stop: StopFlag,
         began: float,
     ) -> None:
         super().__init__(run, observers, stop, began)
-        self._source, self._config, self._names = source, config, names
-        self._path = run.path
+        self._source = source
 
-    def train(self, resume: bool, callbacks: Sequence[Callback]) -> Run:
-        found = self.find(resume)
-        config = self._config
-        if found is not None:
-            with reading(found):
-                begun = from_dict(json.loads(found.files["config.json"])["train"], "config.json")
-                first = given_config(found.files)
-            config = resumed_config(config, self._names, begun, first, _MAY_CHANGE)
-        self.set_threads(config.threads)
-        device = set_up_device(config)
-        with torch.random.fork_rng(generators(device)):  # the caller's random numbers stay
-            return self._train(config, device, found, callbacks)
-
-    def _train(
+    def train(
         self,
         config: TrainConfig,
-        device: torch.device,
-        found: Checkpoint | None,
+        names: Collection[str],
+        resume: bool,
         callbacks: Sequence[Callback],
     ) -> Run:
+        with self.start(config, names, resume, _stored_configs, _MAY_CHANGE) as start:
+            return self._train(start, callbacks)
+
+    def _train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
+        config, device, found = start.options, start.device, start.found
+        assert self.run is not None
         text = self._prepare(config, found)
         self.mark()
         splits = text.split(config.split)
@@ -214,14 +197,12 @@ class _Session(RunSession):
         if precision.is_recalled:
             self.notes.append(measurements.note("the times of a pass were"))
         self.notes += [*text.notes, *notes, *resolved.notes]
-        ending = self.remaining(found, resolved.ending)
         plan = TrainingPlan(
-            config, ending, device, config.eval_every,
+            config, self.ending(start, loader.steps_per_epoch), device, config.eval_every,
             ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
         )  # fmt: skip
-        given = self._config if found is None else given_config(found.files)
-        files = model_files(model.config, config, text, given=given)
-        with self.outputs(found, config.tensorboard):
+        files = model_files(model.config, config, text, given=start.given)
+        with self.files(found, config.tensorboard):
             task = TextTask(
                 config, model, loader, splits.valid, text.tokenizer, device, files,
                 lambda weights: self._publish(files, weights), self.report_s(),
@@ -230,7 +211,7 @@ class _Session(RunSession):
             self.announce(task, plan, found, {**ceiling, **about})
             own = [_samples(config, text.tokenizer)] if config.sample_every else []
             result = self.fit(task, plan, found, [*own, *callbacks])
-        return Run(self._path, result.last.detail)
+        return Run(self.run.path, result.last.detail)
 
     def _publish(self, files: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> None:
         assert self.run is not None
@@ -265,9 +246,10 @@ class _Session(RunSession):
         return text
 
     def _another_text(self, found: Checkpoint) -> FormatError:
+        assert self.run is not None
         data = _begun_with(found)
         name, size = data["source"], counted(data["num_chars"], "character")
-        told = f"'{self._path}' was started with {name} ({size})"
+        told = f"'{self.run.path}' was started with {name} ({size})"
         if name == self._source.name:
             told += ", which has changed since; resume with it as it was"
         else:
@@ -343,9 +325,11 @@ def _begun_with(found: Checkpoint) -> dict[str, Any]:
     return data
 
 
-def given_config(files: dict[str, bytes]) -> TrainConfig:
-    """Returns the configuration as the user first gave it, before anything was decided."""
-    return from_dict(json.loads(files["config.json"])["given"], "config.json")
+def _stored_configs(found: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
+    """Returns the options of a checkpoint, resolved and as the user first gave them."""
+    stored = json.loads(found.files["config.json"])
+    begun, first = (from_dict(stored[name], "config.json") for name in ("train", "given"))
+    return begun, first
 
 
 def _refuse_tables(source: Source) -> None:

@@ -24,12 +24,12 @@ from fastlstm.errors import (
     in_flags,
 )
 from fastlstm.forecast.data.arrange import Arranged, Arrangement, Policy
-from fastlstm.forecast.data.facts import shown
+from fastlstm.forecast.data.column_stats import shown
 from fastlstm.forecast.data.ingest import NO_CODES, Codes, IngestResult, TableIngest, ingest
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, open_records
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
-from fastlstm.forecast.data.storing import Stored, store_values
+from fastlstm.forecast.data.stored_values import Stored, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment

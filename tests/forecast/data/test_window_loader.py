@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
-from fastlstm.forecast.data import windows
+from fastlstm.forecast.data import window_loader
 from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, table_from_array
 from fastlstm.forecast.data.window_index import WindowIndex, index_windows, spread_out
-from fastlstm.forecast.data.windows import WindowLoader
+from fastlstm.forecast.data.window_loader import WindowLoader
 
 LENGTHS = (7, 3, 20, 5, 11)
 
@@ -292,8 +292,8 @@ def test_a_batch_stays_what_it_was_while_it_is_held() -> None:
 def test_where_references_are_counted_otherwise_no_memory_is_used_again(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    windows._counts_references.cache_clear()
-    monkeypatch.setattr(windows.sys, "getrefcount", lambda value: count)
+    window_loader._counts_references.cache_clear()
+    monkeypatch.setattr(window_loader.sys, "getrefcount", lambda value: count)
     values = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
     with WindowLoader(values, 50, 16, seed=2) as loader:
         with pytest.warns(UserWarning, match="every chunk of windows gets memory of its own"):
@@ -301,13 +301,13 @@ def test_where_references_are_counted_otherwise_no_memory_is_used_again(
         copies = [batch.clone() for batch in held]
         for _ in range(2000):
             loader.next()
-    windows._counts_references.cache_clear()
+    window_loader._counts_references.cache_clear()
     assert all(map(torch.equal, held, copies))
     assert not loader._buffers
 
 
 def test_memory_is_used_again_here() -> None:
-    assert windows._counts_references()
+    assert window_loader._counts_references()
 
 
 def test_int16_and_float16_come_as_float32() -> None:

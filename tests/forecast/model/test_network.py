@@ -14,7 +14,7 @@ from fastlstm.forecast.model.distribution_quantiles import (
     negative_binomial_quantiles,
     student_quantile,
 )
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.model.outputs import (
     QUANTILES,
     NegativeBinomial,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 pytestmark = pytest.mark.isa
 
 SIZES: dict[str, Any] = {
-    "input_size": 12, "horizon": 7, "segment": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
+    "input_size": 12, "horizon": 7, "patch": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
 }  # fmt: skip
 
 
@@ -161,8 +161,8 @@ def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
     assert model(x, statics).isfinite().all()
 
 
-def test_many_segments_cost_one_product_with_the_state() -> None:
-    """The answer is that of a plain LSTM cell step per segment."""
+def test_many_patches_cost_one_product_with_the_state() -> None:
+    """The answer is that of a plain LSTM cell step per patch."""
     model = network(num_targets=2)
     x = values(2)
     hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
@@ -173,13 +173,13 @@ def test_many_segments_cost_one_product_with_the_state() -> None:
         plain.weight_hh.copy_(model.cell_hh.weight)
         plain.bias_ih.copy_(model.cell_ih.bias)
         plain.bias_hh.zero_()
-    for segment in range(2):
+    for patch in range(2):
         for channel in range(2):
-            asked = torch.cat([model.position[segment], model.channel[channel]])
+            asked = torch.cat([model.position[patch], model.channel[channel]])
             rows = slice(channel, None, 2)
             h, _ = plain(asked.expand(3, -1), (hidden[rows], cell[rows]))
             answered = model.head(h)
-            steps = slice(4 * segment, min(4 * segment + 4, 7))
+            steps = slice(4 * patch, min(4 * patch + 4, 7))
             torch.testing.assert_close(
                 found[:, steps, channel, 0], answered[:, : steps.stop - steps.start]
             )
@@ -189,7 +189,7 @@ def test_many_segments_cost_one_product_with_the_state() -> None:
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
-def test_one_segment_is_answered_alike_by_both_decoders(output: Any) -> None:
+def test_one_patch_is_answered_alike_by_both_decoders(output: Any) -> None:
     given = {**EVERYTHING, "horizon": 3, "output": output}
     x, statics = everything()
     x = x[:, :15]
@@ -200,7 +200,7 @@ def test_one_segment_is_answered_alike_by_both_decoders(output: Any) -> None:
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-def test_the_next_segment_is_that_of_a_window_that_ends_in_the_forecast(
+def test_the_next_patch_is_that_of_a_window_that_ends_in_the_forecast(
     output: Any, channels: Any
 ) -> None:
     """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
@@ -222,7 +222,7 @@ def test_the_next_segment_is_that_of_a_window_that_ends_in_the_forecast(
 
 
 def test_training_goes_through_the_forecasts_that_were_read() -> None:
-    """The loss of the last segment alone reaches the answer of the first."""
+    """The loss of the last patch alone reaches the answer of the first."""
     model = network(decoder="autoregressive")
     model(values(1))[:, 4:].sum().backward()
     assert model.position.grad is not None
@@ -230,15 +230,13 @@ def test_training_goes_through_the_forecasts_that_were_read() -> None:
 
 
 def test_both_directions_of_the_last_layer_are_read() -> None:
-    """The state asked is that of two readings, of which one ends at the first segment."""
+    """The state asked is that of two readings, of which one ends at the first patch."""
     model = network(bidirectional=True, num_layers=2)
     x = values(1)
-    segments = torch.relu(
-        model.embed(model._segments(x[:, :12] - x[:, 11:12], None, x[:, :12, 1:]))
-    )
+    patches = torch.relu(model.embed(model._patches(x[:, :12] - x[:, 11:12], None, x[:, :12, 1:])))
     plain = torch.nn.LSTM(6, 8, 2, bidirectional=True)
     plain.load_state_dict(model.lstm.state_dict())
-    output, (_, cell) = plain(segments)
+    output, (_, cell) = plain(patches)
     assert model.hidden_of_both is not None
     assert model.cell_of_both is not None
     ends = torch.cat([output[-1, :, :8], output[0, :, 8:]], -1)
@@ -251,8 +249,8 @@ def test_both_directions_of_the_last_layer_are_read() -> None:
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
-    with pytest.raises(ConfigError, match="no multiple of segment 5; give input_size=10"):
-        network(segment=5)
+    with pytest.raises(ConfigError, match="no multiple of patch 5; give input_size=10"):
+        network(patch=5)
     with pytest.raises(ConfigError, match="horizon is 0"):
         network(horizon=0)
     with pytest.raises(ConfigError, match="decoder is 'both', expected one of direct, autoreg"):
@@ -390,11 +388,11 @@ def test_a_stream_is_the_same_in_chunks(
         x[1, :, 1] = math.nan
         x[2, :5] = math.nan
     statics = everything()[1]
-    whole, behind = model.stream(x, statics)
+    whole, behind = model.read_chunk(x, statics)
     assert whole.shape == (3 * 6, 7, 2, 1)
     carried, found = None, []
     for chunk in chunks_of(x, sizes):
-        answers, carried = model.stream(chunk, statics, carried)
+        answers, carried = model.read_chunk(chunk, statics, carried)
         found.append(answers.view(3, -1, 7, 2, 1))
     torch.testing.assert_close(torch.cat(found, 1), whole.view(3, 6, 7, 2, 1))
     assert carried is not None
@@ -406,7 +404,7 @@ def test_a_stream_answers_what_windows_of_it_do() -> None:
     """The last forecast of a chunk from zero state is that of forward()."""
     model = network(**{**EVERYTHING, **STATEFUL})
     x, statics = everything()
-    answers, _ = model.stream(x, statics)
+    answers, _ = model.read_chunk(x, statics)
     torch.testing.assert_close(model(x, statics), answers.view(3, 3, 7, 2, 1)[:, -1])
     horizons = model.horizons(x, 3).view(3, 3, 7, 6)
     for origin in range(3):
@@ -416,11 +414,11 @@ def test_a_stream_answers_what_windows_of_it_do() -> None:
 def test_lanes_that_begin_anew_know_nothing_of_before() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2, 4)
-    _, carried = model.stream(x)
+    _, carried = model.read_chunk(x)
     anew = torch.tensor([True, False, True])
-    found, _ = model.stream(x[:3] + 1, None, carried.where(anew))
-    whole, _ = model.stream(x[:3] + 1, None, carried.where(torch.ones(3, dtype=torch.bool)))
-    fresh, _ = model.stream(x[:3] + 1)
+    found, _ = model.read_chunk(x[:3] + 1, None, carried.where(anew))
+    whole, _ = model.read_chunk(x[:3] + 1, None, carried.where(torch.ones(3, dtype=torch.bool)))
+    fresh, _ = model.read_chunk(x[:3] + 1)
     shape = (3, 3, 7, 2, 1)
     found, whole, fresh = found.view(shape), whole.view(shape), fresh.view(shape)
     torch.testing.assert_close(found[[0, 2]], whole[[0, 2]])
@@ -437,11 +435,11 @@ def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
     if has_missing:
         x[0, :6, 0] = math.nan
         x[1, 3:, 1] = math.nan
-    answers = model.stream(x, statics)[0].view(3, 3, 7, 2)
+    answers = model.read_chunk(x, statics)[0].view(3, 3, 7, 2)
     for origin in range(3):
         other = x.clone()
         other[:, 4 * (origin + 1) :] = 9.0
-        again = model.stream(other, statics)[0].view(3, 3, 7, 2)
+        again = model.read_chunk(other, statics)[0].view(3, 3, 7, 2)
         torch.testing.assert_close(again[:, : origin + 1], answers[:, : origin + 1])
         assert origin == 2 or not torch.allclose(again[:, origin + 1], answers[:, origin + 1])
 
@@ -449,7 +447,7 @@ def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
 def test_a_moved_stream_moves_its_forecasts() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2)
-    torch.testing.assert_close(model.stream(x + 100)[0], model.stream(x)[0] + 100)
+    torch.testing.assert_close(model.read_chunk(x + 100)[0], model.read_chunk(x)[0] + 100)
 
 
 @pytest.mark.parametrize(

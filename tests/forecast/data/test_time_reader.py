@@ -20,7 +20,7 @@ from fastlstm.forecast.data.timeline import BUSINESS_DAYS, DAYS, Frequency, Time
 
 pandas = pytest.importorskip("pandas")
 TINY: dict[str, Any] = {
-    "horizon": 4, "input_size": 6, "segment": 2, "hidden_size": 4, "steps": 1, "dropout": 0.0,
+    "horizon": 4, "input_size": 6, "patch": 2, "hidden_size": 4, "steps": 1, "dropout": 0.0,
 }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_files_of_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> N
 def test_one_row_of_what_is_known_ahead_is_enough(freq: str, zone: str | None) -> None:
     times = pandas.date_range("2020-03-01", periods=41, freq=freq, tz=zone)
     table = frame(times, plan=np.arange(41.0))
-    model = Forecaster(**{**TINY, "horizon": 1, "segment": 1}, future=["plan"]).fit(table[:40])
+    model = Forecaster(**{**TINY, "horizon": 1, "patch": 1}, future=["plan"]).fit(table[:40])
     found = model.predict(future=table[40:].drop(columns="y"))
     assert found["ds"].tolist() == [times[40]]
 

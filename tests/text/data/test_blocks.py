@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastlstm.errors import DataError, MissingExtraError
-from fastlstm.text.data import streams
-from fastlstm.text.data.sources import Document, open_source
-from fastlstm.text.data.streams import (
+from fastlstm.text.data import blocks as blocks_module
+from fastlstm.text.data.blocks import (
     BlockReader,
     TextRules,
     character_cut,
@@ -20,6 +19,7 @@ from fastlstm.text.data.streams import (
     refuse_binary,
     token_cut,
 )
+from fastlstm.text.data.sources import Document, open_source
 
 BOM = codecs.BOM_UTF8
 HARD = st.text(alphabet="a \r\né€😀\ufeff", max_size=12)
@@ -86,7 +86,7 @@ def test_blocks_do_not_depend_on_how_reads_arrive(monkeypatch: pytest.MonkeyPatc
     documents = in_memory("Häuser\r\n".encode() * 30, b"x" * 50)
     rules = TextRules()
     whole = list(BlockReader(documents, rules, 16))
-    monkeypatch.setattr(streams, "_SNIFF_BYTES", 3)
+    monkeypatch.setattr(blocks_module, "_SNIFF_BYTES", 3)
     assert list(BlockReader(documents, rules, 16)) == whole
 
 
@@ -220,13 +220,13 @@ def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyP
     assert b"".join(blocks) == run
     assert len(blocks[0]) > 5000
     assert max(map(len, blocks[1:])) <= 16, "what follows it is in blocks of the usual size"
-    monkeypatch.setattr(streams, "_MAX_RUN_BYTES", 1 << 12)
+    monkeypatch.setattr(blocks_module, "_MAX_RUN_BYTES", 1 << 12)
     with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*vocab='char'"):
         list(BlockReader(in_memory(run), rules, 16))
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\xaf"])
-@pytest.mark.parametrize("at", [0, 5, streams.BLOCK_BYTES - 1, streams.BLOCK_BYTES + 3])
+@pytest.mark.parametrize("at", [0, 5, blocks_module.BLOCK_BYTES - 1, blocks_module.BLOCK_BYTES + 3])
 def test_the_first_bad_byte_is_found(bad: bytes, at: int) -> None:
     good = BOM + b"x\r\n" * (at // 3) + b"x" * (at % 3)
     documents = in_memory("fein ä".encode(), good + bad, b"\xff")

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.calibration import LEVELS, Calibration, calibrate, forecast, spread
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.forecasts import LEVELS, Calibration, calibrate, forecast, spread
 from series_frames import long_table, replaced
 
 HORIZON, INPUT = 6, 24
 QUICK: dict[str, Any] = {
-    "horizon": HORIZON, "input_size": INPUT, "segment": 6, "hidden_size": 16, "steps": 150,
+    "horizon": HORIZON, "input_size": INPUT, "patch": 6, "hidden_size": 16, "steps": 150,
     "dropout": 0.0, "learning_rate": 0.01, "split": "60/20/20", "normalize": "standard",
 }  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_calibration_takes_windows_evenly_where_they_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(1200))
-    monkeypatch.setattr("fastlstm.forecast.forecasts._MAX_VALUES", 100 * HORIZON * 7)
+    monkeypatch.setattr("fastlstm.forecast.calibration._MAX_VALUES", 100 * HORIZON * 7)
     taken: list[NDArray[np.int64]] = []
     read = ScaledWindows.read
 

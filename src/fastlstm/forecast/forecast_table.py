@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import DataError, Setting, counted
+from fastlstm.forecast.calibration import answer
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.forecasts import answer
 from fastlstm.forecast.future_covariates import future_covariates
 
 _SERIES_AT_ONCE = 256
@@ -50,7 +50,9 @@ def predict_table(
     _refuse_short(dataset, last, rows, sizes.input_size)
     series = table.segments.series[last]
     times = _times_ahead(dataset, last, sizes.horizon)
-    known = None if ahead is None else future_covariates(ahead, dataset, stored.fit, series, times)
+    known = (
+        None if ahead is None else future_covariates(ahead, dataset, stored.schema, series, times)
+    )
     begins = table.segments.first_rows[last] + rows - sizes.input_size
     found = []
     for first in range(0, len(last), _SERIES_AT_ONCE):

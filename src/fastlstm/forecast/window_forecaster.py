@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastlstm.forecast.calibration import quantiles_of, spread
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
-from fastlstm.forecast.forecasts import quantiles_of, spread
 
 Floats = NDArray[np.floating]
 
@@ -70,8 +70,8 @@ class WindowForecaster:
         self.name, self._stored = name, stored
         config = stored.network.config
         self.input_size, self.horizon = config.input_size, config.horizon
-        self.may_miss, self.frequency = config.has_missing, str(stored.fit.frequency)
-        columns = stored.fit.columns
+        self.may_miss, self.frequency = config.has_missing, str(stored.schema.frequency)
+        columns = stored.schema.columns
         self.targets = columns[: config.num_targets]
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
@@ -81,12 +81,12 @@ class WindowForecaster:
     def typical(self, column: str) -> float:
         """Returns the mean of a column of numbers over the training rows, 0 where not known."""
         stored = self._stored
-        means = dict(zip(stored.fit.columns, stored.scaler.mean.tolist(), strict=True))
+        means = dict(zip(stored.schema.columns, stored.scaler.mean.tolist(), strict=True))
         statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
         return float({**means, **dict(statics)}.get(column, 0.0))
 
     def _columns(self, names: tuple[str, ...]) -> Columns:
-        known = self._stored.fit.categories
+        known = self._stored.schema.categories
         codes = {
             name: {canonical(value): number for number, value in enumerate(known[name])}
             for name in names

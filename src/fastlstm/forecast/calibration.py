@@ -15,7 +15,7 @@ from fastlstm.errors import ConfigError, Setting
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.model.outputs import Output
 from fastlstm.system.fields import is_number
 
@@ -97,7 +97,7 @@ def calibrate(
     network: ForecastNetwork,
     inputs: ScaledWindows,
     valid: WindowIndex,
-    goes_on: Callable[[int, int], bool] | None = None,
+    should_continue: Callable[[int, int], bool] | None = None,
     show: Callable[[int, int], None] | None = None,
 ) -> Calibration:
     """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps.
@@ -108,8 +108,7 @@ def calibrate(
         network: trained.
         inputs: the table.
         valid: validation windows.
-        goes_on: called with the windows read so far and in all after every batch; False leaves the
-            rest out.
+        should_continue: called with the windows read so far and in all; False skips the rest.
         show: called with the same.
     """
     config, output = network.config, network.output
@@ -119,7 +118,7 @@ def calibrate(
     most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
     answers, targets, spreads = [], [], []
     rows, done, size = valid.rows(most), 0, 256
-    if goes_on is not None:
+    if should_continue is not None:
         rows, size = spread_out(rows), 64
     for values, statics in inputs.read(rows, config.input_size + h, size):
         answers.append(network(values, statics))
@@ -128,7 +127,7 @@ def calibrate(
         done += len(values)
         if show is not None:
             show(done, len(rows))
-        if goes_on is not None and not goes_on(done, len(rows)):
+        if should_continue is not None and not should_continue(done, len(rows)):
             break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
     found = []

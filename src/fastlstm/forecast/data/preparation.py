@@ -29,7 +29,7 @@ def prepare(
     return _prepared(frame, config, roles, on_progress, dtype, like)
 
 
-def prepare_ahead(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
+def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
     """Prepares a table of what is known ahead: series, time and the future columns.
 
     Args:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastlstm.errors import CorruptFileError, DataError, Stopped
-from fastlstm.forecast.data.streams import StreamBatch, StreamLoader
+from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
 
 LENGTHS = (70, 11, 200, 23, 12)
@@ -23,14 +23,14 @@ def table() -> Table:
     return Table(plain.values, plain.columns, segments, plain.scale, plain.offset)
 
 
-def loader(batch_size: int = 4, stretch: int = 24, seed: int = 0, **given: object) -> StreamLoader:
+def loader(batch_size: int = 4, stretch: int = 24, seed: int = 0, **given: object) -> ChunkLoader:
     ends = np.cumsum(np.array(LENGTHS, dtype=np.int64))
-    return StreamLoader(
+    return ChunkLoader(
         table(), ends, LENGTH, HORIZON, PHASES, batch_size, stretch, seed, **given
     )  # fmt: skip
 
 
-def an_epoch(found: StreamLoader) -> list[StreamBatch]:
+def an_epoch(found: ChunkLoader) -> list[ChunkBatch]:
     return [found.next() for _ in range(found.steps_per_epoch)]
 
 
@@ -40,7 +40,7 @@ def test_chunks_follow_each_other_and_no_row_is_read_twice(batch_size: int, stre
     found = loader(batch_size, stretch)
     ends = np.cumsum(LENGTHS)
     for _ in range(3):
-        before: StreamBatch | None = None
+        before: ChunkBatch | None = None
         rows = []
         for batch in an_epoch(found):
             assert batch.values.shape == (len(batch.rows), LENGTH + HORIZON, 1)
@@ -48,10 +48,10 @@ def test_chunks_follow_each_other_and_no_row_is_read_twice(batch_size: int, stre
             assert (batch.rows + LENGTH + HORIZON <= ends[batch.segments]).all()
             assert (batch.rows >= (ends - LENGTHS)[batch.segments]).all()
             if before is None:
-                assert not batch.goes_on.any()
+                assert not batch.continues.any()
             else:
                 assert len(batch.rows) <= len(before.rows)
-                lanes = np.flatnonzero(batch.goes_on)
+                lanes = np.flatnonzero(batch.continues)
                 assert (batch.rows[lanes] == before.rows[lanes] + LENGTH).all()
                 assert (batch.segments[lanes] == before.segments[lanes]).all()
             rows += batch.rows.tolist()
@@ -81,7 +81,7 @@ def test_a_stretch_is_cut_and_shuffled() -> None:
     batches = an_epoch(found)
     run, longest = 0, 0
     for batch in batches:
-        run = run + 1 if batch.goes_on[0] else 1
+        run = run + 1 if batch.continues[0] else 1
         longest = max(longest, run)
     assert longest == 24 // LENGTH
     rows = [int(batch.rows[0]) for batch in batches]
@@ -103,7 +103,7 @@ def test_a_position_goes_on_exactly() -> None:
         for batch in batches[taken:]:
             same = after.next()
             assert same.rows.tolist() == batch.rows.tolist()
-            assert same.goes_on.tolist() == batch.goes_on.tolist()
+            assert same.continues.tolist() == batch.continues.tolist()
     with pytest.raises(CorruptFileError, match="loader position is"):
         loader().load_state_dict({"epoch": 0, "index": 10_000})
 
@@ -111,6 +111,6 @@ def test_a_position_goes_on_exactly() -> None:
 def test_what_cannot_be_is_refused() -> None:
     ends = np.cumsum(np.array(LENGTHS, dtype=np.int64))
     with pytest.raises(DataError, match=r"takes 300 rows and 5 behind, .* has 200; give"):
-        StreamLoader(table(), ends, 300, 5, 1, 4, 300)
+        ChunkLoader(table(), ends, 300, 5, 1, 4, 300)
     with pytest.raises(Stopped):
         loader(should_stop=lambda: True).next()

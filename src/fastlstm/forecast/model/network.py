@@ -1,19 +1,19 @@
-"""A forecaster: an LSTM reads segments of the past, one cell step per future segment answers.
+"""A forecaster: an LSTM reads patches of the past, one cell step per future patch answers.
 
 ::
 
-    values (B, L, C)  ──normalise──► segments of s steps ──linear──► LSTM ──► h, c
+    values (B, L, C)  ──normalise──► patches of s steps ──linear──► LSTM ──► h, c
                                                                       │
-    segment 1 … m of the horizon, channel, known ahead ──► cell step ─┴─► linear ──► (B, h, C)
+    patch 1 … m of the horizon, channel, known ahead ──► cell step ─┴─► linear ──► (B, h, C)
 
-Direct: all future segments are answered at once from the state after the last input segment, each
+Direct: all future patches are answered at once from the state after the last input patch, each
 by its position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs as much as one step
-more. Autoregressive: each is answered from the state after all segments before it, of which those
+more. Autoregressive: each is answered from the state after all patches before it, of which those
 of the horizon are the network's own forecasts, in training as at predict.
 Channels (targets) share the network and are told apart by an embedding, or go in together.
-Stateful: the input is a chunk of a longer stream, every segment is read over the last value before
+Stateful: the input is a chunk of a longer stream, every patch is read over the last value before
 it, and every state answers, so that one pass over a stream trains as many origins as it has
-segments.
+patches.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class RecurrentState(NamedTuple):
     cell: Tensor
     level: Tensor
 
-    def where(self, goes_on: Tensor) -> RecurrentState:
+    def where(self, continues: Tensor) -> RecurrentState:
         """Returns the state of the first rows ``(B,)``, begun anew where they do not go on."""
-        rows = len(goes_on)
+        rows = len(continues)
         each = self.hidden.shape[1] // len(self.level)
-        states = goes_on.repeat_interleave(each)[:, None]
+        states = continues.repeat_interleave(each)[:, None]
         return RecurrentState(
             torch.where(states, self.hidden[:, : rows * each], 0.0),
             torch.where(states, self.cell[:, : rows * each], 0.0),
-            torch.where(goes_on[:, None], self.level[:rows], math.nan),
+            torch.where(continues[:, None], self.level[:rows], math.nan),
         )
 
     def detach(self) -> RecurrentState:
@@ -76,7 +76,7 @@ class ForecastNetwork(nn.Module):
         super().__init__()
         self.config = config
         self.output = make_output(config.output, config.loss)
-        C, s, d, H = config.num_targets, config.segment, config.embed_size, config.hidden_size
+        C, s, d, H = config.num_targets, config.patch, config.embed_size, config.hidden_size
         is_shared = config.channels == "shared"
         first = [(p - C, n) for p, n in config.categories]
         self.past = CategoricalFeatures(
@@ -92,9 +92,9 @@ class ForecastNetwork(nn.Module):
         self.hidden_of_both = nn.Linear(2 * H, H) if both else None
         self.cell_of_both = nn.Linear(2 * H, H) if both else None
         self.cell_of_hidden = nn.Linear(H, H) if config.stateful else None
-        self.num_segments = math.ceil(config.horizon / s)
+        self.num_patches = math.ceil(config.horizon / s)
         self.num_channels = C if is_shared else 1
-        self.position = nn.Parameter(torch.randn(self.num_segments, d - d // 2))
+        self.position = nn.Parameter(torch.randn(self.num_patches, d - d // 2))
         self.channel = nn.Parameter(torch.randn(self.num_channels, d // 2))
         self.known = nn.Linear(s * self.future.width, d) if config.num_future else None
         self.statics = CategoricalFeatures(config.num_static, config.static_categories)
@@ -131,7 +131,7 @@ class ForecastNetwork(nn.Module):
                 f" {L} + {h} steps of {counted(columns, 'column')}"
             )
         if config.stateful:
-            return self._stream(values, statics, None, 1)[0]
+            return self._read(values, statics, None, 1)[0]
         targets, is_there = values[:, :L, :C], None
         if config.has_missing:
             is_there = ~targets.isnan()
@@ -140,8 +140,8 @@ class ForecastNetwork(nn.Module):
         if is_there is not None:
             targets = torch.where(is_there, targets, 0.0)
         static = None if self.static is None else self.static(self.statics(statics))
-        segments = self._segments(targets, is_there, self.past(values[:, :L, C:]))
-        _, state = self.lstm(self._embedded(segments, static))
+        patches = self._patches(targets, is_there, self.past(values[:, :L, C:]))
+        _, state = self.lstm(self._embedded(patches, static))
         asked = self._asked(values[:, L:, C + config.num_past :], static)
         if config.decoder == "direct":
             answered = self._answer(asked, *self._last(state))
@@ -151,13 +151,13 @@ class ForecastNetwork(nn.Module):
             answered[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
         )
 
-    def stream(
+    def read_chunk(
         self, values: Tensor, statics: Tensor | None = None, carried: RecurrentState | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        """Returns forecasts after every segment of a chunk, and what the next chunk goes on from.
+        """Returns forecasts after every patch of a chunk, and what the next chunk goes on from.
 
         Args:
-            values: shape ``(B, n * s + h, C + P + F)``: n segments to read, and the horizon.
+            values: shape ``(B, n * s + h, C + P + F)``: n patches to read, and the horizon.
             statics: shape ``(B, S)``.
             carried: of the chunk before; None begins anew.
 
@@ -165,25 +165,25 @@ class ForecastNetwork(nn.Module):
             Parameters of the output, shape ``(B * n, h, C, num_parameters)``, in the order of
             `horizons`; and the state behind the chunk.
         """
-        origins = (values.shape[1] - self.config.horizon) // self.config.segment
-        return self._stream(values, statics, carried, origins)
+        origins = (values.shape[1] - self.config.horizon) // self.config.patch
+        return self._read(values, statics, carried, origins)
 
     def horizons(self, values: Tensor, origins: int) -> Tensor:
         """Returns the rows behind the last origins of chunks, shape ``(B * origins, h, columns)``.
 
         Args:
             values: shape ``(B, n * s + h, columns)``.
-            origins: how many; every segment's end is one.
+            origins: how many; every patch's end is one.
         """
-        s, h = self.config.segment, self.config.horizon
+        s, h = self.config.patch, self.config.horizon
         found = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
         return found.transpose(2, 3).flatten(0, 1)
 
-    def _stream(
+    def _read(
         self, values: Tensor, statics: Tensor | None, carried: RecurrentState | None, origins: int
     ) -> tuple[Tensor, RecurrentState]:
         config = self.config
-        s, h, C, H = config.segment, config.horizon, config.num_targets, config.hidden_size
+        s, h, C, H = config.patch, config.horizon, config.num_targets, config.hidden_size
         B, steps = values.shape[0], values.shape[1] - h
         targets, is_there = values[:, :steps, :C], None
         if config.has_missing:
@@ -193,9 +193,9 @@ class ForecastNetwork(nn.Module):
         if is_there is not None:
             targets = torch.where(is_there, targets, 0.0)
         static = None if self.static is None else self.static(self.statics(statics))
-        segments = self._segments(targets, is_there, self.past(values[:, :steps, C:]))
+        patches = self._patches(targets, is_there, self.past(values[:, :steps, C:]))
         state = None if carried is None else (carried.hidden, carried.cell)
-        outputs, state = self.lstm(self._embedded(segments, static), state)
+        outputs, state = self.lstm(self._embedded(patches, static), state)
         behind = RecurrentState(state[0], state[1], last[:, -1])
         each = outputs[len(outputs) - origins :].view(origins, B, -1, H).transpose(0, 1)
         hidden = each.reshape(-1, H)
@@ -213,13 +213,13 @@ class ForecastNetwork(nn.Module):
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns what every segment is read over, and the last value there at its end.
+        """Returns what every patch is read over, and the last value there at its end.
 
-        Shapes ``(B, n, C)``. A segment is read over the last value before it, or its own first one;
+        Shapes ``(B, n, C)``. A patch is read over the last value before it, or its own first one;
         0 where there is none. The other is NaN where no value has been yet.
         """
         B, steps, C = targets.shape
-        s = self.config.segment
+        s = self.config.patch
         if is_there is None:
             first, last = targets[:, ::s], targets[:, s - 1 :: s]
         else:
@@ -252,9 +252,9 @@ class ForecastNetwork(nn.Module):
         last = torch.where(is_there, steps, 0).amax(1, keepdim=True)
         return targets.gather(1, last)[:, 0].nan_to_num(0.0), one
 
-    def _segments(self, targets: Tensor, is_there: Tensor | None, past: Tensor) -> Tensor:
+    def _patches(self, targets: Tensor, is_there: Tensor | None, past: Tensor) -> Tensor:
         """Returns what the LSTM reads, shape ``(L / s, B * channels, s * features)``."""
-        s, K = self.config.segment, self.num_channels
+        s, K = self.config.patch, self.num_channels
         B, L = targets.shape[:2]
         parts = [targets] if is_there is None else [targets, is_there.to(targets)]
         own = torch.stack(parts, -1).view(B, L // s, s, K, -1)
@@ -264,9 +264,9 @@ class ForecastNetwork(nn.Module):
         shared = past.view(B, L // s, 1, -1).expand(-1, -1, K, -1)
         return torch.cat([own, shared.permute(1, 0, 2, 3).reshape(L // s, B * K, -1)], -1)
 
-    def _embedded(self, segments: Tensor, static: Tensor | None) -> Tensor:
-        """Returns segments as the LSTM reads them, shape ``(steps, B * channels, d)``."""
-        embedded = F.relu(self.embed(segments))
+    def _embedded(self, patches: Tensor, static: Tensor | None) -> Tensor:
+        """Returns patches as the LSTM reads them, shape ``(steps, B * channels, d)``."""
+        embedded = F.relu(self.embed(patches))
         if static is None:
             return embedded
         return embedded + static.repeat_interleave(self.num_channels, 0)
@@ -283,24 +283,24 @@ class ForecastNetwork(nn.Module):
         )
 
     def _asked(self, ahead: Tensor, static: Tensor | None) -> Tensor:
-        """Returns what every segment is asked by, shape ``(m, 1 or B, channels, d)``."""
+        """Returns what every patch is asked by, shape ``(m, 1 or B, channels, d)``."""
         asked = torch.cat(
             [
                 self.position[:, None].expand(-1, self.num_channels, -1),
-                self.channel[None].expand(self.num_segments, -1, -1),
+                self.channel[None].expand(self.num_patches, -1, -1),
             ],
             -1,
         )[:, None]
         if self.known is not None:
-            asked = asked + self.known(self._ahead_segments(ahead))[:, :, None]
+            asked = asked + self.known(self._future_patches(ahead))[:, :, None]
         if static is not None:
             asked = asked + static[None, :, None]
         return asked
 
     def _answer(self, asked: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
-        """Returns ``(B, m * s, C, num_parameters)``: a cell step per segment, all from one state.
+        """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state.
 
-        The product with the state is that of one step, whatever the number of segments.
+        The product with the state is that of one step, whatever the number of patches.
         """
         m, K, H = len(asked), self.num_channels, self.config.hidden_size
         B = hidden.shape[0] // K
@@ -309,7 +309,7 @@ class ForecastNetwork(nn.Module):
         new_cell = f.sigmoid() * cell.view(1, B, K, H) + i.sigmoid() * g.tanh()
         new_hidden = self.dropout(o.sigmoid() * new_cell.tanh())
         answered = self.head(new_hidden)  # (m, B, K, s * C / K * parameters)
-        s, each = self.config.segment, self.output.num_parameters
+        s, each = self.config.patch, self.output.num_parameters
         whole = answered.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
         steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
         return steps
@@ -325,23 +325,23 @@ class ForecastNetwork(nn.Module):
             ahead: past and future columns of the horizon, shape ``(B, h, P + F)``.
             static: of the series.
         """
-        s, config = self.config.segment, self.config
-        rows = F.pad(ahead, (0, 0, 0, self.num_segments * s - config.horizon), value=math.nan)
+        s, config = self.config.patch, self.config
+        rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
         is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
         known = self.past(rows.where(is_known, math.nan))
         found = [self._answer(asked[:1], *self._last(state))]
-        for k in range(1, self.num_segments):
+        for k in range(1, self.num_patches):
             one = torch.ones_like(found[-1][..., 0])
             center = self.output.center(self.output.restored(found[-1], one, 0 * one))
             is_there = one.bool() if config.has_missing else None
-            read = self._segments(center, is_there, known[:, (k - 1) * s : k * s])
+            read = self._patches(center, is_there, known[:, (k - 1) * s : k * s])
             _, state = self.lstm(self._embedded(read, static), state)
             found.append(self._answer(asked[k : k + 1], *self._last(state)))
         return torch.cat(found, 1)
 
-    def _ahead_segments(self, ahead: Tensor) -> Tensor:
-        """Returns what is known of each future segment, shape ``(m, B, s * features)``."""
+    def _future_patches(self, ahead: Tensor) -> Tensor:
+        """Returns what is known of each future patch, shape ``(m, B, s * features)``."""
         features = self.future(ahead)
-        s, B = self.config.segment, ahead.shape[0]
-        features = F.pad(features, (0, 0, 0, self.num_segments * s - ahead.shape[1]))
-        return features.view(B, self.num_segments, -1).transpose(0, 1)
+        s, B = self.config.patch, ahead.shape[0]
+        features = F.pad(features, (0, 0, 0, self.num_patches * s - ahead.shape[1]))
+        return features.view(B, self.num_patches, -1).transpose(0, 1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.data.arrange import Arranged
-from fastlstm.forecast.data.facts import ColumnFacts
+from fastlstm.forecast.data.column_stats import ColumnStats
 from fastlstm.forecast.data.table import MISSING_INT16, rows_at_once
 from fastlstm.system.storage import append
 
@@ -42,7 +42,7 @@ def store_values(
     work: Path,
     arranged: Arranged,
     dtype: Literal["auto", "float32", "float16", "int16"],
-    facts: Sequence[ColumnFacts],
+    facts: Sequence[ColumnStats],
     names: Sequence[str],
 ) -> Stored:
     """Turns values.f32 into values.bin.
@@ -97,7 +97,7 @@ def store_values(
     return Stored(kind, scale, offset, tuple(notes or [f"values stored as {kind}: nothing lost"]))
 
 
-def _range(fact: ColumnFacts) -> tuple[float, float]:
+def _range(fact: ColumnStats) -> tuple[float, float]:
     """Returns the smallest and largest value as stored; zeros of a column without any."""
     if fact.low > fact.high:
         return 0.0, 0.0

@@ -1,6 +1,6 @@
 import json
 
-from fastlstm.runs.metrics import MetricsFile, event_line
+from fastlstm.runs.events import MetricsFile, event_line
 
 
 def test_nan_becomes_null_in_strict_json():

@@ -28,19 +28,19 @@ from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.system.prefetch import read_position
 
 
-class StreamBatch(NamedTuple):
+class ChunkBatch(NamedTuple):
     """One chunk of every lane.
 
     Attributes:
         values: shape ``(B, length + horizon, C)``, float32; a missing value is NaN.
         segments: the segment of each, shape ``(B,)``, int64.
-        goes_on: whether it follows what the batch before had in its place, shape ``(B,)``, bool.
+        continues: whether it follows what the batch before had in its place, shape ``(B,)``, bool.
         rows: the first row of each in the table, shape ``(B,)``, int64.
     """
 
     values: Tensor
     segments: NDArray[np.int64]
-    goes_on: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
     rows: NDArray[np.int64]
 
 
@@ -50,10 +50,10 @@ class _Epoch(NamedTuple):
     number: int
     rows: NDArray[np.int64]
     segments: NDArray[np.int64]
-    goes_on: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
 
 
-class StreamLoader:
+class ChunkLoader:
     """Hands out chunks; endless, epoch after epoch.
 
     Args:
@@ -112,7 +112,7 @@ class StreamLoader:
         self._position = {"epoch": 0, "index": 0}
         self.wait_s = 0.0
 
-    def next(self) -> StreamBatch:
+    def next(self) -> ChunkBatch:
         """Returns the next batch.
 
         Raises:
@@ -127,12 +127,12 @@ class StreamLoader:
         lanes = slice(step, None, self.steps_per_epoch)
         rows = self._epoch.rows[lanes]
         values = read_windows(self._table, rows, self._length + self._horizon)
-        goes_on = self._epoch.goes_on[lanes] & (step > 0)
+        continues = self._epoch.continues[lanes] & (step > 0)
         is_last = step + 1 == self.steps_per_epoch
         self._position["epoch"] = epoch + is_last
         self._position["index"] = 0 if is_last else step + 1
         self.wait_s += time.perf_counter() - started
-        return StreamBatch(values, self._epoch.segments[lanes], goes_on, rows)
+        return ChunkBatch(values, self._epoch.segments[lanes], continues, rows)
 
     def state_dict(self) -> dict[str, int]:
         """Returns the position behind the last batch handed out."""

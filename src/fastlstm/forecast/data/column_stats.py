@@ -20,7 +20,7 @@ _MOST_RATIO = 1024
 
 
 @dataclass
-class ColumnFacts:
+class ColumnStats:
     """What was seen of one column.
 
     Attributes:
