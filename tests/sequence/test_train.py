@@ -119,7 +119,7 @@ def test_a_run_is_resumed_with_what_it_was_begun_with_only(tmp_path: Path) -> No
         SequenceClassifier(**QUICK).fit(X, Y > 0, out=out, resume=True)
     for name, value in (("hidden_size", 7), ("learning_rate", 1e-3), ("held_out", 0.3)):
         given = {**QUICK, name: value}
-        with pytest.raises(ConfigError, match=f"{name}={value}: this run was begun with"):
+        with pytest.raises(ConfigError, match=f"{name}={value}: this run was started with"):
             SequenceRegressor(**given).fit(X, Y, out=out, resume=True)
     assert len([e for e in events_of(out) if e["event"] == "start"]) == 1
 

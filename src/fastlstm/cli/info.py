@@ -50,7 +50,7 @@ def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
     require_run(path)
 
     from fastlstm.report.history import read_history
-    from fastlstm.runs.run_directory import RunDirectory, holds_forecaster
+    from fastlstm.runs.run_directory import RunDirectory, kind_of_run
     from fastlstm.text.files import load_language_model
 
     directory = RunDirectory(path)
@@ -58,8 +58,9 @@ def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
     model_rows: list[Row] = []
     damage: list[str] = []
     try:
-        if holds_forecaster(path):
-            model, model_rows = _forecaster(path)
+        kind = kind_of_run(path)
+        if kind in ("forecaster", "sequence"):
+            model, model_rows = (_forecaster if kind == "forecaster" else _sequence_model)(path)
         else:
             loaded = load_language_model(path)
             model, model_rows = _model_facts(loaded), _model_rows(loaded)
@@ -106,6 +107,29 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
         ("forecasts", f"{', '.join(targets)}, every {str(fit.frequency).removeprefix('1 ')}"),
         ("model", f"{counted(sizes.input_size, 'step')} read, {sizes.horizon} answered; {layers} of"
          f" {counted(sizes.hidden_size, 'unit')}"),
+        ("size", f"{counted(parameters, 'parameter')}, {short_bytes(4 * parameters)} in fp32"),
+    ]  # fmt: skip
+
+
+def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm.sequence.files import read_sequence_model
+
+    stored = read_sequence_model(path)
+    sizes, answers = stored.network.config, stored.answers
+    parameters = sum(p.numel() for p in stored.network.parameters())
+    facts = {
+        "kind": "sequence",
+        "answers": answers.kind,
+        "model": dataclasses.asdict(sizes),
+        "train": dataclasses.asdict(stored.config),
+        "num_parameters": parameters,
+    }
+    count = counted(len(answers), "number")
+    what = f"one of {len(answers)} classes" if answers.kind == "labels" else count
+    return facts, [
+        ("answers", f"{what} for each sequence"),
+        ("model", f"{counted(sizes.num_columns, 'column')} read;"
+         f" {counted(sizes.num_layers, 'LSTM layer')} of {counted(sizes.hidden_size, 'unit')}"),
         ("size", f"{counted(parameters, 'parameter')}, {short_bytes(4 * parameters)} in fp32"),
     ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -53,6 +54,16 @@ class SequenceData:
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
     answers: Answers
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the sequences and their answers."""
+        digest = hashlib.sha256(repr(self.answers.values).encode())
+        sequences = self.labelled.sequences
+        for part in (sequences.values, sequences.lengths, self.labelled.wanted.numpy()):
+            digest.update(f"{part.dtype} {part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
 
 @torch_settings_kept()
@@ -107,7 +118,7 @@ class _Session(RunSession):
         with self.start(
             config, names, resume, lambda found: _options(found)[:2], MAY_CHANGE
         ) as start:
-            key = self._data.labelled.key
+            key = self._data.key
             if start.found is not None and key != _options(start.found)[2]:
                 assert self.run is not None
                 raise FormatError(
