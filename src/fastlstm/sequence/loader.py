@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,15 +47,6 @@ class LabelledSequences:
         return LabelledBatch(
             self.sequences.batch(numbers, self.mean, self.std), self.wanted[numbers]
         )
-
-    @property
-    def key(self) -> str:
-        """SHA-256 of the sequences and their answers."""
-        digest = hashlib.sha256()
-        for part in (self.sequences.values, self.sequences.lengths, self.wanted.numpy()):
-            digest.update(f"{part.dtype} {part.shape}".encode())
-            digest.update(np.ascontiguousarray(part).data)
-        return digest.hexdigest()
 
 
 class SequenceLoader:
