@@ -112,8 +112,8 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _model_rows(facts: dict[str, Any]) -> list[Row]:
-    size = f"{short_bytes(4 * facts['num_parameters'])} in fp32"
-    return labelled("model", [*model_lines(facts), size])
+    size = f"{short_bytes(4 * facts['num_parameters'])} of weights in fp32"
+    return [*labelled("model", model_lines(facts)), ("size", size)]
 
 
 def _history_facts(history: History) -> dict[str, Any]:
