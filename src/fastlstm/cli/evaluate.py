@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.inputs import (
+    one_or_many,
     open_model,
     refuse_runs,
     refuse_swapped,
@@ -16,7 +17,7 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, given_options, json_option
-from fastlstm.cli.output import print_json, print_rows
+from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import Parsed, parse
 from fastlstm.errors import EXIT_OK, counted
 from fastlstm.report.terminal import short_count
@@ -92,10 +93,7 @@ def run(argv: list[str]) -> int:
     path, *data = parsed.positionals
     refuse_swapped("evaluate", path, data)
     facts, rows = (_text_figures if command is COMMAND else _table_figures)(parsed, path, data)
-    if parsed["json"]:
-        print_json(facts)
-    else:
-        print_rows(rows)
+    print_result(facts, rows, parsed["json"])
     return EXIT_OK
 
 
@@ -212,9 +210,8 @@ def _table_figures(
     from fastlstm.report.lines import score_text
 
     model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
-    frame: Any = data[0] if len(data) == 1 else data
     part, given = parsed["split"], {name: parsed[name] for name in ("stride", "season", "scaled")}
-    scores = model.backtest(part, frame=frame, **given)
+    scores = model.backtest(part, frame=one_or_many(data), **given)
     units = "deviations of the training rows" if parsed["scaled"] else "units of the table"
     return {"run": path, "data": data, "split": part, **given, "scores": scores}, [
         ("run", path),

@@ -30,6 +30,11 @@ def require_run(path: str, wanted: Kind | None = None) -> None:
     find_run.require_run(path, wanted)
 
 
+def one_or_many(sources: list[str]) -> str | list[str]:
+    """Returns sources as training and forecasting take them: one alone, several as a list."""
+    return sources[0] if len(sources) == 1 else sources
+
+
 def open_model(path: str) -> LM:
     """Loads the model of a run or checkpoint; a note about the choice of files is printed.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import refuse_runs, require_tables
+from fastlstm.cli.inputs import one_or_many, refuse_runs, require_tables
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.parser import parse
@@ -107,18 +107,19 @@ def run(argv: list[str]) -> int:
         default_output(use_json=parsed["json"]) as output,
         Shown(output, parsed["json"]) as shown,
     ):
-        source = sources[0] if len(sources) == 1 else sources
         shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": given}
         shared |= {"config": config, "observers": [shown], "stop": stop, "began": began}
         if command is COMMAND:
             from fastlstm.text.train import train
 
-            train(source, as_text=True, **shared)  # a table without --as-text was refused before
+            train(
+                one_or_many(sources), as_text=True, **shared
+            )  # a table without --as-text was refused before
         else:
             from fastlstm.forecast.train import train_forecaster
 
             _warn_of_texts(sources, shown)
-            train_forecaster(source, **shared)
+            train_forecaster(one_or_many(sources), **shared)
     return EXIT_OK
 
 

@@ -223,11 +223,10 @@ def progress_text(event: Event) -> str:
 
 
 def prepare_text(event: Event) -> str:
-    """Returns ``123 MB of 1.00 GB, 12%``."""
+    """Returns ``reading: 123 MB of 1.00 GB, 12%``."""
     done, total = number(event, "done_bytes") or 0, number(event, "total_bytes")
-    if not total:
-        return short_bytes(done)
-    return f"{short_bytes(done)} of {short_bytes(total)}, {percent(done / total)}"
+    of = f" of {short_bytes(total)}, {percent(done / total)}" if total else ""
+    return f"reading: {short_bytes(done)}{of}"
 
 
 def skip_text(event: Event) -> str:

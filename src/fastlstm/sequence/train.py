@@ -155,7 +155,7 @@ class _Session(RunSession):
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
-                config, self.ending(dataclasses.replace(start, options=config), steps), device,
+                config, self.ending(config, found, steps), device,
                 steps if config.eval_every is None else config.eval_every,
                 ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
             )  # fmt: skip
