@@ -139,6 +139,7 @@ def value_name(option: Option) -> str:
     if get_origin(kind) is Literal:
         return "{" + ",".join(str(choice) for choice in get_args(kind)) + "}"
     named = {"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C"}
+    named |= {"valid": "FILE", "test": "FILE"}
     if option.name in named and kind is str:
         return named[option.name]
     return {int: "N", float: "X"}.get(kind, "TEXT")

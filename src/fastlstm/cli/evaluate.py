@@ -11,11 +11,11 @@ from fastlstm.cli.kind import refuse_runs, refuse_swapped
 from fastlstm.cli.loading import open_model
 from fastlstm.cli.parser import parse
 from fastlstm.cli.table import print_json, print_rows
-from fastlstm.errors import EXIT_OK, counted
+from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
 from fastlstm.runs.find_run import require_run
 from fastlstm.system.storage import finite
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
@@ -117,25 +117,40 @@ def evaluate_text(
     """
     from fastlstm.text.evaluation import evaluate, with_unknown
 
+    file = _held_out(lm).get(split or "")
+    if file is not None:
+        raise DataError(
+            f"the {PARTS[str(split)]} part of this run is {file}, no share of its text; evaluate"
+            f" {file} without ", Setting("split"),
+        )  # fmt: skip
     data = lm.read(text, unknown)
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
     size = lm.tokenizer.vocab_size
     return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
 
 
-def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
-    """Returns the tokens of a text, or of the part that the run's own split calls `split`.
+def validation_ids(lm: LM) -> NDArray[Any]:
+    """Returns the tokens that the run was validated on.
 
     Raises:
-        DataError: the text cannot be read or holds unseen characters.
+        DataError: their text cannot be read or holds unseen characters.
     """
-    return _part(lm, lm.read(text), split)
+    file = _held_out(lm).get("valid")
+    if file is not None:
+        return lm.read(file, "count").ids
+    return _part(lm, lm.read(lm.config.get("data", {}).get("source", "")), "valid")
+
+
+def _held_out(lm: LM) -> dict[str, str]:
+    """Returns the texts of their own that the run was validated and tested on, by part."""
+    data = lm.config.get("data", {})
+    return {part: data[part]["source"] for part in PARTS if part in data}
 
 
 def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
     shares = lm.config.get("train", {}).get("split", TrainConfig.split)
     ids: NDArray[Any] = data.ids
-    return ids if split is None else getattr(data.split(shares), split)
+    return ids if split is None else getattr(data.split(shares, _held_out(lm)), split)
 
 
 def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:

@@ -20,6 +20,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "keep_crlf",
         "invalid_utf8",
         "split",
+        "valid",
+        "test",
         "cache_dir",
     ),
     "model": (
@@ -103,7 +105,7 @@ def run(argv: list[str]) -> int:
     began = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     parsed = parse(COMMAND, argv)
     config, given = resolve_config(parsed, CONFIG_OPTIONS, TrainConfig)
-    refuse_runs(parsed.positionals)
+    refuse_runs([*parsed.positionals, *filter(None, (config.valid, config.test))])
     open_source(parsed.positionals)  # a misspelt name is said at once
 
     from fastlstm.report.progress import default_output

@@ -308,6 +308,7 @@ def end_rows(event: Event, start: Event) -> list[tuple[str, str]]:
     overall = tokens / elapsed if tokens and elapsed else None
     rows = (
         ("best", [f"{best:.4f} validation {measure}{where}" if best is not None else ""]),
+        ("test", _test_parts(event)),
         (
             "speed",
             [
@@ -327,6 +328,21 @@ def end_rows(event: Event, start: Event) -> list[tuple[str, str]]:
         ("time", [f"{clock(elapsed)} in all" if elapsed is not None else "", spent_text(event)]),
     )
     return [(label, text) for label, parts in rows if (text := joined(parts))]
+
+
+def _test_parts(event: Event) -> list[str]:
+    """Returns what the best model of texts scored on a test text of its own."""
+    test = event.get("test")
+    if not isinstance(test, dict):
+        return []
+    bits, perplexity = number(test, "bits_per_char"), number(test, "perplexity")
+    num, total = number(test, "num_units"), number(test, "of_units")
+    share = f"{num:,.0f} of " if num and total and num < total else ""
+    return [
+        f"{bits:.4f} bits/char" if bits is not None else "",
+        f"perplexity {perplexity:.4g}" if perplexity is not None else "",
+        share + count_of(test, "of_units", "token"),
+    ]
 
 
 _PARTS = {"setup": "set-up", "steps": "steps"}

@@ -16,7 +16,7 @@ from fastlstm.errors import FastLSTMError, MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
 from fastlstm.report.history import Event, History, number, read_history
-from fastlstm.report.lines import ceiling_share, end_notes, score_form
+from fastlstm.report.lines import ceiling_share, count_of, end_notes, score_form
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
@@ -121,6 +121,10 @@ def _numbers(history: History) -> str:
     if (best := history.best) is not None:
         unit = "loss" if history.is_forecast else "bits/char"
         cells.append(_number("Best validation", f"{best[history.measure]:.4f}", unit, _at(best)))
+    test = (history.end or {}).get("test")
+    if isinstance(test, dict) and (bits := number(test, "bits_per_char")) is not None:
+        note = count_of(test, "num_units", "token") + " of a text of its own"
+        cells.append(_number("Test", f"{bits:.4f}", "bits/char", note))
     if (rate := history.rate) is not None:
         total = number(history.end or history.steps[-1], history.unit) if history.steps else None
         note = f"{total:,.0f} {history.unit}" if total is not None else ""

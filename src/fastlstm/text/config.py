@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,9 @@ from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOp
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
 Order = Literal["lanes", "windows"]
+
+PARTS = {"valid": "validation", "test": "test"}
+"""Parts that are shares of the text, or texts of their own in the options of these names."""
 
 OPTIONS_OF_TABLES = frozenset(
     {
@@ -71,6 +75,9 @@ class TrainConfig(TrainingOptions):
         keep_crlf: keep CRLF line ends instead of turning them into LF.
         invalid_utf8: error stops at the first bad byte and names it; replace puts U+FFFD there.
         split: train/validation/test shares of the text, contiguous, in percent.
+        valid: text to validate on instead of a share of SOURCE, in any form that SOURCE has; its
+            share of --split is trained on.
+        test: text that the best model is scored on at the end, instead of a share of SOURCE.
         cache_dir: where encoded text is kept (default ~/.cache/fastlstm).
         preset: model size: tiny, small, medium or large.
         rnn_size: hidden units per layer, H.
@@ -101,6 +108,8 @@ class TrainConfig(TrainingOptions):
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
     split: str = "90/5/5"
+    valid: str | None = None
+    test: str | None = None
     cache_dir: str | None = None
 
     preset: Preset = "small"
@@ -121,6 +130,9 @@ class TrainConfig(TrainingOptions):
     sample_every: int = 1
 
     def __post_init__(self) -> None:
+        for name in PARTS:
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
         self.check_schedule()
