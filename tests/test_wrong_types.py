@@ -20,7 +20,7 @@ from fastlstm.text.model import LanguageModel
 from series_frames import long_table
 
 X, Y = np.zeros((4, 3, 2), np.float32), np.array([0.0, 1.0, 0.0, 1.0])
-QUICK = {"input_size": 8, "segment": 4, "horizon": 4, "hidden_size": 4, "steps": 1}
+QUICK = {"input_size": 8, "patch": 4, "horizon": 4, "hidden_size": 4, "steps": 1}
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,34 @@ def time_precision(
     return choose_precision(asked, torch.device("cpu"), about, seconds)
 
 
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "threads", "share", "is_busy"),
+    [
+        (1.0, 1.9, 2, 0.95, False),
+        (1.0, 1.7, 2, 0.85, True),
+        (1.0, 1.7, 1, 1.7, False),
+        (0.009, 0.0, 2, 0.0, False),  # too short to tell
+        (0.011, 0.0, 2, 0.0, True),
+        (0.0, 0.0, 2, 0.0, False),
+    ],
+)
+def test_missing_cpu_time_means_that_the_machine_was_busy(
+    monkeypatch: pytest.MonkeyPatch,
+    wall_s: float,
+    cpu_s: float,
+    threads: int,
+    share: float,
+    is_busy: bool,
+) -> None:
+    wall, cpu = iter((5.0, 5.0 + wall_s)), iter((3.0, 3.0 + cpu_s))
+    monkeypatch.setattr(measurements.time, "perf_counter", lambda: next(wall))
+    monkeypatch.setattr(measurements.time, "process_time", lambda: next(cpu))
+    with measurements.CpuTimer(threads) as timer:
+        pass
+    assert (timer.wall_s, timer.cpu_share) == pytest.approx((wall_s, share))
+    assert timer.was_busy(0.9) is is_busy
+
+
 def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[Any] = []
 

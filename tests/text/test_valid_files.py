@@ -92,9 +92,9 @@ def test_the_share_of_a_file_is_trained_on(
         seen["ids"] = list(map(int, ids))
         return open_batches(config, ids)
 
-    def initialized(model: Any, counts: Any, seed: int) -> None:
+    def initialized(model: Any, counts: Any, *rest: Any) -> None:
         seen["counts"] = counts.tolist()
-        initialize(model, counts, seed)
+        initialize(model, counts, *rest)
 
     monkeypatch.setattr(train_module, "open_batches", batches)
     monkeypatch.setattr(train_module, "initialize", initialized)
@@ -350,7 +350,7 @@ def test_the_command_line_and_yaml(texts: Path, capsys: pytest.CaptureFixture[st
 def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(valid=Path("valid.txt"))
     assert main(["evaluate", "run", "book.txt", "--split", "valid"]) == 2
-    told = "the validation part of this run is valid.txt, no share of its text; evaluate valid.txt"
+    told = "the validation split of this run is valid.txt, no share of its text; evaluate valid.txt"
     assert f"{told} without --split" in capsys.readouterr().err
     counts = {}
     for split in ("train", "test"):

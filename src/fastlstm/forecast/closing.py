@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fastlstm.errors import Stopped
+from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.evaluation import evaluation_events, num_test_windows
 from fastlstm.forecast.files import StoredForecaster, description_files, forecaster_files
-from fastlstm.forecast.forecasts import Calibration, calibrate
-from fastlstm.forecast.model.forecaster import ForecastNetwork
-from fastlstm.runs.metrics import Event
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.runs.events import Event
 from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import Trainer
 

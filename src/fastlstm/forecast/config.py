@@ -49,11 +49,11 @@ class ForecastConfig(TrainingOptions):
         cache_dir: where prepared tables are kept (default ~/.cache/fastlstm).
         split: training, validation and test by time, in percent, or in steps: 8640,2880,2880.
         input_size: steps of the past that are read; default is up to 720, as the data allows.
-        segment: steps read, and answered, at once; default fits input and horizon.
+        patch: steps read, and answered, at once; default fits input and horizon.
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
         channels: shared gives each target its own pass through one network, joint reads all.
-        decoder: direct answers all segments at once, autoregressive one after the other, each
+        decoder: direct answers all patches at once, autoregressive one after the other, each
             after reading the forecasts before it.
         bidirectional: read the input both ways; for the direct decoder.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing.
@@ -91,7 +91,7 @@ class ForecastConfig(TrainingOptions):
     split: str = "70/10/20"
 
     input_size: int | None = None
-    segment: int | None = None
+    patch: int | None = None
     hidden_size: int = 256
     num_layers: int = 1
     channels: Channels = "shared"
@@ -140,7 +140,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     **BOUNDS,
     "horizon": (1, 10**6),
     "input_size": (1, 10**6),
-    "segment": (1, 10**6),
+    "patch": (1, 10**6),
     "tbptt": (1, 10**6),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),

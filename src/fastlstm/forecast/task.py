@@ -11,13 +11,13 @@ from torch import Tensor
 from fastlstm.errors import DataError, Stopped
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.streams import StreamBatch, StreamLoader
 from fastlstm.forecast.data.window_index import WindowIndex
-from fastlstm.forecast.data.windows import WindowBatch, WindowLoader
-from fastlstm.forecast.model.forecaster import ForecastNetwork, RecurrentState
+from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
+from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.plan import flop_per_window
-from fastlstm.runs.metrics import Event
+from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress
 from fastlstm.training.task import Score, Task, Watch
@@ -44,14 +44,14 @@ class ForecastTask(Task):
     min_scored, max_scored = 512, 20_000
     forward_share = 1 / 3
     model: ForecastNetwork
-    loader: WindowLoader | StreamLoader
+    loader: WindowLoader | ChunkLoader
 
     def __init__(
         self,
         config: ForecastConfig,
         network: ForecastNetwork,
         inputs: ScaledWindows,
-        loader: WindowLoader | StreamLoader,
+        loader: WindowLoader | ChunkLoader,
         valid: WindowIndex,
         device: torch.device,
         closing: Closing,
@@ -62,24 +62,24 @@ class ForecastTask(Task):
         self.evaluation_share = _SHARE_OF_ALL / config.evaluations
         steps = config.tbptt or sizes.input_size
         self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
-        self._origins = (config.tbptt or 0) // sizes.segment
+        self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
         self._inputs, self._valid, self._closing = inputs, valid, closing
         self._state: RecurrentState | None = None
 
-    def size(self, batch: WindowBatch | StreamBatch) -> int:
+    def size(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values) * (self._origins or 1)
 
-    def max_parts(self, batch: WindowBatch | StreamBatch) -> int:
+    def max_parts(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values)
 
-    def losses(self, batch: WindowBatch | StreamBatch, num_parts: int) -> Iterator[Tensor]:
+    def losses(self, batch: WindowBatch | ChunkBatch, num_parts: int) -> Iterator[Tensor]:
         values, statics = self._inputs.prepare(batch.values, batch.segments)
         values = values.to(self._device, non_blocking=True)
         statics = None if statics is None else statics.to(self._device, non_blocking=True)
         target, state = self._target(values), None
         count = max(self._num_present(target), 1)
-        if isinstance(batch, StreamBatch):
+        if isinstance(batch, ChunkBatch):
             state = self._continued(batch)
         states = []
         for rows in torch.arange(len(values)).tensor_split(num_parts):
@@ -88,7 +88,7 @@ class ForecastTask(Task):
             if self._origins:
                 before = None if state is None else _rows(state, part)
                 with autocast(self._precision, self._device):
-                    parameters, after = self.model.stream(values[part], own, before)
+                    parameters, after = self.model.read_chunk(values[part], own, before)
                 states.append(after.detach())
             else:
                 with autocast(self._precision, self._device):
@@ -118,12 +118,12 @@ class ForecastTask(Task):
         losses = self.model.output.loss(parameters, target.nan_to_num(0.0))
         return torch.where(target.isnan(), 0.0, losses).sum()
 
-    def _continued(self, batch: StreamBatch) -> RecurrentState | None:
+    def _continued(self, batch: ChunkBatch) -> RecurrentState | None:
         """Returns the state that the chunks begin with; None is zero in all."""
-        if self._state is None or not batch.goes_on.any():
+        if self._state is None or not batch.continues.any():
             return None
         # An epoch's last batch may have fewer lanes than the next one.
-        return self._state.where(torch.from_numpy(batch.goes_on).to(self._device))
+        return self._state.where(torch.from_numpy(batch.continues).to(self._device))
 
     @torch.no_grad()
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:

@@ -19,11 +19,12 @@ from fastlstm.errors import (
     FormatError,
     Setting,
 )
+from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.configured import prepare
 from fastlstm.forecast.data.counts import require_counts
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, fit_scaler, split_table
@@ -32,8 +33,7 @@ from fastlstm.forecast.files import (
     StoredForecaster,
     stored_configs,
 )
-from fastlstm.forecast.forecasts import Calibration
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     choose_architecture,
@@ -44,7 +44,7 @@ from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_sca
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.ops.dispatch import explain
 from fastlstm.report.history import read_history
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
@@ -174,7 +174,7 @@ class _Session(RunSession):
         precision = _precision(stored.config, network, device)
         config = dataclasses.replace(stored.config, precision=precision.name)
         stored = dataclasses.replace(stored, config=config)
-        inputs = apply_schema(dataset, stored.fit, stored.scaler, stored.static_scale)
+        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         loader = training_loader(config, sizes, dataset.table, split, self.stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         ending = self.ending(start, loader.steps_per_epoch)
@@ -204,7 +204,7 @@ class _Session(RunSession):
             lambda done, total: self.emit(
                 {"event": "prepare", "done_bytes": done, "total_bytes": total}
             ),
-            like=None if base is None else base.fit.timeline,
+            like=None if base is None else base.schema.timeline,
         )
         for name in dataset.roles.target:
             if name in dataset.constant:
@@ -230,7 +230,7 @@ class _Session(RunSession):
         """Returns what the `start` event holds of a table."""
         config, network = stored.config, stored.network
         sizes = network.config
-        steps = (config.tbptt or sizes.input_size) // sizes.segment
+        steps = (config.tbptt or sizes.input_size) // sizes.patch
         batch = config.batch_size * network.num_channels
         with autocast(config.precision, next(network.parameters()).device):
             kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
@@ -262,7 +262,7 @@ def _untrained(
     rate = config.learning_rate
     rate = LEARNING_RATES[config.optimizer] if rate is None else rate
     config = dataclasses.replace(
-        config, input_size=sizes.input_size, segment=sizes.segment, learning_rate=rate
+        config, input_size=sizes.input_size, patch=sizes.patch, learning_rate=rate
     )
     columns = dataset.table.columns
     unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
@@ -316,7 +316,7 @@ def _precision(
 
     def forward() -> torch.Tensor:
         own = statics if sizes.num_static else None
-        found = network.stream(values, own)[0] if sizes.stateful else network(values, own)
+        found = network.read_chunk(values, own)[0] if sizes.stateful else network(values, own)
         return found.float().sum()
 
     about = {"model": dataclasses.asdict(sizes), "batch": [steps, config.batch_size]}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.estimator import Estimator
-from fastlstm.runs.metrics import Event, checked_observers
+from fastlstm.runs.events import Event, checked_observers
 from fastlstm.sequence.answers import (
     answers_of,
     classes_of,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.runs.metrics import Observer
+from fastlstm.runs.events import Observer
 from fastlstm.sequence.data import SequenceBatch
 from fastlstm.system.fields import check_values
 from fastlstm.training.averaging import WeightAverage

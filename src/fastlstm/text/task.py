@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
-from fastlstm.runs.metrics import Event
+from fastlstm.runs.events import Event
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader

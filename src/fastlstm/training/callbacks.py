@@ -10,7 +10,7 @@ from torch import Tensor
 from fastlstm.errors import ConfigError, counted, kind_of_value
 
 if TYPE_CHECKING:
-    from fastlstm.runs.metrics import Event
+    from fastlstm.runs.events import Event
     from fastlstm.training.state import Tensors
     from fastlstm.training.trainer import Trainer
 

@@ -21,8 +21,7 @@ from fastlstm.system.fields import Precision
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_GAIN = 1.1
 _QUIET_SHARE = 0.7
-"""Of the threads' time that was spent computing, where the machine was ours."""
-_SHORT_S = 0.01
+"""Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
 _TIMED_PASSES = 3
 
 
@@ -120,13 +119,11 @@ class _PassTimes:
         if isinstance(known, float) and 0 < known < math.inf:
             return known
         self.is_recalled = False
-        start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        seconds = self._time_pass(name)
-        wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        is_long = self._on_cpu and wall_s > _SHORT_S  # a GPU's seconds are not the processors'
-        if is_long and cpu_s < _QUIET_SHARE * wall_s * self._threads:
-            return seconds  # others had the machine: not what to remember of it
-        measurements.remember("pass", about, {"seconds": seconds})
+        with measurements.CpuTimer(self._threads) as timer:
+            seconds = self._time_pass(name)
+        is_busy = self._on_cpu and timer.was_busy(_QUIET_SHARE)  # a GPU leaves the cores idle
+        if not is_busy:
+            measurements.remember("pass", about, {"seconds": seconds})
         return seconds
 
 

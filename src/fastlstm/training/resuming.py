@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastlstm.errors import ConfigError, Message, RunDirectoryError, Setting
 from fastlstm.report.history import read_history
-from fastlstm.runs.metrics import Event
+from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, reading
 from fastlstm.training.options import TrainingOptions

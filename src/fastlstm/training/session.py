@@ -12,7 +12,7 @@ from typing import Any, Generic
 import torch
 
 from fastlstm.errors import UsageError, counted
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
 from fastlstm.training.callbacks import Callback

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from fastlstm.runs.metrics import Event
+    from fastlstm.runs.events import Event
     from fastlstm.training.state import Progress
     from fastlstm.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fastlstm.errors import CorruptFileError, NonFiniteError, Setting, Stopped, StorageError
-from fastlstm.runs.metrics import Event, Observer
+from fastlstm.runs.events import Event, Observer
 from fastlstm.system.hardware import peak_memory_bytes
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.best_weights import STEM as BEST
