@@ -13,7 +13,7 @@ from fastlstm.text.config import TrainConfig
 
 _MACHINE = "device precision threads memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
-    "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split cache_dir",
+    "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split valid test cache_dir",
     "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
     " residual tie_weights initializer",
     "cell": " ".join(OPTION_NAMES),
