@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
     from fastlstm.nn.convert import accelerate, restore
-    from fastlstm.nn.drop_in import LSTM
+    from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.dispatch import explain, select
     from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
     from fastlstm.text.config import TrainConfig
@@ -71,7 +71,7 @@ _HOMES = {
     "ForecastConfig": "fastlstm.forecast.config",
     "Forecaster": "fastlstm.forecast.forecaster",
     "LM": "fastlstm.text.lm",
-    "LSTM": "fastlstm.nn.drop_in",
+    "LSTM": "fastlstm.nn.lstm",
     "SequenceClassifier": "fastlstm.sequence.estimators",
     "SequenceRegressor": "fastlstm.sequence.estimators",
     "TrainConfig": "fastlstm.text.config",

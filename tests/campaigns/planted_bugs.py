@@ -25,7 +25,7 @@ TESTS = [
     *(f"tests/ops/backends/test_native{part}.py" for part in PARTS),
     "tests/nn/test_prepared.py",
     "tests/ops/test_autograd.py",
-    "tests/nn/test_drop_in_lengths.py",
+    "tests/nn/test_lstm_lengths.py",
 ]
 TESTS_OF_DECODING = ["tests/text/test_decoder.py", "tests/text/test_sampling.py"]
 TESTS_OF_SERIES = [

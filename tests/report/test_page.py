@@ -69,11 +69,11 @@ def test_the_report_has_everything(run_dir: Path) -> None:
         "24,576 tokens/s2,457,600 tokens",
         "Share of the ceiling61%",
         "of 412 GFLOP/s measured",
-        "Quality by text read",
+        "Quality by tokens",
         "Quality by time",
         "Throughput",
         "Learning rate",
-        "What it wrote",
+        "Samples",
         "Evaluations",
         "layer 0: oneDNN",
         "rnn_size512",
@@ -160,13 +160,13 @@ def test_errors_of_each_target(run_dir: Path) -> None:
 def test_a_section_that_fails_says_so_and_the_others_are_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "_speed", lambda history: 1 / 0)
+    monkeypatch.setattr(charts, "_throughput", lambda history: 1 / 0)
     events = [{"event": "test", "scores": {"forecaster": 3}}]
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)
     page = outline(write_report(run_dir))
     assert "This chart could not be drawn: ZeroDivisionError" in page.text
-    assert "On the test part" in page.text
+    assert "Test set" in page.text
     assert "This section could not be written: TypeError" in page.text
     assert "Evaluations" in page.text
 
@@ -250,8 +250,8 @@ def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in (note, note, end))
     text = outline(write_report(run_dir)).text
-    assert "worse than the seasonal naive forecast on the test part: mae 2 against 1.5" in text
-    assert "a longer run would be better" in text
+    assert "worse than the seasonal naive forecast on the test set: mae 2 vs 1.5" in text
+    assert "a longer run would help" in text
     assert text.count("said at every start") == 1
 
 

@@ -1,7 +1,7 @@
-"""What a verb accepts: its options, and the help text drawn from them.
+"""What a verb accepts: its options, and the help text made from them.
 
 `fastlstm train` takes its options from `TrainConfig`: name, type and default from the field, the
-sentence from the class docstring. `--help` and docs/cli.md are both drawn from this description.
+sentence from the class docstring. `--help` and docs/cli.md are both made from this description.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import re
 import textwrap
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 HELP_WIDTH = 80
 _FLAG_COLUMN = 26
@@ -23,13 +26,13 @@ class Option:
 
     Attributes:
         name: destination with underscores; the flag is the same with dashes.
-        type: the annotation values are checked against, such as ``int | None``.
+        type: annotation of the value, such as ``int | None``.
         default: value when the flag is absent; None is not shown.
         help: one sentence without the default.
         group: heading it is listed under.
         is_repeatable: may be given several times; the value is a list.
         is_switch: takes no value; present means true.
-        value: what help calls its value; default is by the type.
+        value: name of the value in help; by default it depends on the type.
     """
 
     name: str
@@ -89,7 +92,7 @@ class Positional:
 
 @dataclass(frozen=True)
 class Command:
-    """A verb: what it is called, what it does, what it takes.
+    """A verb: its name, its purpose, its arguments.
 
     Attributes:
         verb: word after `fastlstm`.
@@ -98,6 +101,7 @@ class Command:
         options: flags, in the order help lists them.
         required: names of options that must be given, shown in the usage line.
         examples: complete command lines.
+        other: last line of the help text, about another use of the verb.
     """
 
     verb: str
@@ -106,6 +110,7 @@ class Command:
     options: tuple[Option, ...]
     required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    other: str = ""
 
     @property
     def usage(self) -> str:
@@ -123,11 +128,9 @@ class Command:
 
 
 def unwrap_optional(annotation: Any) -> Any:
-    """Returns ``int`` for ``int | None``; other annotations come back unchanged."""
+    """Returns ``int`` for ``int | None``, the first part of any union; else the annotation."""
     if get_origin(annotation) in (Union, UnionType):
-        rest = [part for part in get_args(annotation) if part is not NoneType]
-        if len(rest) == 1:
-            return rest[0]
+        return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
 
 
@@ -159,8 +162,8 @@ def attribute_help(cls: type) -> dict[str, str]:
     A class's own sentence counts before those of the classes it is derived from.
     """
     found: dict[str, str] = {}
-    if cls.__base__ not in (None, object):
-        found = attribute_help(cls.__base__)
+    for base in reversed(cls.__bases__):
+        found.update(attribute_help(base))
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
     name = ""
@@ -173,11 +176,11 @@ def attribute_help(cls: type) -> dict[str, str]:
     return found
 
 
-def options_from_dataclass(cls: type, groups: dict[str, tuple[str, ...]]) -> tuple[Option, ...]:
+def options_from_dataclass(cls: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
     """Returns one Option per field, ordered by `groups` (heading -> field names).
 
     Raises:
-        KeyError: a field without a sentence or without a group; both are our own mistakes.
+        KeyError: a field without a sentence or without a group.
     """
     hints = get_type_hints(cls)
     sentences = attribute_help(cls)
@@ -207,6 +210,7 @@ def help_text(command: Command) -> str:
     lines += _entry("--help", "show this text")
     if command.examples:
         lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
+    lines += ["", command.other] if command.other else []
     return "\n".join(lines) + "\n"
 
 

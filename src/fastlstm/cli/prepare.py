@@ -1,4 +1,4 @@
-"""`fastlstm prepare DATA`: reads a table of time series into the cache and says what it holds."""
+"""`fastlstm prepare DATA`: reads a table of time series into the cache and describes it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.kind import require_tables
+from fastlstm.cli.inputs import require_tables
+from fastlstm.cli.options import TABLE_OPTIONS, given_options, json_option
+from fastlstm.cli.output import print_json, print_rows
 from fastlstm.cli.parser import parse
-from fastlstm.cli.series_options import TABLE_OPTIONS
-from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_OK, counted, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
@@ -21,7 +21,7 @@ Dtype = Literal["auto", "float32", "float16", "int16"]
 
 COMMAND = Command(
     verb="prepare",
-    summary="Read a table of time series into the cache, checked, and say what it holds.",
+    summary="Read a table of time series into the cache, check it and describe it.",
     positionals=(
         Positional(
             "DATA",
@@ -31,8 +31,8 @@ COMMAND = Command(
     ),
     options=(
         *TABLE_OPTIONS,
-        Option("dtype", Dtype, "auto", "how values are stored", "table"),
-        Option("json", bool, False, "print one JSON object", is_switch=True),
+        Option("dtype", Dtype, "auto", "data type of the stored values", "table"),
+        json_option(),
     ),
     examples=(
         "fastlstm prepare ETTh1.csv",
@@ -42,23 +42,22 @@ COMMAND = Command(
 
 
 def run(argv: list[str]) -> int:
-    """Prepares, showing how far it is on a terminal; returns the exit code."""
+    """Prepares, showing progress on a terminal; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    given = {o.name: parsed.values[o.name] for o in TABLE_OPTIONS if o.name in parsed.values}
-    config = built(ForecastConfig, given, "command line")
+    config = built(ForecastConfig, given_options(parsed, TABLE_OPTIONS), "command line")
 
     from fastlstm.forecast.data.preparation import prepare
     from fastlstm.report.progress import default_output
 
     paths = parsed.positionals
     require_tables(paths)
-    use_json = bool(parsed.values.get("json"))
+    use_json = parsed["json"]
     with nullcontext() if use_json else default_output(use_json=False) as output:
         found = prepare(
             paths[0] if len(paths) == 1 else paths,
             config,
             None if output is None else lambda done, total: output(_progress(done, total)),
-            parsed.get(COMMAND, "dtype"),
+            parsed["dtype"],
         )
     if use_json:
         print_json(facts(found))

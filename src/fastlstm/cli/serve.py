@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.inputs import require_run
+from fastlstm.cli.output import say
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError, counted
-from fastlstm.report.terminal import one_line
-from fastlstm.runs.find_run import require_run
 from fastlstm.serve.settings import GROUPS, Settings
 from fastlstm.system import environment
 
@@ -58,10 +57,10 @@ def run(argv: list[str]) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit code."""
     parsed = parse(COMMAND, argv)
     names = [name for group in GROUPS.values() for name in group]
-    settings = Settings(**{name: parsed.get(COMMAND, name) for name in names})
+    settings = Settings(**{name: parsed[name] for name in names})
     keys, session_key = _api_keys(parsed), _session_key(parsed)
     require_run(parsed.positionals[0])
-    _serve_function()(parsed.positionals[0], settings, keys, session_key, _say)
+    _serve_function()(parsed.positionals[0], settings, keys, session_key, say)
     return EXIT_OK
 
 
@@ -78,8 +77,8 @@ def _serve_function() -> Callable[..., None]:
 
 
 def _api_keys(parsed: Parsed) -> list[str]:
-    keys = list(parsed.get(COMMAND, "api_key"))
-    path = parsed.get(COMMAND, "api_key_file")
+    keys = list(parsed["api_key"])
+    path = parsed["api_key_file"]
     if path is not None:
         found = [_decoded(line, path, n) for n, line in enumerate(_read(path).splitlines(), 1)]
         if not any(found):
@@ -105,7 +104,7 @@ def _decoded(line: bytes, path: str, number: int) -> str:
 
 
 def _session_key(parsed: Parsed) -> bytes | None:
-    path = parsed.get(COMMAND, "session_key_file")
+    path = parsed["session_key_file"]
     given = environment.session_key()
     key = _read(path).strip() if path is not None else os.fsencode(given) if given else None
     if key is not None and len(key) < _MIN_SESSION_KEY:
@@ -121,11 +120,7 @@ def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
-                _say(f"WARNING: every user of this machine can read {path}; run: chmod 600 {path}")
+                say(f"WARNING: every user of this machine can read {path}; run: chmod 600 {path}")
             return file.read()
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror or error})") from None
-
-
-def _say(text: str) -> None:
-    print(f"fastlstm: {one_line(text)}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTM
 from fastlstm.system.fields import check_values
 
 

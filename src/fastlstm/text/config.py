@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import built, check_fields, parse_split
+from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.system.fields import built, check_fields, key_fields, parse_split
 from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
 Order = Literal["lanes", "windows"]
+Initializer = Literal["xavier_orthogonal", "xavier", "orthogonal", "torch"]
 
+FORMAT_VERSION = 2
+"""Of config.json."""
 OPTIONS_OF_TABLES = frozenset(
     {
         *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
@@ -22,6 +27,10 @@ OPTIONS_OF_TABLES = frozenset(
     }
 )
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
+WHY_NOT_OF_TEXTS = {
+    "bidirectional": "a language model reads forward only: backward it would see what comes next"
+}
+"""Reasons why one of these has no meaning for a text."""
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"rnn_size": 128, "embed_size": 64, "num_layers": 1},
@@ -32,8 +41,8 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Architecture of a language model; stored in config.json beside the weights.
+class ModelConfig(CellOptions):
+    """Architecture of a language model, with the options of its cells; stored in config.json.
 
     Attributes:
         vocab_size: V, number of tokens.
@@ -42,8 +51,8 @@ class ModelConfig:
         num_layers: L.
         dropout: probability between layers and before the output; a third of it on embeddings.
         dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
-        recurrent_dropout: DropConnect probability on the recurrent weights.
-        layer_norm: normalise the output of every layer.
+        weight_drop: DropConnect probability on the recurrent weights.
+        output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where widths agree.
         tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
     """
@@ -54,15 +63,56 @@ class ModelConfig:
     num_layers: int = 1
     dropout: float = 0.0
     dropout_kind: Literal["variational", "plain"] = "variational"
-    recurrent_dropout: float = 0.0
-    layer_norm: bool = False
+    weight_drop: float = 0.0
+    output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
 
+    @property
+    def identity(self) -> str:
+        """What states of a model depend on, beside its weights, as format 1 wrote it."""
+        values = key_fields(self, _FIRST_FIELDS.values())
+        first = {old: values.pop(name) for old, name in _FIRST_FIELDS.items()}
+        pairs = ", ".join(f"{name}={value!r}" for name, value in [*first.items(), *values.items()])
+        return f"ModelConfig({pairs})"
+
+
+FORMAT_1_NAMES = {"recurrent_dropout": "weight_drop", "layer_norm": "output_norm"}
+"""Name in a config.json of format 1 -> today's. There `layer_norm` was no option of the cell."""
+_FIRST_FIELDS = {
+    name: FORMAT_1_NAMES.get(name, name)
+    for name in (
+        *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
+        *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
+    )
+}
+"""Fields of format 1, which always count for `identity`, with their names of today."""
+
+
+def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a config.json of any format with the names of this one.
+
+    Raises:
+        FormatError: of a newer format.
+    """
+    version = config.get("format_version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(
+            f"has format version {version!s:.60}, this fastlstm reads up to {FORMAT_VERSION};"
+            " update it: pip install -U fastlstm"
+        )
+    found = dict(config, format_version=FORMAT_VERSION)
+    for part in ("model", "train", "given"):
+        if version == 1 and isinstance(config.get(part), dict):
+            found[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
+    return found
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(TrainingOptions):
+class TrainConfig(TrainingOptions, CellOptions):
     """Options of `fastlstm train` for a text. `None` means: decided at the start and said.
+
+    With the attributes of `CellOptions`, the options of the LSTM's cell.
 
     Attributes:
         vocab: unit of text the model predicts: char, byte or bpe.
@@ -79,12 +129,18 @@ class TrainConfig(TrainingOptions):
         dropout: probability between layers and before the output, a third of it on embeddings;
             default is chosen from how often the text will be seen.
         dropout_kind: variational keeps one mask per sequence, plain draws one per step.
-        recurrent_dropout: DropConnect probability on the recurrent weights.
-        layer_norm: normalise the output of every layer.
+        weight_drop: DropConnect probability on the recurrent weights.
+        output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where the widths agree.
         tie_weights: share the embedding with the output projection.
+        zoneout: probability that a unit keeps its old value for a step, or [X,Y], two of them, of
+            the output and of the cell.
+        initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
+            orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
+            1/sqrt(H)); forget-gate biases are 1.
         budget: end this much wall clock after the start of the command, e.g. 90s, 5m, 1h30m:
             set-up, evaluations and the report are within it; default 5m without another end.
+        batch_size: lanes per forward pass, B.
         seq_length: steps of truncated backpropagation, T; default is 128, and 64 for a short run,
             where more steps count for more than longer ones.
         order: lanes carries the state through contiguous text, windows shuffles (for comparison).
@@ -109,10 +165,12 @@ class TrainConfig(TrainingOptions):
     embed_size: int | None = None
     dropout: float | None = None
     dropout_kind: Literal["variational", "plain"] = "variational"
-    recurrent_dropout: float = 0.0
-    layer_norm: bool = False
+    weight_drop: float = 0.0
+    output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
+    zoneout: float | tuple[float, float] = 0.0  # type: ignore[assignment]
+    initializer: Initializer = "xavier_orthogonal"
 
     seq_length: int | None = None
     order: Order = "lanes"
@@ -121,6 +179,7 @@ class TrainConfig(TrainingOptions):
     sample_every: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
         self.check_schedule()
@@ -132,7 +191,7 @@ class TrainConfig(TrainingOptions):
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
-        size = dict(PRESETS[self.preset])
+        size: dict[str, Any] = dict(PRESETS[self.preset])
         for name in size:
             if getattr(self, name) is not None:
                 size[name] = getattr(self, name)
@@ -151,10 +210,11 @@ class TrainConfig(TrainingOptions):
             vocab_size=vocab_size,
             dropout=dropout,
             dropout_kind=self.dropout_kind,
-            recurrent_dropout=self.recurrent_dropout,
-            layer_norm=self.layer_norm,
+            weight_drop=self.weight_drop,
+            output_norm=self.output_norm,
             residual=self.residual,
             tie_weights=self.tie_weights,
+            **dataclasses.asdict(CellOptions.of(self)),
             **size,
         )
 
@@ -167,7 +227,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_layers": (1, 64),
     "embed_size": (1, 65_536),
     "dropout": (0.0, 0.95),
-    "recurrent_dropout": (0.0, 0.95),
+    "weight_drop": (0.0, 0.95),
     "seq_length": (1, 65_536),
     "lane_reset": (0.0, 1.0),
     "sample_every": (0, 10**9),
@@ -180,6 +240,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "invalid_utf8": ("error", "replace"),
     "preset": get_args(Preset),
     "dropout_kind": ("variational", "plain"),
+    "initializer": get_args(Initializer),
     "order": get_args(Order),
 }
 

@@ -27,7 +27,13 @@ from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
-from fastlstm.text.config import OPTIONS_OF_TABLES, TrainConfig, from_dict
+from fastlstm.text.config import (
+    OPTIONS_OF_TABLES,
+    WHY_NOT_OF_TEXTS,
+    TrainConfig,
+    from_dict,
+    in_todays_names,
+)
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import Source as Documents
@@ -169,7 +175,7 @@ class _Session(RunSession):
         resume: bool,
         callbacks: Sequence[Callback],
     ) -> Run:
-        with self.start(config, names, resume, _stored_configs, _MAY_CHANGE) as start:
+        with self.start(config, names, resume, stored_configs, _MAY_CHANGE) as start:
             return self._train(start, callbacks)
 
     def _train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
@@ -188,7 +194,7 @@ class _Session(RunSession):
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
         loader = TextLoader(open_batches(config, splits.train), self.stop)
-        initialize(model, text.train_counts(config.split), config.seed)
+        initialize(model, text.train_counts(config.split), config.seed, config.initializer)
         sizes = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config
@@ -325,9 +331,9 @@ def _begun_with(found: Checkpoint) -> dict[str, Any]:
     return data
 
 
-def _stored_configs(found: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
+def stored_configs(found: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options of a checkpoint, resolved and as the user first gave them."""
-    stored = json.loads(found.files["config.json"])
+    stored = in_todays_names(json.loads(found.files["config.json"]))
     begun, first = (from_dict(stored[name], "config.json") for name in ("train", "given"))
     return begun, first
 
@@ -346,9 +352,10 @@ def _refuse_tables(source: Source) -> None:
 def _refuse_options_of_tables(fields: Collection[str]) -> None:
     for name in fields:
         if name in OPTIONS_OF_TABLES:
+            why = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
             raise ConfigError(
-                f"train() trains a text model and '{name}' is for a table; to train a forecaster:"
-                f" fastlstm.Forecaster({name}=…).fit(table)"
+                f"train() trains a text model and '{name}' is for a table{why}; to train a"
+                f" forecaster: fastlstm.Forecaster({name}=…).fit(table)"
             )
 
 

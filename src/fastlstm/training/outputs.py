@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fastlstm.errors import BudgetError, CorruptFileError, FastLSTMError, RunDirectoryError, Setting
-from fastlstm.report.history import number, read_history
+from fastlstm.report.events import number
+from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.run_directory import RunDirectory

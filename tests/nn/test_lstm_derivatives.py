@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.nn.variants import norm_names
+from fastlstm.nn.cell_parameters import norm_names
 from fastlstm.ops.lstm import lstm, lstm_tokens
 
 T, B, I, H = 4, 3, 5, 6  # noqa: E741

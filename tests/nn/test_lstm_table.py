@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import fastlstm
 from fastlstm.errors import FastLSTMError, KernelError
-from fastlstm.nn import drop_in
+from fastlstm.nn import lstm
 from fastlstm.ops import native_call
 
 T, B, I, H = 4, 3, 5, 7  # noqa: E741
@@ -277,7 +277,7 @@ def ran(monkeypatch):
         monkeypatch.setattr(owner, name, watched)
 
     watch(native_call, "forward", "kernels")
-    watch(drop_in.LSTM, "_torch", "torch's own")
+    watch(lstm.LSTM, "_torch", "torch's own")
     return found
 
 
@@ -305,7 +305,7 @@ def test_a_row_is_true(feature, way, ran, repository):
 def test_strict_refuses_what_torch_runs(feature, repository, monkeypatch):
     if table(repository)[feature][0] != "torch's own":
         return
-    monkeypatch.setattr(drop_in.LSTM, "strict", True)
+    monkeypatch.setattr(lstm.LSTM, "strict", True)
     # The ONNX exporter wraps what it meets.
     with pytest.raises(torch.onnx.OnnxExporterError if "onnx" in feature else KernelError):
         ROWS[feature](ours)

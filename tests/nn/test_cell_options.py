@@ -12,11 +12,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fastlstm
 from fastlstm.errors import ConfigError, KernelError, ShapeError
-from fastlstm.nn import drop_in, variants
+from fastlstm.nn import lstm
 from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops.cell_call import CellCall, Norm
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.dispatch import explain
 from fastlstm.ops.reference import lstm_reference
-from fastlstm.ops.variant import Norm, Variant
 
 T, B, I, H = 6, 4, 5, 7  # noqa: E741
 ALL = {
@@ -72,8 +73,8 @@ def drawn(monkeypatch):
         found.append(draw(*args))
         return found[-1]
 
-    draw = drop_in.draw_variant
-    monkeypatch.setattr(drop_in, "draw_variant", spy)
+    draw = lstm.draw_cell_call
+    monkeypatch.setattr(lstm, "draw_cell_call", spy)
     return found
 
 
@@ -84,14 +85,12 @@ def no_torch(monkeypatch):
     def must_not_run(*args, **kwargs):
         raise AssertionError("torch's own LSTM ran")
 
-    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
+    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
 
 
 def expected(layer, options, draws, own, x, h0, c0, spans):
     """The layer from `lstm_reference` alone, with its parameters `own` and what it drew."""
     directions = 2 if layer.bidirectional else 1
-    zoneout = options.get("zoneout", 0.0)
-    zoneout_h, zoneout_c = zoneout if isinstance(zoneout, tuple | list) else (zoneout, zoneout)
     x = x.transpose(0, 1) if layer.batch_first else x
     hs, cs = [], []
     for k in range(layer.num_layers):
@@ -105,22 +104,17 @@ def expected(layer, options, draws, own, x, h0, c0, spans):
 
             weights = [get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
             mask = draws[n].mask
-            variant = Variant(
-                options.get("activation", "tanh"),
-                options.get("recurrent_activation", "sigmoid"),
+            cell = CellCall(
+                CellOptions(**options),
                 Norm(*map(get, Norm._fields)) if "layer_norm" in options else None,
                 None if mask is None else mask.double(),
-                zoneout_h,
-                zoneout_c,
                 draws[n].seed,
             )
             begins, ends = spans if spans is not None else (None, None)
             if d and spans is not None:
                 begins, ends = T - ends, T - begins
             given = x.flip(0) if d else x
-            y, h, c = lstm_reference(
-                given, h0[n], c0[n], LSTMWeights(*weights), variant, begins, ends
-            )
+            y, h, c = lstm_reference(given, h0[n], c0[n], LSTMWeights(*weights), cell, begins, ends)
             outputs.append(y.flip(0) if d else y)
             hs.append(h)
             cs.append(c)
@@ -383,10 +377,10 @@ def test_invalid_options_are_named(options, message):
         fastlstm.LSTM(I, H, **options)
     ((name, value),) = options.items()
     for layer in (fastlstm.LSTM(I, H), fastlstm.LSTM(I, H, **ALL)):
-        before = layer.extras
+        before = layer.options
         with pytest.raises(ConfigError, match=message):
             setattr(layer, name, value)
-        assert layer.extras == before
+        assert layer.options == before
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -402,12 +396,12 @@ def test_options_can_be_changed():
     layer = fastlstm.accelerate(nn.LSTM(I, H, dtype=torch.float64))
     x, *hx = inputs(layer)
     plain = layer(x, hx)[0]
-    assert (layer.extras, layer.zoneout, layer.activation) == (None, (0.0, 0.0), "tanh")
+    assert (layer.options, layer.zoneout, layer.activation) == (CellOptions(), (0.0, 0.0), "tanh")
     layer.zoneout, layer.activation = 0.5, "relu"
     assert (layer.zoneout, layer.activation) == ((0.5, 0.5), "relu")
     assert not torch.equal(layer(x, hx)[0], plain)
     layer.zoneout, layer.activation = 0, "tanh"
-    assert layer.extras is None
+    assert layer.options is TORCHS_CELL
     assert torch.equal(layer(x, hx)[0], plain)
     for each in (layer, make(layer_norm=True)):
         with pytest.raises(ConfigError, match="as this layer was built; build a new LSTM"):
@@ -593,7 +587,7 @@ def test_autocast_casts_nothing_inside_the_reference(monkeypatch):
         return lstm_reference(x, *args)
 
     dtypes = []
-    monkeypatch.setattr(variants, "lstm_reference", spy)
+    monkeypatch.setattr(lstm, "lstm_reference", spy)
     layer = make(torch.float32, **ALL)
     layer.backend = "reference"
     x, *_ = inputs(layer)

@@ -10,7 +10,7 @@ from torch import nn
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.nn import drop_in
+from fastlstm.nn import lstm
 from fastlstm.ops.sequence import lstm_sequence, lstm_sequence_backward
 
 pytestmark = pytest.mark.isa
@@ -73,7 +73,7 @@ def gradients(module, compiled, x, hx, **fields):
 @pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["whole", "lengths"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compile_without_a_break(backend, lengths, strict, monkeypatch):
-    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
+    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
     torch.manual_seed(0)
     module = fastlstm.LSTM(I, H, **STACK)
     module.strict = strict
