@@ -112,7 +112,7 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
     for event in events:
         output(event)
     text = COLOUR.sub("", terminal.getvalue())
-    assert "done: budget 2m" in text
+    assert "finished: budget 2m" in text
     assert "1.7123 validation bits/char at step 123,456,789" in text
     assert "8.65M tokens/s in training steps, " in text
     assert "fastlstm generate 'runs/a book' --length 500" in text

@@ -10,7 +10,7 @@ from fastlstm.errors import ConfigError, KernelError, ShapeError
 from fastlstm.nn.layer_weights import layer_weights
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.call import LSTMOutput
-from fastlstm.ops.dispatch import explain
+from fastlstm.ops.explain import explain
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel, detach_state, reset_state
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import repeat
 from typing import Any, NoReturn
 
@@ -26,19 +25,16 @@ from fastlstm.nn.torch_fallback import (
     is_beyond_torch,
     run_lengths,
 )
-from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMOutput, LSTMWeights, compute_dtype, describe_call, is_autocast
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, LSTMWeights, compute_dtype
 from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
-from fastlstm.ops.dispatch import active_options, left_to_reference, left_to_torch, select
-from fastlstm.ops.lstm import check_args, check_tokens, lstm, lstm_tokens
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.reference import lstm_reference
-from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops.left_alone import left_to_torch, options_of
+from fastlstm.ops.lstm import checked_run, run
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
+_TORCHS_CALL = CellCall()
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -326,24 +322,17 @@ class LSTM(nn.LSTM):
                 f"run takes one layer in one direction, this is {self}; call the layer itself"
             )
         (weights,) = layer_weights(self)
-        if lengths is None and not active_options(self):
-            forced: dict[str, Any] = {"backend": self.backend, "strict": self.strict}
-            if embedding is None:
-                return lstm(x, h0, c0, *weights, **forced)
-            return lstm_tokens(x, embedding, h0, c0, *weights, **forced)
-        if embedding is not None and embedding.shape[0] >= x.numel():
-            x, embedding = nn.functional.embedding(x, embedding), None
-        values = x if embedding is None else check_tokens(x, embedding)
-        check_args(values, h0, c0, weights)
-        dtype, device = compute_dtype(values), x.device
-        is_slow = self._is_left_to_reference(dtype, device.type)
-        reason = left_to_torch(self, dtype, device.type)
-        if reason is not None and not is_slow:
-            raise KernelError(f"run takes lengths on the native kernels only ({reason})")
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
-        cell = self._cell(next(norms(self, device)) if self.layer_norm else None, values, dtype)
-        y, hT, cT = self._run_one(x, h0, c0, weights, lanes, dtype, cell, is_slow, embedding)
-        return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
+        norm = next(norms(self, x.device)) if self.options.layer_norm else None
+        values = x if embedding is None else embedding
+        cell = self._cell(norm, x.shape[1], x.device, compute_dtype(values))
+        return checked_run(
+            _arguments(x, h0, c0, weights, lanes, cell, embedding),
+            options_of(self),
+            backend=self.backend,
+            strict=self.strict,
+            max_activation_bytes=self.max_activation_bytes,
+        )
 
     def _fx_node(self, proxy: Proxy, input: Any, hx: Any, **options: Any) -> tuple[Any, State]:
         """One node of a graph that `torch.fx` traces, as torch's own layers are."""
@@ -368,9 +357,10 @@ class LSTM(nn.LSTM):
 
     def _is_ours(self, x: Tensor) -> bool:
         """Whether what is here runs this input, or torch's own must."""
-        if active_options(self):
+        if options_of(self) != TORCHS_CELL:
             return True
-        reason = left_to_torch(self, compute_dtype(x), x.device.type) or active_transform()
+        call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
+        reason = left_to_torch(self, call) or active_transform()
         if reason is not None and (self.strict or self.backend is not None):
             demand = "strict" if self.backend is None else f"backend '{self.backend}'"
             raise KernelError(
@@ -379,12 +369,10 @@ class LSTM(nn.LSTM):
             )
         return reason is None or (self.proj_size == 0 and is_beyond_torch())
 
-    def _is_left_to_reference(self, dtype: torch.dtype, device: str) -> bool:
-        """Whether a slow loop runs this layer's options; refuses what `strict` refuses."""
-        names = active_options(self)
-        if not names:
-            return False
-        reason = left_to_reference(self, dtype, device) or active_transform()
+    def _is_left_to_reference(self) -> bool:
+        """Whether a transform asks for a slow loop; refuses what `strict` refuses."""
+        names = options_of(self).active(training=True)
+        reason = active_transform() if names else None
         if reason is not None and (self.strict or self.backend == "native"):
             demand = "strict" if self.strict else "backend 'native'"
             raise KernelError(
@@ -425,24 +413,31 @@ class LSTM(nn.LSTM):
         dtype = compute_dtype(x)
         if state is None:
             zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
-        is_slow = self._is_left_to_reference(dtype, x.device.type)
+        is_slow = self._is_left_to_reference()
         if not is_slow and is_beyond_torch():
             is_slow = True
             warnings.warn(
                 f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}", stacklevel=5
             )
         found = norms(self, x.device) if self.options.layer_norm else repeat(None)
+        options = options_of(self)
         hs, cs = [], []
         for layer in range(self.num_layers):
             outputs = []
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
-                cell = self._cell(next(found), x, dtype)
+                cell = self._cell(next(found), x.shape[1], x.device, dtype)
                 given, own = x, lanes
                 if is_reverse := index % directions == 1:
                     given = x.flip(0)
                     own = None if lanes is None else lanes.reversed(x.shape[0])
-                out = self._run_one(given, h0, c0, weights[index], own, dtype, cell, is_slow)
+                out = run(
+                    _arguments(given, h0, c0, weights[index], own, cell),
+                    options,
+                    backend=self.backend or ("reference" if is_slow else None),
+                    strict=self.strict,
+                    max_activation_bytes=self.max_activation_bytes,
+                )
                 outputs.append(out.y.flip(0) if is_reverse else out.y)
                 hs.append(out.hT)
                 cs.append(out.cT)
@@ -453,58 +448,14 @@ class LSTM(nn.LSTM):
             return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
         return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
 
-    def _cell(self, norm: Norm | None, x: Tensor, dtype: torch.dtype) -> CellCall | None:
-        """What a call on `x` `(T, B, ·)` computes, drawn; None for torch's cell."""
+    def _cell(
+        self, norm: Norm | None, B: int, device: torch.device, dtype: torch.dtype
+    ) -> CellCall:
+        """What a call of one layer and direction computes, drawn."""
         if self._options is TORCHS_CELL:
-            return None
-        size = x.shape[1], self.hidden_size
-        return draw_cell_call(self._options, norm, size, x.device, dtype, self.training)
-
-    def _run_one(
-        self,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        weights: LSTMWeights,
-        lanes: Lanes | None,
-        dtype: torch.dtype,
-        cell: CellCall | None,
-        is_slow: bool,
-        embedding: Tensor | None = None,
-    ) -> LSTMOutput:
-        """One layer in the direction of time; `is_slow` has the reference run it."""
-        if is_slow:
-            x = x if embedding is None else nn.functional.embedding(x, embedding)
-            return _run_reference(x, (h0, c0), weights, cell or CellCall(), lanes, dtype)
-        if embedding is None and self._is_forced(x, h0, c0, weights):
-            if lanes is not None:
-                raise KernelError(
-                    f"backend '{self.backend}' takes no lengths and no PackedSequence; leave"
-                    " backend at None"
-                )
-            return lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
-        rows, tokens = (x, None) if embedding is None else (embedding, x)
-        norm = () if cell is None else cell.norm or ()
-        tensors = [t for t in (rows, h0, c0, *weights, *norm) if t is not None]
-        begins, ends = lanes or (None, None)
-        return run_sequence(
-            LSTMArgs(rows, tokens, h0, c0, *weights, None, begins, ends),
-            dtype,
-            keep=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-            variant=cell,
-            max_activation_bytes=self.max_activation_bytes,
-            strict=self.strict or self.backend is not None,
-        )
-
-    def _is_forced(self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> bool:
-        """Whether `backend` asks for other kernels than ours; refuses what `strict` refuses."""
-        if not self.strict and self.backend is None:
-            return False
-        if torch.compiler.is_compiling() and self.backend in (None, "native"):
-            return False  # what runs is known, what this CPU is cannot be asked in a trace
-        call = describe_call(x, h0, c0, weights)
-        chosen = select(call, backend=self.backend, strict=self.strict).backend
-        return not isinstance(chosen, NativeBackend)
+            return _TORCHS_CALL
+        size = B, self.hidden_size
+        return draw_cell_call(self._options, norm, size, device, dtype, self.training)
 
     def _forward_packed(
         self, input: PackedSequence, hx: State | None
@@ -535,24 +486,16 @@ def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     return next((t for t in given if isinstance(t, Proxy)), None)
 
 
-def _run_reference(
+def _arguments(
     x: Tensor,
-    state: State,
+    h0: Tensor,
+    c0: Tensor,
     weights: LSTMWeights,
-    cell: CellCall,
     lanes: Lanes | None,
-    dtype: torch.dtype,
-) -> LSTMOutput:
-    """Runs one layer in one direction as torch's operators, a Python loop over time, in `dtype`."""
-
-    def cast(t: Tensor | None) -> Any:
-        return None if t is None else t.to(dtype)
-
-    norm = None if cell.norm is None else Norm(*map(cast, cell.norm))
-    cell = cell._replace(norm=norm, mask=cast(cell.mask))
-    device = x.device.type
-    with torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext():
-        own = LSTMWeights(*map(cast, weights))
-        return lstm_reference(
-            cast(x), cast(state[0]), cast(state[1]), own, cell, *(lanes or (None, None))
-        )
+    cell: CellCall,
+    embedding: Tensor | None = None,
+) -> LSTMArgs:
+    rows, tokens = (x, None) if embedding is None else (embedding, x)
+    begins, ends = lanes or (None, None)
+    args = LSTMArgs(rows, tokens, h0, c0, *weights, cell.mask, begins, ends, seed=cell.seed)
+    return args if cell.norm is None else args._replace(**cell.norm._asdict())

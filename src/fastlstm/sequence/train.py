@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError, Setting, counted
-from fastlstm.ops.dispatch import explain
+from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.sequence.answers import Answers
@@ -155,7 +155,7 @@ class _Session(RunSession):
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
-                config, self.ending(dataclasses.replace(start, options=config), steps), device,
+                config, self.ending(config, found, steps), device,
                 steps if config.eval_every is None else config.eval_every,
                 ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
             )  # fmt: skip
