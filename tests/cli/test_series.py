@@ -19,7 +19,7 @@ from fastlstm.cli.main import main
 from series_frames import long_table
 
 SMALL = [
-    *("--horizon", "4", "--input-size", "24", "--segment", "4", "--hidden-size", "8"),
+    *("--horizon", "4", "--input-size", "24", "--patch", "4", "--hidden-size", "8"),
     *("--steps", "4", "--split", "60/20/20", "--no-tensorboard", "--threads", "1"),
 ]
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
+from fastlstm.forecast.trainer import ForecastTrainer
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
@@ -29,10 +30,9 @@ from fastlstm.errors import (
     RunDirectoryError,
     Stopped,
 )
-from fastlstm.forecast import evaluation as judgement
+from fastlstm.forecast import evaluation
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.forecast.trainer import ForecastTrainer
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import find_checkpoint
@@ -40,7 +40,7 @@ from fastlstm.training.state import Progress
 from series_frames import long_table
 
 QUICK: dict[str, Any] = {
-    "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
     "split": "60/20/20", "batch_size": 16, "checkpoint_every": 7, "tensorboard": False,
     "evaluations": 5, "threads": 1,
 }  # fmt: skip
@@ -249,25 +249,24 @@ def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
 
 
 def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from fastlstm.forecast import evaluation as judgement
     from fastlstm.forecast import train as forecast_run
 
     pq.write_table(long_table(2400), path)
-    backtest = judgement.backtest
+    backtest = evaluation.backtest
 
     judged: list[Any] = []
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         judged.append(args[2])
-        goes_on = kwargs.pop("goes_on")
+        should_continue = kwargs.pop("should_continue")
 
         def slowed(done: int) -> bool:
             time.sleep(0.5)
-            return bool(goes_on(done))
+            return bool(should_continue(done))
 
-        return backtest(*args, goes_on=slowed, **kwargs)
+        return backtest(*args, should_continue=slowed, **kwargs)
 
-    monkeypatch.setattr(judgement, "backtest", slow)
+    monkeypatch.setattr(evaluation, "backtest", slow)
     monkeypatch.setattr(forecast_run.RunSession, "report_s", lambda _: 0.0)
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**{**QUICK, "steps": None, "budget": "10s"})
@@ -447,7 +446,7 @@ def test_a_run_that_ends_on_nan_keeps_the_best_weights(
 
 
 def test_the_input_that_is_chosen_is_for_most_series() -> None:
-    quick = {**QUICK, "steps": 1, "input_size": None, "segment": None, "split": "80/10/10"}
+    quick = {**QUICK, "steps": 1, "input_size": None, "patch": None, "split": "80/10/10"}
     lengths = [60] * 2 + [400] * 8  # a fifth is short: they decide; below a tenth they would not
     tables = [long_table(n, 1, unique_id=[f"s{k:02}"] * n) for k, n in enumerate(lengths)]
     sizes = []
@@ -656,7 +655,7 @@ def test_rates_of_a_resumed_run_are_of_its_own_steps(
 ) -> None:
     """A run whose seven steps so far took 1000 s, on a busy machine."""
     from fastlstm.forecast import trainer as forecast_trainer
-    from fastlstm.forecast.data.windows import WindowLoader
+    from fastlstm.forecast.data.window_loader import WindowLoader
 
     capture, out = ForecastTrainer.capture, tmp_path / "run"
 
@@ -703,7 +702,7 @@ def test_times_of_forecasts_are_whole_and_of_the_zone_that_is_named(
     table = pa.table({"ds": column, "y": np.random.default_rng(0).normal(size=120)})
     config = ForecastConfig(**{**QUICK, "steps": 1})
     trained = train_forecaster(table, config)
-    events = judgement.evaluation_events(
+    events = evaluation.evaluation_events(
         trained.stored, trained.dataset, trained.split, trained.inputs, lambda *_: True
     )
     picture = next(event for event in events if event["event"] == "forecast")

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fastlstm import Forecaster
 from fastlstm.errors import NonFiniteError
+from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.forecasts import forecast
 
 QUICK: dict[str, Any] = {
-    "horizon": 4, "input_size": 8, "segment": 4, "hidden_size": 8, "steps": 2, "dropout": 0.0,
+    "horizon": 4, "input_size": 8, "patch": 4, "hidden_size": 8, "steps": 2, "dropout": 0.0,
     "split": (100, 60, 40), "ema": 0.0,
 }  # fmt: skip
 

@@ -6,10 +6,11 @@ import torch
 from fastlstm import LSTM
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.ops.autograd import bytes_kept, steps_per_part
+from fastlstm.ops.cell_call import CellCall, Norm
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.dispatch import explain
 from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.sequence import run_sequence
-from fastlstm.ops.variant import Norm, Variant
 
 pytestmark = pytest.mark.isa
 
@@ -31,13 +32,13 @@ def outcome(case, dtype, max_activation_bytes):
         begins = torch.randint(0, T + 1, (B,))
         ends = torch.maximum(begins, torch.randint(0, T + 1, (B,)))
     if case == "mask":
-        variant = Variant(mask=(torch.rand(B, H) > 0.3) / 0.7)
+        variant = CellCall(mask=(torch.rand(B, H) > 0.3) / 0.7)
     if case == "zoneout":
-        variant = Variant(zoneout_h=0.3, zoneout_c=0.2, seed=torch.tensor([12345678901]))
+        variant = CellCall(CellOptions(zoneout=(0.3, 0.2)), seed=torch.tensor([12345678901]))
     if case == "norm":
         norm = [(1 + 0.1 * torch.randn(n)).requires_grad_() for n in (4 * H, 4 * H, H, H)]
         leaves += norm
-        variant = Variant(norm=Norm(*norm))
+        variant = CellCall(CellOptions(layer_norm=True), Norm(*norm))
     s = LSTMArgs(x, tokens, h0, c0, *weights, None, begins, ends)
     out = run_sequence(
         s, dtype, keep=True, variant=variant, max_activation_bytes=max_activation_bytes

@@ -170,7 +170,7 @@ def test_one_is_no_plural(events: list[Any]) -> None:
     one = {
         **{"rows": 1, "train_windows": 1, "tbptt": 1, "num_parameters": 1, "threads": 1},
         **{"batch_size": 1, "seq_length": 1},
-        "model": {"input_size": 1, "horizon": 1, "segment": 1, "num_layers": 1, "hidden_size": 1},
+        "model": {"input_size": 1, "horizon": 1, "patch": 1, "num_layers": 1, "hidden_size": 1},
     }
     start = plain({"event": "start", "task": "forecast", **one})
     test = plain({"event": "test", "scores": {"naive": {"mae": 1}}, "windows": 1})

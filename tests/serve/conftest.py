@@ -16,7 +16,7 @@ from running_server import SETTINGS, Running, make_writer
 
 if TYPE_CHECKING:
     from fastlstm import Forecaster
-    from fastlstm.forecast.windows import WindowForecaster
+    from fastlstm.forecast.window_forecaster import WindowForecaster
     from forecast_server import HeldModel
 
 
@@ -83,7 +83,7 @@ def plain_path(plain: Forecaster, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def plain_model(plain_path: Path) -> WindowForecaster:
-    from fastlstm.forecast.windows import load_window_forecaster
+    from fastlstm.forecast.window_forecaster import load_window_forecaster
 
     return load_window_forecaster(plain_path)
 
@@ -119,7 +119,7 @@ def whole() -> Forecaster:
 def whole_forecasts(
     whole: Forecaster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    from fastlstm.forecast.windows import load_window_forecaster
+    from fastlstm.forecast.window_forecaster import load_window_forecaster
     from forecast_server import save
 
     path = save(whole, tmp_path_factory.mktemp("whole"))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fastlstm import Forecaster
-from fastlstm.forecast.windows import load_window_forecaster
+from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.serve.forecast import engine as forecast_engine
 from fastlstm.serve.forecast import tensors
 from fastlstm.serve.http import sender

@@ -56,7 +56,7 @@ def odd_table(num_rows: int = 120) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    from fastlstm.forecast.windows import load_window_forecaster
+    from fastlstm.forecast.window_forecaster import load_window_forecaster
 
     table = odd_table()
     names = table.column_names

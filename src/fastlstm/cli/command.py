@@ -126,10 +126,10 @@ class Command:
 
 
 def unwrap_optional(annotation: Any) -> Any:
-    """Returns ``int`` for ``int | None``; other annotations come back unchanged."""
-    rest = [part for part in get_args(annotation) if part is not NoneType]
-    is_optional = get_origin(annotation) in (Union, UnionType) and len(rest) == 1
-    return rest[0] if is_optional else annotation
+    """Returns ``int`` for ``int | None``, the first part of any union; else the annotation."""
+    if get_origin(annotation) in (Union, UnionType):
+        return next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation
 
 
 def value_name(option: Option) -> str:
@@ -151,10 +151,15 @@ def expected(annotation: Any) -> str:
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """Returns the sentence for every name of a Google-style ``Attributes:`` section."""
+    """Returns the sentence for every name of a Google-style ``Attributes:`` section.
+
+    A class's own sentence counts before those of the classes it is derived from.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__bases__):
+        found.update(attribute_help(base))
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
-    found: dict[str, str] = {}
     name = ""
     for line in doc.splitlines():
         if match := re.fullmatch(r"\s*(\w+): (.+)", line):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import expected
 from fastlstm.cli.parser import typed
-from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
+from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.system.fields import built
+from fastlstm.text.config import in_todays_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,12 @@ def config_keys(path: Path) -> set[str]:
 def _mapping(path: Path) -> dict[str, Any]:
     loaded = _yaml(_text(path), path)
     is_run = isinstance(loaded, dict) and "train" in loaded
-    if is_run and (loaded.get("format") == TEXT_RUN or loaded.get("kind") == FORECASTER):
+    if is_run and loaded.get("format") == TEXT_RUN:
+        try:
+            loaded = in_todays_names(loaded)["train"]
+        except FormatError as error:
+            raise FormatError(f"--config {path}: {error}") from None
+    elif is_run and loaded.get("kind") == FORECASTER:
         loaded = loaded.get("train")
     if loaded is None:
         return {}

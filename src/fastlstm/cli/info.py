@@ -73,7 +73,7 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    schema, sizes = stored.fit, dataclasses.asdict(stored.network.config)
+    schema, sizes = stored.schema, dataclasses.asdict(stored.network.config)
     targets = list(schema.columns[: sizes["num_targets"]])
     facts = {
         "kind": "forecaster",
@@ -194,7 +194,7 @@ def _kernel_lines() -> list[str]:
     """The kernels that a layer of the default size runs here, in fp32 and bf16."""
     import torch
 
-    from fastlstm.nn.drop_in import LSTM
+    from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.dispatch import explain
 
     layer = LSTM(128, 512)

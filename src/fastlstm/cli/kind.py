@@ -9,6 +9,7 @@ from fastlstm.cli.config_file import config_keys
 from fastlstm.cli.parser import UnknownFlagError, split_arguments
 from fastlstm.errors import UsageError, nearest_hint
 from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.text.config import WHY_NOT_OF_TEXTS
 from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _refuse_texts(
     why, cure = "the run in --out is a forecaster", "give another --out"
     for name, shown in told.items():
         why, cure = f"{shown} is for a table", f"leave out {shown}"
+        why += f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
         cure += nearest_hint(name, text_flags, cutoff=1)
         break
     for source, kind in kinds.items():

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_origin
 
-from fastlstm.cli.command import Option, options_from_dataclass
+from fastlstm.cli.command import Option, options_from_dataclass, unwrap_optional
 from fastlstm.cli.parser import Parsed
 from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 
+_MACHINE = "device precision threads memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
     "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split cache_dir",
-    "model": "preset rnn_size num_layers embed_size dropout dropout_kind recurrent_dropout"
-    " layer_norm residual tie_weights",
+    "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
+    " residual tie_weights initializer",
+    "cell": " ".join(OPTION_NAMES),
     "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
     " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
-    "machine": "device precision threads memory_limit_gb strict_kernels",
+    "machine": _MACHINE,
     "output": "eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
 }
 _TABLE_GROUPS = {
-    "forecast": "horizon input_size segment split",
+    "forecast": "horizon input_size patch split",
     "columns": "target time series past future static categorical ignore",
     "table": " ".join((*READING, "cache_dir")),
     "model": "hidden_size num_layers channels decoder bidirectional normalize dropout output loss",
-    "training": "budget steps epochs patience evaluations batch_size tbptt balance learning_rate"
-    " ema seed",
-    "machine": "precision threads strict_kernels",
-    "output": "checkpoint_every keep_checkpoints tensorboard",
+    "training": "budget steps epochs patience evaluations batch_size accumulate tbptt balance"
+    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "machine": _MACHINE,
+    "output": "eval_every checkpoint_every keep_checkpoints log_every tensorboard",
 }
 
 
@@ -45,7 +48,7 @@ def _as_flag(option: Option) -> Option:
     """Column names are one text on the command line and in YAML; the horizon has no default."""
     if option.name == "horizon":
         return dataclasses.replace(option, default=None)
-    if "tuple" not in str(option.type):
+    if get_origin(unwrap_optional(option.type)) is not tuple:
         return option
     return dataclasses.replace(option, type=str | None, default=None)
 

@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     config = built(ForecastConfig, given_options(parsed, TABLE_OPTIONS), "command line")
 
-    from fastlstm.forecast.data.configured import prepare
+    from fastlstm.forecast.data.preparation import prepare
     from fastlstm.report.progress import default_output
 
     require_tables(parsed.positionals)

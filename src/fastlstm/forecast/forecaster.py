@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from fastlstm.errors import ConfigError, DataError, Setting
 from fastlstm.estimator import Estimator
 from fastlstm.forecast.backtest import backtest, season_of
+from fastlstm.forecast.calibration import require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.configured import prepare, prepare_ahead
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.metrics import QuantileScores
+from fastlstm.forecast.data.error_measures import QuantileScores
+from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.evaluation import evaluate_forecasts
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
-from fastlstm.forecast.forecasts import require_known, require_numbers
-from fastlstm.forecast.model.forecaster import ForecastNetwork
-from fastlstm.forecast.table import as_kind, kind_of, predict_table
+from fastlstm.forecast.forecast_table import as_kind, kind_of, predict_table
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.runs.metrics import Event, Observer, checked_observers
+from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import is_whole
 
@@ -47,11 +47,11 @@ class Forecaster(Estimator):
         categorical: which of past, future, static hold names.
         ignore: columns left out.
         split: training, validation, test in percent of the rows by time, or in counts of steps.
-        segment: steps read, and answered, at once; default fits input and horizon.
+        patch: steps read, and answered, at once; default fits input and horizon.
         hidden_size: H.
         num_layers: of the LSTM.
         channels: shared gives each target its own pass through one network, joint reads all.
-        decoder: direct answers all segments at once; autoregressive one after the other, each after
+        decoder: direct answers all patches at once; autoregressive one after the other, each after
             reading the forecasts before it.
         bidirectional: the input is read both ways; for the direct decoder.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing;
@@ -106,7 +106,7 @@ class Forecaster(Estimator):
         categorical: Sequence[str] = (),
         ignore: Sequence[str] = (),
         split: str | Sequence[int] = "70/10/20",
-        segment: int | None = None,
+        patch: int | None = None,
         hidden_size: int = 256,
         num_layers: int = 1,
         channels: Literal["shared", "joint"] = "shared",
@@ -131,7 +131,7 @@ class Forecaster(Estimator):
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
-        self.horizon, self.input_size, self.segment = horizon, input_size, segment
+        self.horizon, self.input_size, self.patch = horizon, input_size, patch
         self.target, self.time, self.series, self.past, self.gaps = target, time, series, past, gaps
         self.future, self.static, self.categorical = future, static, categorical
         self.ignore, self.hidden_size, self.split = ignore, hidden_size, split
@@ -268,10 +268,10 @@ class Forecaster(Estimator):
                     "a loaded or pickled Forecaster has no table of its own; give one"
                 )
             return self.dataset_, self._inputs
-        target = stored.fit.columns[: stored.network.config.num_targets]
+        target = stored.schema.columns[: stored.network.config.num_targets]
         config = dataclasses.replace(stored.config, target=target)
-        dataset = prepare(frame, config, like=stored.fit.timeline)
-        return dataset, apply_schema(dataset, stored.fit, stored.scaler, stored.static_scale)
+        dataset = prepare(frame, config, like=stored.schema.timeline)
+        return dataset, apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
 
     def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:
         config = self._fitted().config
@@ -290,7 +290,7 @@ class Forecaster(Estimator):
                 " for every step to be forecast, as ",
                 Setting("future", ...),
             )
-        return prepare_ahead(future, config, dataset)
+        return prepare_future(future, config, dataset)
 
     # judging ------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from torch.nn.functional import embedding
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops.cell_call import CellCall, Norm
+from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
 from fastlstm.ops.reference import lstm_reference
-from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,15 +121,12 @@ def _outputs(s: LSTMArgs, cell: Cell) -> tuple[Tensor, ...]:
         }
     )
     norm = None if floats.gamma_hh is None else Norm(*floats.norm)  # type: ignore[arg-type]
-    variant = Variant(
-        ACTIVATIONS[cell.activation],
-        ACTIVATIONS[cell.recurrent_activation],
-        norm,
-        floats.mask,
-        cell.zoneout_h,
-        cell.zoneout_c,
-        s.seed,
+    options = CellOptions(
+        zoneout=(cell.zoneout_h, cell.zoneout_c),
+        activation=ACTIVATIONS[cell.activation],
+        recurrent_activation=ACTIVATIONS[cell.recurrent_activation],
     )
+    variant = CellCall(options, norm, floats.mask, s.seed)
     x = floats.rows if s.tokens is None else embedding(s.tokens, floats.rows)
     weights = LSTMWeights(floats.w_ih, floats.w_hh, floats.b_ih, floats.b_hh)
     return lstm_reference(x, floats.h0, floats.c0, weights, variant, s.begins, s.ends)

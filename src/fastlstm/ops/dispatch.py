@@ -14,8 +14,8 @@ from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall, is_autocast
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.left_alone import recurrent_modules
-from fastlstm.ops.variant import Extras
 from fastlstm.system.fields import is_whole
 
 if TYPE_CHECKING:
@@ -191,9 +191,9 @@ def _report_left(name: str, path: str, call: LSTMCall | None, left: LeftAlone) -
 
 
 def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
-    names = active_extras(lstm)
+    names = active_options(lstm)
     if names:
-        return _report_extras(name, lstm, call, names)
+        return _report_options(name, lstm, call, names)
     is_torchs = type(lstm) is nn.LSTM
     reason = left_to_torch(lstm, call.dtype, call.device)
     if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
@@ -208,7 +208,7 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall) -> LayerReport:
     return LayerReport(name, call, chosen.backend.name, kernel, is_fast, chosen.why)
 
 
-def _report_extras(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) -> LayerReport:
+def _report_options(name: str, lstm: nn.LSTM, call: LSTMCall, extras: list[str]) -> LayerReport:
     reason = left_to_reference(lstm, call.dtype, call.device)
     chosen = select(call, backend=BACKENDS[0].name if reason is None else BACKENDS[-1].name)
     kernel = f"{chosen.kernel.name} + {', '.join(extras)}"
@@ -228,10 +228,10 @@ def _kept(lstm: nn.LSTM, call: LSTMCall, chosen: Selection) -> str:
     return f", {describe_kept(call.T, call.B, call.H, is_bf16, has_norm, max_activation_bytes)}"
 
 
-def active_extras(lstm: nn.LSTM) -> list[str]:
+def active_options(lstm: nn.LSTM) -> list[str]:
     """Returns what a layer computes in its present mode that torch's cell does not, in words."""
-    extras: Extras | None = getattr(lstm, "extras", None)
-    return [] if extras is None else extras.active(lstm.training)
+    options: CellOptions | None = getattr(lstm, "options", None)
+    return [] if options is None else options.active(lstm.training)
 
 
 def left_to_reference(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | None:
@@ -251,7 +251,7 @@ def left_to_reference(lstm: nn.LSTM, dtype: torch.dtype, device: str) -> str | N
         reason = "it knows torch's cell only"
     if reason is not None:
         raise KernelError(
-            f"backend '{forced}' cannot run an LSTM with {', '.join(active_extras(lstm))}"
+            f"backend '{forced}' cannot run an LSTM with {', '.join(active_options(lstm))}"
             f" ({reason}); leave backend at None"
         )
     return None

@@ -55,7 +55,7 @@ def lstm(
         `8 T B H (I + H)` floating-point operations forward, twice that backward.
     """
     weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
-    _check(x, h0, c0, weights)
+    check_args(x, h0, c0, weights)
     call = describe_call(x, h0, c0, weights, strict=strict or backend is not None)
     chosen = select(call, backend=backend, strict=strict).backend
     if x.shape[0] == 0 or x.shape[1] == 0:
@@ -116,14 +116,19 @@ def _token_call(
     tokens: Tensor, embedding: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, *, strict: bool
 ) -> LSTMCall:
     """Checks the arguments as those of `lstm` on a view of the right shape."""
+    x = check_tokens(tokens, embedding)
+    check_args(x, h0, c0, weights)
+    return describe_call(x, h0, c0, weights, strict=strict)
+
+
+def check_tokens(tokens: Tensor, embedding: Tensor) -> Tensor:
+    """Returns a view of the shape that the rows `embedding[tokens]` have, `(T, B, I)`."""
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
         raise ShapeError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B)")
     if embedding.dim() != 2:
         raise ShapeError(f"embedding has shape {tuple(embedding.shape)}, expected (V, I)")
     T, B = tokens.shape
-    x = embedding[:1].expand(T * B, -1).view(T, B, embedding.shape[1])
-    _check(x, h0, c0, weights)
-    return describe_call(x, h0, c0, weights, strict=strict)
+    return embedding[:1].expand(T * B, -1).view(T, B, embedding.shape[1])
 
 
 def _nothing(call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMOutput:
@@ -136,7 +141,8 @@ def _nothing(call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWei
     return LSTMOutput(gates[..., : call.H], h0.clone(), c0.clone())
 
 
-def _check(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:
+def check_args(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:
+    """Raises ShapeError for arguments of `lstm` that do not fit each other."""
     if x.dim() != 3:
         raise ShapeError(f"x has shape {tuple(x.shape)}, expected (T, B, I)")
     if (weights.b_ih is None) != (weights.b_hh is None):

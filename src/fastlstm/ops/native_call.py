@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastlstm.errors import ShapeError
-from fastlstm.ops.variant import ACTIVATIONS
+from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LSTMArgs(NamedTuple):
         mask: `(B, H)` factors of the state that enters the recurrence, or None.
         begins: `(B,)` int64 first step of each lane, or None.
         ends: `(B,)` int64 one past the last step of each lane, or None.
-        gamma_ih: `(4H,)` of the layer norm (ops/variant.py), or None with the next three.
+        gamma_ih: `(4H,)` of the layer norm (ops/cell_call.py), or None with the next three.
         gamma_hh: `(4H,)`.
         gamma_c: `(H,)`.
         beta_c: `(H,)`.

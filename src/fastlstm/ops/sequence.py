@@ -22,6 +22,8 @@ from fastlstm.ops.autograd import (
     steps_per_part,
 )
 from fastlstm.ops.call import LSTMOutput
+from fastlstm.ops.cell_call import CellCall
+from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.ops.cost import lstm_flop
 from fastlstm.ops.differentiable import (
     gradients_by_operators,
@@ -29,7 +31,6 @@ from fastlstm.ops.differentiable import (
     why_operators,
 )
 from fastlstm.ops.native_call import PLAIN, Cell, LSTMArgs, SavedActivations
-from fastlstm.ops.variant import ACTIVATIONS, Variant
 
 _OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
 _NUM_TENSORS = len(LSTMArgs._fields)
@@ -41,7 +42,7 @@ def run_sequence(
     dtype: torch.dtype,
     *,
     keep: bool,
-    variant: Variant | None = None,
+    variant: CellCall | None = None,
     max_activation_bytes: int | None = None,
     strict: bool = False,
 ) -> LSTMOutput:
@@ -88,15 +89,14 @@ def _recorded(
     return LSTMFunction.apply(strict, cell, is_bf16, *s)  # type: ignore[no-untyped-call]
 
 
-def _with_variant(s: LSTMArgs, variant: Variant) -> tuple[LSTMArgs, Cell]:
+def _with_variant(s: LSTMArgs, variant: CellCall) -> tuple[LSTMArgs, Cell]:
     norm = variant.norm or (None, None, None, None)
     names = ("mask", "gamma_ih", "gamma_hh", "gamma_c", "beta_c", "seed")
     found = zip(names, (variant.mask, *norm, variant.seed), strict=True)
     cell = Cell(
-        ACTIVATIONS.index(variant.activation),
-        ACTIVATIONS.index(variant.recurrent_activation),
-        variant.zoneout_h,
-        variant.zoneout_c,
+        ACTIVATIONS.index(variant.options.activation),
+        ACTIVATIONS.index(variant.options.recurrent_activation),
+        *variant.options.zoneout,
     )
     return s._replace(**dict(found)), cell
 

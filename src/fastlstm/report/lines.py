@@ -105,9 +105,15 @@ def model_lines(start: Event) -> list[str]:
     units = count_of(model, "rnn_size", "unit") or count_of(model, "hidden_size", "unit")
     layers = count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer") if model else ""
     flop, unit = number(start, "flop_per_unit"), unit_of(start).removesuffix("s")
-    rates = {"dropout": "dropout", "recurrent_dropout": "recurrent dropout"}
+    rates = {
+        **{"dropout": "dropout", "weight_drop": "weight drop"},
+        "recurrent_dropout": "recurrent dropout",
+    }
     kinds = {"dropout": _filled("{} ", text_of(model, "dropout_kind"))}
-    switches = {"layer_norm": "layer norm", "residual": "residual", "tie_weights": "tied weights"}
+    switches = {
+        **{"layer_norm": "layer norm", "output_norm": "output norm", "residual": "residual"},
+        "tie_weights": "tied weights",
+    }
     lines = [
         [
             *_window_parts(model),

@@ -293,7 +293,7 @@ def _evaluations(history: History) -> str:
 def _setup(history: History) -> str:
     """What the terminal showed at the start of the run."""
     rows = header_rows(history.start, Glyphs()) if history.start else []
-    lines = "".join(to_html(f"{label:<12}{text}") + "\n" for label, text in rows)
+    lines = "".join(to_html(clipped(f"{label:<12}{text}", MAX_TEXT)) + "\n" for label, text in rows)
     return f"<h2>Setup</h2>\n<pre>{lines}</pre>" if rows else ""
 
 

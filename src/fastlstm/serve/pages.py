@@ -20,7 +20,7 @@ from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastlstm.forecast.windows import Columns, WindowForecaster
+    from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
     from fastlstm.serve.forecast.engine import ForecastEngine
     from fastlstm.serve.forecast.tensors import Spec
     from fastlstm.text.data.tokenizer import Tokenizer

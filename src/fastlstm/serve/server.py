@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from fastlstm.forecast.windows import WindowForecaster
+    from fastlstm.forecast.window_forecaster import WindowForecaster
     from fastlstm.serve.settings import Settings
 
 _SEND_BUFFER = 1 << 18
@@ -273,7 +273,7 @@ def serve(
 
 def _load(path: str, settings: Settings) -> TextModel | WindowForecaster:
     if holds_forecaster(path):
-        from fastlstm.forecast.windows import load_window_forecaster  # brings torch
+        from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)
     return load_decoder(path, settings.weights)

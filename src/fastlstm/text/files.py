@@ -16,10 +16,10 @@ import torch
 
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.system.storage import encode_json
+from fastlstm.text.config import FORMAT_VERSION
 from fastlstm.text.stored_model import (
     CONFIG_FILE,
     FORMAT,
-    FORMAT_VERSION,
     GENERATION_DEFAULTS,
     GENERATION_FILE,
     MODEL_FILE,
@@ -28,6 +28,9 @@ from fastlstm.text.stored_model import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fastlstm.text.config import ModelConfig, TrainConfig
     from fastlstm.text.data.text import TextDataset
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -128,19 +131,24 @@ def save_language_model(
 
 def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:
     """Loads the model of a run or of a checkpoint; raises what `load_stored_model` does."""
-    from fastlstm.text.model import LanguageModel
-
     stored = load_stored_model(path)
-    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
-        model = LanguageModel(stored.model_config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(stored.weights[name].copy()))
     return LoadedModel(
-        model.eval(),
+        build_model(stored.weights, stored.model_config).eval(),
         stored.tokenizer,
         stored.config,
         stored.generation,
         stored.path,
         stored.note,
     )
+
+
+def build_model(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LanguageModel:
+    """Returns a model with copies of these weights, by the names of its parameters."""
+    from fastlstm.text.model import LanguageModel
+
+    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
+        model = LanguageModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[name].copy()))
+    return model

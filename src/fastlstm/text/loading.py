@@ -1,4 +1,4 @@
-"""A run as something that writes text: `load_decoder`, without torch."""
+"""A run as something that writes text: `load_decoder`, without torch where the kernels can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.text.decoder import Decoder
+from fastlstm.text.decoder import Decoder, make_decoder
 from fastlstm.text.sampling import known_settings
 from fastlstm.text.stored_model import load_stored_model
 
@@ -41,7 +41,7 @@ def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> T
         What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
     """
     stored = load_stored_model(path)
-    decoder = Decoder(stored.weights, stored.model_config, weight_format)
+    decoder = make_decoder(stored.weights, stored.model_config, weight_format)
     name = Path(path).resolve().name
     generation = known_settings(stored.generation)
     return TextModel(decoder, stored.tokenizer, generation, name, stored.note)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.configured import prepare
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.window_index import index_windows, read_windows
 
 pandas = pytest.importorskip("pandas")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.forecast.data.metrics import QuantileScores, Scores
+from fastlstm.forecast.data.error_measures import QuantileScores, Scores
 from fastlstm.forecast.data.splits import fit_scaler, split_table
 from fastlstm.forecast.data.table import Segments, Table
 from fastlstm.forecast.data.timeline import Frequency

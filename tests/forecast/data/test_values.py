@@ -17,14 +17,14 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.configured import prepare
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import RoleRequest
 from series_frames import long_table
 
 QUICK: dict[str, Any] = {
-    "horizon": 4, "input_size": 12, "segment": 4, "hidden_size": 16, "steps": 60, "dropout": 0.0,
+    "horizon": 4, "input_size": 12, "patch": 4, "hidden_size": 16, "steps": 60, "dropout": 0.0,
     "learning_rate": 0.01,
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     values[[20, 90]] = -9999
     data, run = tmp_path / "a.csv", str(tmp_path / "run")
     csv.write_csv(long_table(y=values), data)
-    small = ["--horizon", "2", "--input-size", "8", "--segment", "2", "--hidden-size", "4"]
+    small = ["--horizon", "2", "--input-size", "8", "--patch", "2", "--hidden-size", "4"]
     train = ["train", str(data), "--out", run, *small, "--steps", "2", "--no-tensorboard"]
     assert main(["prepare", str(data)]) == 2
     assert main(train) == 2

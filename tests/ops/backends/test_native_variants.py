@@ -7,10 +7,11 @@ import torch
 
 from fastlstm.ops import native_call
 from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops.cell_call import CellCall, Norm
+from fastlstm.ops.cell_options import ACTIVATIONS, OPTION_NAMES, CellOptions
 from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.reference import lstm_reference
 from fastlstm.ops.sequence import run_sequence
-from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant
 from fastlstm.system import environment, hardware
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
@@ -25,11 +26,11 @@ SHAPES = {
 VARIANTS = {
     "norm": {"norm": True},
     "mask": {"mask": True},
-    "zoneout": {"zoneout_h": 0.3, "zoneout_c": 0.4, "seed": 1234567890123},
-    "zoneout expected": {"zoneout_h": 0.2, "zoneout_c": 0.1},
-    "zoneout of cells": {"zoneout_c": 0.5, "seed": -3},
+    "zoneout": {"zoneout": (0.3, 0.4), "seed": 1234567890123},
+    "zoneout expected": {"zoneout": (0.2, 0.1)},
+    "zoneout of cells": {"zoneout": (0.0, 0.5), "seed": -3},
     "everything": {
-        "norm": True, "mask": True, "zoneout_h": 0.3, "zoneout_c": 0.4, "seed": 7,
+        "norm": True, "mask": True, "zoneout": (0.3, 0.4), "seed": 7,
         "activation": "softsign", "recurrent_activation": "hard_sigmoid",
     },
 }  # fmt: skip
@@ -85,7 +86,8 @@ def split(tensors, fields, dtype=None):
         fields["mask"] = ((draw > 0.3) / 0.7).to(dtype or torch.float32)
     if "seed" in fields:
         fields["seed"] = torch.tensor([fields["seed"]])
-    return [given[n] for n in NAMES[:7]], Variant(**fields)
+    options = CellOptions(**{n: fields.pop(n) for n in OPTION_NAMES if n in fields})
+    return [given[n] for n in NAMES[:7]], CellCall(options, **fields)
 
 
 def outcome(tensors, run, dtype):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fastlstm import Forecaster
-from fastlstm.forecast.windows import load_window_forecaster
+from fastlstm.forecast.window_forecaster import load_window_forecaster
 from forecast_server import (
     PAST,
     QUICK,

@@ -17,8 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.clock import EPOCH_UNITS, TimeReader
-from fastlstm.forecast.data.facts import ColumnFacts
+from fastlstm.forecast.data.column_stats import ColumnStats
 from fastlstm.forecast.data.names import Names, without_nan
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import (
@@ -31,6 +30,7 @@ from fastlstm.forecast.data.records import (
     without_null_words,
 )
 from fastlstm.forecast.data.roles import Roles
+from fastlstm.forecast.data.time_reader import EPOCH_UNITS, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
@@ -83,8 +83,8 @@ class IngestResult:
     series: list[Any]
     counts: NDArray[np.int64]
     is_grouped: bool
-    facts: dict[str, ColumnFacts]
-    static_facts: dict[str, ColumnFacts]
+    facts: dict[str, ColumnStats]
+    static_facts: dict[str, ColumnStats]
     statics: dict[str, list[float]]
     categories: dict[str, list[Any]]
     time_zone: str | None
@@ -124,7 +124,7 @@ class TableIngest:
         self._is_parsed = records.is_parsed
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
         self._facts = {
-            name: ColumnFacts(codes.kept, (origins or {}).get(name, 0.0))
+            name: ColumnStats(codes.kept, (origins or {}).get(name, 0.0))
             for name in (*roles.values, *roles.static)
         }
         for name in roles.categorical:

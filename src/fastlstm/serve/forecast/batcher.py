@@ -21,7 +21,7 @@ from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.places import Places
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.windows import Forecasts, WindowForecaster
+    from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
 
 Floats = NDArray[np.floating]
 

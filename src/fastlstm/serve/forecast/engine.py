@@ -22,7 +22,7 @@ from fastlstm.serve.places import Places
 from fastlstm.serve.worker import Worker
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.windows import Forecasts, WindowForecaster
+    from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from fastlstm.forecast.windows import Forecasts
+    from fastlstm.forecast.window_forecaster import Forecasts
     from fastlstm.serve.forecast.engine import ForecastEngine, PendingForecast
     from fastlstm.serve.forecast.request import Asked
     from fastlstm.serve.http.access import Record

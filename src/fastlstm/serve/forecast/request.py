@@ -23,7 +23,7 @@ from fastlstm.serve.forecast.tensors import (
 from fastlstm.serve.http.errors import ApiError, value_name
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.windows import Columns, WindowForecaster
+    from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
 
 Floats = NDArray[np.floating]
 

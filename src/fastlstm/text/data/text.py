@@ -19,6 +19,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import make_key, release_pages
 from fastlstm.system.fields import parse_split
 from fastlstm.system.storage import storage_errors
+from fastlstm.text.data.blocks import BLOCK_BYTES, TextRules
 from fastlstm.text.data.encoding import (
     Pass,
     Progress,
@@ -29,7 +30,6 @@ from fastlstm.text.data.encoding import (
     write_ids,
 )
 from fastlstm.text.data.sources import Document, Source, open_source
-from fastlstm.text.data.streams import BLOCK_BYTES, TextRules
 from fastlstm.text.data.text_cache import Entry, Meta, TextCache
 from fastlstm.text.data.tokenizer import (
     ByteTokenizer,
