@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fastlstm.ops.variant import Extras
 
 import fastlstm
 from fastlstm.ops.call import TORCHS_CELL, LSTMArgs, LSTMCall
@@ -14,7 +15,6 @@ from fastlstm.ops.custom_op import (
 )
 from fastlstm.ops.kernels import fastest_kernels
 from fastlstm.ops.native_call import symbolic_gate_rows
-from fastlstm.ops.variant import Extras
 from native_run import run_native
 
 pytestmark = pytest.mark.isa

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from fastlstm.nn.drop_in import LSTM
+from fastlstm.ops.variant import Extras
 
 from fastlstm.errors import KernelError
-from fastlstm.nn.drop_in import LSTM
 from fastlstm.ops import registry
 from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
@@ -13,7 +14,6 @@ from fastlstm.ops.call import Kernel, LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.ops.lstm import lstm, lstm_tokens
 from fastlstm.ops.registry import BACKENDS, select
-from fastlstm.ops.variant import Extras
 
 pytestmark = pytest.mark.isa
 
