@@ -390,7 +390,7 @@ def test_another_table_at_predict_is_refused(fitted: Forecaster) -> None:
 def test_series_that_are_left_out_are_a_warning() -> None:
     table = waves()
     short = table.take([*range(480), *range(480, 500)])
-    with pytest.warns(UserWarning, match="1 of 3 series have no 30 training rows on end"):
+    with pytest.warns(UserWarning, match="1 of 3 series lack 30 consecutive training rows"):
         Forecaster(**{**QUICK, "steps": 1}).fit(short)
 
 

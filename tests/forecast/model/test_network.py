@@ -255,7 +255,7 @@ def test_the_wrong_shape_is_refused() -> None:
         network(horizon=0)
     with pytest.raises(ConfigError, match="decoder is 'both', expected one of direct, autoreg"):
         network(decoder="both")
-    with pytest.raises(ConfigError, match="autoregressive goes on in one; leave out one"):
+    with pytest.raises(ConfigError, match="continue in one direction; leave out one"):
         network(decoder="autoregressive", bidirectional=True)
     with pytest.raises(ConfigError, match="output is 'best', expected"):
         make_output("best")
