@@ -28,7 +28,7 @@ from fastlstm.errors import Stopped
 from fastlstm.forecast import files as forecaster_files
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.text import stored_model
+from fastlstm.text import config as text_config
 from fastlstm.text.data.text import prepare_text
 from fastlstm.training import checkpoint
 from format1 import answers
@@ -53,7 +53,7 @@ TABLE: dict[str, Any] = {
 
 
 def main() -> None:
-    versions = stored_model.FORMAT_VERSION, checkpoint.FORMAT_VERSION, forecaster_files._FORMAT
+    versions = text_config.FORMAT_VERSION, checkpoint.FORMAT_VERSION, forecaster_files._FORMAT
     if versions != (1, 1, 2):
         raise SystemExit(f"this fastlstm writes the formats {versions}, the set is of (1, 1, 2)")
     target = Path(__file__).with_name("stored")

@@ -180,7 +180,7 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     # text: the model
     "text, three layers": partial(text, num_layers=3),
     "text, output norm, DropConnect, residual": partial(
-        text, num_layers=2, layer_norm=True, recurrent_dropout=0.3, residual=True, embed_size=8
+        text, num_layers=2, output_norm=True, weight_drop=0.3, residual=True, embed_size=8
     ),
     "text, dropout per sequence": partial(text, dropout=0.3, num_layers=2),
     "text, dropout per step": partial(text, dropout=0.3, dropout_kind="plain", num_layers=2),
@@ -190,9 +190,9 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
         tie_weights=True,
         embed_size=8,
         num_layers=2,
-        layer_norm=True,
+        output_norm=True,
         residual=True,
-        recurrent_dropout=0.2,
+        weight_drop=0.2,
         dropout=0.2,
         ema=0.9,
         accumulate=2,

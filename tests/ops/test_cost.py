@@ -1,7 +1,5 @@
 """Operation counts, against torch's own counter."""
 
-from dataclasses import replace
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,7 +44,7 @@ def test_bytes():
     infer = LSTMCall(T=2, B=3, I=4, H=5, dtype=torch.float32, device="cpu", requires_grad=False)
     assert lstm_cost(infer).bytes == 4 * (20 * 11 + 6 * 9)
     gates = 6 * 20  # written by the forward pass and read by the backward pass
-    train = replace(infer, requires_grad=True)
+    train = infer._replace(requires_grad=True)
     assert lstm_cost(train).bytes == 3 * lstm_cost(infer).bytes + 4 * 2 * gates
     config = ModelConfig(vocab_size=11, embed_size=8, rnn_size=16, num_layers=2)
     assert decode_bytes_per_token(config) == 4 * (64 * 17 + 64 * 33 + 11 * 17)

@@ -6,10 +6,10 @@ from torch import nn
 
 from fastlstm.errors import KernelError
 from fastlstm.nn.convert import accelerate
-from fastlstm.nn.drop_in import LSTM
-from fastlstm.nn.lstm import LSTMLayer
+from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.call import LSTMCall
-from fastlstm.ops.dispatch import BACKENDS, explain, select
+from fastlstm.ops.explain import explain
+from fastlstm.ops.registry import BACKENDS, select
 
 pytestmark = pytest.mark.isa
 
@@ -64,7 +64,7 @@ def test_refusals_name_the_backend_and_the_reason():
         ("aten", "torch has no LSTM kernel for device xpu"),
     )
     assert "; aten: torch has no LSTM kernel for device xpu; " in chosen.why
-    with pytest.raises(KernelError, match=r"no backend can run LSTM .* aten: torch has no LSTM"):
+    with pytest.raises(KernelError, match=r"backend 'aten' cannot run LSTM .* torch has no LSTM"):
         select(make_call(dtype=torch.int32), backend="aten")
 
 
@@ -129,7 +129,9 @@ def test_explain_says_that_torchs_loop_is_slow():
 
 
 def test_explain_of_a_layer_that_torchs_own_forward_pass_never_runs():
-    (report,) = explain(LSTMLayer(16, 32).double())
+    layer = LSTM(16, 32).double()
+    layer.is_drop_in = False
+    (report,) = explain(layer)
     assert (report.backend, report.is_fast) == ("aten", False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, Message, Setting, counted
+from fastlstm.errors import ConfigError, DataError, Message, Setting
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -15,12 +15,11 @@ from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.system.fields import parse_duration
-from fastlstm.training.schedule import StopCriterion
 
 _PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
 _LONGEST_INPUT = 720
-_DEFAULT_BUDGET_S = 120.0
+LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 0.5}
+"""Peak learning rates."""
 _SHARE_OF_SHORT = 0.1
 """Of the series, too short for the input that is chosen where none is asked for."""
 
@@ -115,13 +114,14 @@ def training_loader(
     Raises:
         DataError: the part holds no window, or no chunk.
     """
+    rows = config.batch_size * config.accumulate
     if config.tbptt is not None:
         return ChunkLoader(
-            table, split.train_ends, config.tbptt, sizes.horizon, sizes.patch, config.batch_size,
+            table, split.train_ends, config.tbptt, sizes.horizon, sizes.patch, rows,
             2 * sizes.input_size, config.seed, stop,
         )  # fmt: skip
     return WindowLoader(
-        table, 1, config.batch_size, seed=config.seed, should_stop=stop, balance=config.balance,
+        table, 1, rows, seed=config.seed, should_stop=stop, balance=config.balance,
         index=split.windows(table, "train", sizes.input_size, sizes.horizon),
     )  # fmt: skip
 
@@ -152,21 +152,6 @@ def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:
     rows = np.clip(split.train_ends - found.first_rows, 0, None)
     begins = np.flatnonzero(np.diff(found.series, prepend=found.series[0] - 1))
     return np.asarray(np.maximum.reduceat(rows, begins))
-
-
-def choose_ending(config: ForecastConfig, steps_per_epoch: int) -> StopCriterion:
-    """Returns when training is over; without a wish after two minutes."""
-    if config.steps is not None:
-        return StopCriterion("steps", config.steps, None, counted(config.steps, "step"))
-    if config.epochs is not None:
-        total = max(1, round(config.epochs * steps_per_epoch))
-        text = f"{counted(config.epochs, 'epoch')} = {counted(total, 'step')}"
-        return StopCriterion("epochs", total, None, text)
-    if config.budget is not None:
-        return StopCriterion(
-            "budget", None, parse_duration(config.budget), f"budget {config.budget}"
-        )
-    return StopCriterion("budget", None, _DEFAULT_BUDGET_S, "budget 2m (default)")
 
 
 def flop_per_window(config: ForecasterConfig) -> int:

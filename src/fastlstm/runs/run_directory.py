@@ -45,7 +45,8 @@ from fastlstm.system import storage
 
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
-"""`kind` in config.json of a forecaster; language models have none."""
+SEQUENCE = "sequence"
+"""`kind` in config.json of forecasters and sequence models; language models have none."""
 TEXT_RUN = "fastlstm-run"
 """`format` in config.json of a language model."""
 METRICS_KEY = "metrics"
@@ -320,7 +321,10 @@ class RunDirectory:
         return [mark for mark in marks if mark is not None]
 
 
-def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] | None:
+Kind = Literal["text", "forecaster", "sequence"]
+
+
+def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
     """Returns the kind in config.json of a run or a checkpoint; None if it is not one."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
@@ -329,9 +333,12 @@ def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] |
             config = json.loads(data)
         except (FastLSTMError, ValueError, RecursionError):
             continue
-        if isinstance(config, dict) and config.get("kind") == FORECASTER:
-            return "forecaster"
-        return "text" if isinstance(config, dict) and config.get("format") == TEXT_RUN else None
+        if not isinstance(config, dict):
+            return None
+        if config.get("kind") in (FORECASTER, SEQUENCE):
+            kind: Kind = config["kind"]
+            return kind
+        return "text" if config.get("format") == TEXT_RUN else None
     return None
 
 

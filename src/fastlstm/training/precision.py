@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.ops.backends.onednn import bf16_instructions
@@ -19,6 +22,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_GAIN = 1.1
 _QUIET_SHARE = 0.7
 """Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
+_TIMED_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def choose_precision(
     asked: Precision,
     device: torch.device,
     about: Mapping[str, Any],
-    time_pass: Callable[[str], float],
+    time_pass: Callable[[str], float] | None,
 ) -> PrecisionChoice:
     """Returns the precision to train in; `auto` times the candidates.
 
@@ -67,9 +71,12 @@ def choose_precision(
         device: where the steps run.
         about: the model and the batch, which the seconds are remembered for.
         time_pass: returns the seconds of a forward and backward pass in the precision of that
-            name; may switch TF32 on or off.
+            name; may switch TF32 on or off. None leaves a precision that is asked for untimed.
     """
     check_precision(asked, device)
+    if time_pass is None:
+        allow_tf32(asked)
+        return PrecisionChoice(asked, "as asked")
     times = _PassTimes(device, about, time_pass)
     choice = _choose(asked, device, times)
     allow_tf32(choice.name)
@@ -118,6 +125,33 @@ class _PassTimes:
         if not is_busy:
             measurements.remember("pass", about, {"seconds": seconds})
         return seconds
+
+
+def pass_seconds(
+    model: nn.Module, forward: Callable[[], torch.Tensor], name: str, device: torch.device
+) -> float:
+    """Returns the median seconds of a forward and backward pass.
+
+    Args:
+        model: its gradients are cleared; its weights and the RNG are left alone.
+        forward: returns the loss of one pass.
+        name: of the precision.
+        device: where the model is.
+    """
+    allow_tf32(name)
+    generator_state = torch.get_rng_state()
+    seconds = []
+    for _ in range(_TIMED_PASSES):
+        start = time.perf_counter()
+        with autocast(name, device):
+            loss = forward()
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+    torch.set_rng_state(generator_state)
+    return statistics.median(seconds[1:])
 
 
 def allow_tf32(name: str) -> None:

@@ -27,7 +27,7 @@ from fastlstm.errors import ShapeError, counted
 from fastlstm.forecast.model.categorical import CategoricalFeatures
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.outputs import make_output
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTM
 
 
 class RecurrentState(NamedTuple):
