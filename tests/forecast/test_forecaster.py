@@ -355,7 +355,7 @@ BAD = [
     ({"input_size": 25}, lambda: waves(), "not a multiple of patch 6; give input_size=24"),
     ({}, lambda: waves(40), "a window needs 30 rows, the longest segment"),
     ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
-    ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs contradict each other"),
+    ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs exclude each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
     ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
