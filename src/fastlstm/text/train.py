@@ -142,7 +142,7 @@ def train(
     if not (as_text or resume):
         _refuse_tables(source)
     own = checked_callbacks(callbacks)
-    path = Path("runs") / _source_name(source) if out is None else Path(out)
+    path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
         if stop is None:
