@@ -56,8 +56,9 @@ def test_accumulation_gives_the_step_of_the_large_batch(
     found = []
     for sizes in ({"batch_size": 32}, {"batch_size": 8, "accumulate": 4}):
         model = Forecaster(**{
-            **QUICK, "target": "y", "steps": 3, "optimizer": "sgd", "learning_rate": 0.05, "grad_clip": 1e9,
-            "warmup": 0.0, "cooldown": 0.0, "ema": 0.0, "evaluations": 1, **given, **sizes,
+            **QUICK, "target": "y", "steps": 3, "optimizer": "sgd", "learning_rate": 0.05,
+            "grad_clip": 1e9, "warmup": 0.0, "cooldown": 0.0, "ema": 0.0, "evaluations": 1,
+            **given, **sizes,
         })  # fmt: skip
         found.append(model.fit(table))
     large, parts = (model.network_.state_dict() for model in found)
