@@ -13,7 +13,7 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import ConfigError, ShapeError, UsageError
-from fastlstm.nn.cell_parameters import add_norms, norms, reset_norms
+from fastlstm.nn.cell_parameters import add_parameters, norms, reset_parameters
 from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
@@ -125,8 +125,7 @@ class LSTM(nn.LSTM):
             self.max_activation_bytes = max_activation_bytes
         options = dataclasses.replace(TORCHS_CELL if options is None else options, **own)
         self._set_options(options)
-        if options.layer_norm:
-            add_norms(self)
+        add_parameters(self)
 
     @property
     def options(self) -> CellOptions:
@@ -176,8 +175,7 @@ class LSTM(nn.LSTM):
     def reset_parameters(self) -> None:
         """Draws the weights as torch does; layer norms start at 1 and 0."""
         super().reset_parameters()
-        if self.options.layer_norm:
-            reset_norms(self)
+        reset_parameters(self)
 
     def extra_repr(self) -> str:
         """As torch's, and the options in use."""
