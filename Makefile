@@ -62,6 +62,7 @@ bench: install  ## what this machine is and what it was measured to reach
 
 docs: install  ## the generated pages of docs/
 	$(PY) -m fastlstm.cli.reference > docs/cli.md
+	$(PY) -m fastlstm.cli.messages > docs/messages.md
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

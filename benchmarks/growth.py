@@ -36,7 +36,7 @@ from layer_step import Cell
 from machine import describe_machine, results_folder
 from torch import nn
 
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.kernels import kernel_table
 from fastlstm.system import hardware
 

@@ -33,7 +33,7 @@ def endless(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 def batches(name: str, data: np.ndarray) -> Iterator[Any]:
     if name == "fastlstm":
-        from fastlstm.forecast.data.windows import WindowLoader
+        from fastlstm.forecast.data.window_loader import WindowLoader
 
         return iter(WindowLoader(data, length=LENGTH, batch_size=BATCH))
     if name == "numpy gather":

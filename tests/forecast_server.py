@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from fastlstm import Forecaster
-from fastlstm.forecast.windows import WindowForecaster
+from fastlstm.forecast.window_forecaster import WindowForecaster
 from series_frames import long_table
 
 L, h = 24, 6
 PAST = "/v2/models/waves/infer"
 QUICK: dict[str, Any] = {
-    "horizon": h, "input_size": L, "segment": 6, "hidden_size": 16, "steps": 5, "dropout": 0.0,
+    "horizon": h, "input_size": L, "patch": 6, "hidden_size": 16, "steps": 5, "dropout": 0.0,
     "learning_rate": 0.01, "split": "60/20/20",
 }  # fmt: skip
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
-from fastlstm.ops.variant import Extras, Variant
+from fastlstm.ops.cell_call import CellCall
+from fastlstm.ops.cell_options import CellOptions
 
 
 def run_native(args: LSTMArgs, dtype: torch.dtype, *, keep: bool = True, **call: Any) -> LSTMOutput:
@@ -17,11 +19,9 @@ def run_native(args: LSTMArgs, dtype: torch.dtype, *, keep: bool = True, **call:
     return NativeBackend().run(described, args)
 
 
-def with_variant(args: LSTMArgs, variant: Variant) -> tuple[LSTMArgs, Extras]:
-    """Returns the arguments with a variant's tensors, and its options."""
-    names = variant.activation, variant.recurrent_activation
-    zoneout = variant.zoneout_h, variant.zoneout_c
-    norm = (None,) * 4 if variant.norm is None else variant.norm
+def with_cell(args: LSTMArgs, cell: CellCall) -> tuple[LSTMArgs, CellOptions]:
+    """Returns the arguments with a cell's tensors, and its options."""
+    norm = (None,) * 4 if cell.norm is None else cell.norm
     tensors = dict(zip(("gamma_ih", "gamma_hh", "gamma_c", "beta_c"), norm, strict=True))
-    args = args._replace(mask=variant.mask, seed=variant.seed, **tensors)
-    return args, Extras(variant.norm is not None, 0.0, zoneout, *names)
+    args = args._replace(mask=cell.mask, seed=cell.seed, **tensors)
+    return args, replace(cell.options, layer_norm=cell.norm is not None)

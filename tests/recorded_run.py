@@ -24,7 +24,7 @@ START: Event = {
         "num_layers": 2,
         "dropout": 0.1,
         "dropout_kind": "variational",
-        "layer_norm": True,
+        "output_norm": True,
     },
     "num_parameters": 138_737_500,
     "flop_per_token": 8_250_000,

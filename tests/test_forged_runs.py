@@ -114,7 +114,7 @@ TENSORS: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None], str
     ),
     ("model", WEIGHT, lambda t: t.long(), r"is \(32, 8\) torch.int64, expected"),
     ("average", WEIGHT, lambda t: t[:1].clone(), r"average.safetensors is \(1, 8\)"),
-    ("state", "h", lambda t: t[..., :1].clone(), r"'h' of state.safetensors is \(1, 2, 1\)"),
+    ("carried", "h", lambda t: t[..., :1].clone(), r"'h' of carried.safetensors is \(1, 2, 1\)"),
     ("state", "rng_cpu", lambda t: t[:5].clone(), "makes no sense"),
     ("optimizer", MOMENT, lambda t: t[:1].clone(), r"exp_avg' of \(1, 8\) torch.float32, expected"),
     ("optimizer", MOMENT, lambda t: t[0, 0].clone(), r"exp_avg' of \(\) torch.float32, expected"),

@@ -20,7 +20,6 @@ HEAVY = {
     "tokenizers",
     "transformers",
     "zstandard",
-    "jsonargparse",
     "fastapi",
     "starlette",
     "uvicorn",

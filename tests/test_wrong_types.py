@@ -20,7 +20,7 @@ from fastlstm.text.model import LanguageModel
 from series_frames import long_table
 
 X, Y = np.zeros((4, 3, 2), np.float32), np.array([0.0, 1.0, 0.0, 1.0])
-QUICK = {"input_size": 8, "segment": 4, "horizon": 4, "hidden_size": 4, "steps": 1}
+QUICK = {"input_size": 8, "patch": 4, "horizon": 4, "hidden_size": 4, "steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,13 @@ def test_forecaster(call: Callable[[Any], object], told: str, model: Forecaster)
         ({"num_layers": 0}, "num_layers is 0, expected a number from 1"),
         ({"dropout": "x"}, "dropout is 'x', expected a number"),
         ({"pooling": []}, r"pooling is \[\], expected one of last, mean"),
-        ({"epochs": "x"}, "epochs is 'x', expected a whole number"),
+        ({"epochs": "x"}, "epochs is 'x', expected a number"),
+        ({"epochs": 3, "steps": 4}, "steps and epochs contradict each other"),
+        ({"budget": "soon"}, "budget is 'soon', expected a duration"),
         ({"learning_rate": "x"}, "learning_rate is 'x', expected a number"),
+        ({"optimizer": "adamax"}, "optimizer is 'adamax', expected one of muon"),
+        ({"warmup": 0.5}, r"warmup=0\.5 plus cooldown=0\.7 is more than the whole run"),
+        ({"callbacks": [print]}, "callbacks holds a builtin_function_or_method, expected objects"),
         ({"seed": -1}, "seed is -1, expected a number from 0"),
         ({"held_out": "x"}, "held_out is 'x', expected a number"),
         ({"held_out": 1}, "held_out is 1, expected a number from"),

@@ -112,7 +112,7 @@ def forecaster_run(folder: Path) -> tuple[Use, Path, Use]:
     path = folder / "table.parquet"
     pq.write_table(pa.table(columns), path)
     roles: dict[str, Any] = {"past": "sky", "static": "size", "categorical": "sky"}
-    sizes: dict[str, Any] = {"input_size": 12, "segment": 3, "hidden_size": 8, "batch_size": 8}
+    sizes: dict[str, Any] = {"input_size": 12, "patch": 3, "hidden_size": 8, "batch_size": 8}
     config = ForecastConfig(horizon=6, steps=4, tensorboard=False, **roles, **sizes)
     run = folder / "forecaster"
     train_forecaster(path, config, out=run)

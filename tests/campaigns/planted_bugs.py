@@ -25,13 +25,13 @@ TESTS = [
     *(f"tests/ops/backends/test_native{part}.py" for part in PARTS),
     "tests/nn/test_prepared.py",
     "tests/ops/test_autograd.py",
-    "tests/nn/test_drop_in_lengths.py",
+    "tests/nn/test_lstm_lengths.py",
 ]
 TESTS_OF_DECODING = ["tests/text/test_decoder.py", "tests/text/test_sampling.py"]
 TESTS_OF_SERIES = [
     "tests/forecast/data",
-    "tests/forecast/model/test_forecaster.py",
-    "tests/forecast/test_forecasts.py",
+    "tests/forecast/model/test_network.py",
+    "tests/forecast/test_calibration.py",
     "tests/forecast/test_forecaster.py",
     "tests/forecast/test_train.py",
     "tests/sequence/test_estimators.py",
@@ -71,16 +71,16 @@ PROJECTION = "csrc/cpu/projection.h"
 DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
 STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
-READY, RECORDED, PARTS = "nn/prepared.py", "ops/autograd.py", "ops/checkpointing.py"
+PREPARED, AUTOGRAD, PARTS = "nn/prepared.py", "ops/autograd.py", "ops/checkpointing.py"
 PACKED, OPERATOR = "ops/packed_weights.py", "ops/custom_op.py"
-WINDOWS_CPP, WINDOWS = "csrc/windows.cpp", "forecast/data/windows.py"
+WINDOWS_CPP, WINDOW_LOADER = "csrc/windows.cpp", "forecast/data/window_loader.py"
 ARRANGE = "forecast/data/arrange.py"
-INTAKE, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
-FORECASTER = "forecast/model/forecaster.py"
-FORECASTS, OUTPUTS = "forecast/forecasts.py", "forecast/model/outputs.py"
+INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
+NETWORK = "forecast/model/network.py"
+CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
-COUNTS, METRICS = "forecast/data/counts.py", "forecast/data/metrics.py"
-KNOWN_AHEAD, FORECAST_TRAINER = "forecast/future_covariates.py", "forecast/trainer.py"
+COUNTS, ERROR_MEASURES = "forecast/data/counts.py", "forecast/data/error_measures.py"
+FUTURE_COVARIATES, FORECAST_TRAINER = "forecast/future_covariates.py", "forecast/trainer.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -206,10 +206,10 @@ BUGS = (
     Bug("packed weights known by address", PACKED, "self.tensor() is t\n", "True\n"),
     Bug("packed weights never renewed", PACKED, "self.version == t._version", "True"),
     Bug("padding of bf16 rows not zeroed", KERNELS, "flat.new_zeros(", "flat.new_empty("),
-    Bug("gates used twice", RECORDED, "if ctx.is_used:", "if False:"),
+    Bug("gates used twice", AUTOGRAD, "if ctx.is_used:", "if False:"),
     Bug("operator: kept gates overwritten", OPERATOR, "gates=saved.gates.clone()",
         "gates=saved.gates"),
-    Bug("operator: options forgotten", OPERATOR, "Extras(*ast.literal_eval(text))", "Extras()"),
+    Bug("operator: options forgotten", OPERATOR, "CellOptions(**dict(", "CellOptions() or (dict("),
     Bug("variant: hash without the row", CELL,
         "hash32((first_row_ + static_cast<uint32_t>(row)) ^ low)", "hash32(low)"),
     Bug("variant: threshold of c for h", CELL, "(drawn & 0xffffu) < threshold_h_",
@@ -240,7 +240,7 @@ BUGS = (
     Bug("variant: norm scratch used too early", NORM_BACKWARD,
         "  me.barrier->wait(me.count);  // the scratch can be used anew\n", ""),
     Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
-    Bug("ready: weights may change", READY,
+    Bug("ready: weights may change", PREPARED,
         "not self.packed.is_still(weights, self.middle[0], self.sizes[0])", "False"),
     Bug("parts: lengths not shifted", PARTS, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
     Bug("parts: state of the next part", PARTS, "h, c = states[2 * number : 2 * number + 2]",
@@ -338,9 +338,9 @@ BUGS = (
         "  append(out, std::vector<uint16_t>(counts_.size()));\n"),
     Bug("stream: draws not saved", STREAM, "header.num_drawn = sampler_.num_drawn;", ""),
     Bug("stream: penalties of a later part", STREAM, "  if (counts_.empty()) use_counts();", ""),
-    Bug("ready: another autocast", READY,
+    Bug("ready: another autocast", PREPARED,
         '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
-    Bug("ready: another layout", READY, "            or not x.is_contiguous()\n", ""),
+    Bug("ready: another layout", PREPARED, "            or not x.is_contiguous()\n", ""),
     Bug("stale packing after a fused step", PACKED, "_fused_steps += any(",
         "_fused_steps += 0 * any("),
     Bug("stale packing after a write through .data", PACKED,
@@ -369,11 +369,11 @@ BUGS = (
         "static_cast<float>(fraction) * 0.0f"),
     Bug("series: a window across the end", "forecast/data/window_index.py",
         "(last - first - length) // stride + 1", "(last - first - length) // stride + 2"),
-    Bug("series: a buffer in use is written", WINDOWS, "if is_free and", "if"),
-    Bug("series: last batch dropped", WINDOWS, "steps + (rest >= world_size)", "steps"),
-    Bug("series: every rank the same windows", WINDOWS,
+    Bug("series: a buffer in use is written", WINDOW_LOADER, "if is_free and", "if"),
+    Bug("series: last batch dropped", WINDOW_LOADER, "steps + (rest >= world_size)", "steps"),
+    Bug("series: every rank the same windows", WINDOW_LOADER,
         "np.arange(rank * size, (rank + 1) * size)", "np.arange(size)"),
-    Bug("series: position of the batch itself", WINDOWS, "done = batch.number + 1",
+    Bug("series: position of the batch itself", WINDOW_LOADER, "done = batch.number + 1",
         "done = batch.number"),
     Bug("series: rows of a series in another order", ARRANGE, 'np.argsort(codes, kind="stable")',
         "np.argsort(codes)[::-1]"),
@@ -384,22 +384,23 @@ BUGS = (
         'shift = 1 if self._policy.duplicates == "first" else 0'),
     Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segment]",
         "rows + before[0]"),
-    Bug("series: infinities pass", "forecast/data/facts.py", "if len(infinite):", "if False:"),
+    Bug("series: infinities pass", "forecast/data/column_stats.py",
+        "if len(infinite):", "if False:"),
     Bug("series: categories by batch", "forecast/data/names.py",
         "self._numbers.setdefault(name, len(self._values))", "{}.setdefault(name, 0)"),
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
     Bug("series: the scaler sees all rows", SPLITS, "in _merged(list(stretches)):",
         "in [(0, table.num_rows)]:"),
-    Bug("series: the future is seen", FORECASTER, "values[:, L:, C + config.num_past :]",
+    Bug("series: the future is seen", NETWORK, "values[:, L:, C + config.num_past :]",
         "values[:, L:, C : C + config.num_future]"),
-    Bug("series: past columns are seen", FORECASTER, "rows.where(is_known, math.nan)", "rows"),
-    Bug("series: what was answered is not read", FORECASTER, "(read, static), state)",
+    Bug("series: past columns are seen", NETWORK, "rows.where(is_known, math.nan)", "rows"),
+    Bug("series: what was answered is not read", NETWORK, "(read, static), state)",
         "(0 * read, static), state)"),
-    Bug("series: directions of the first layer", FORECASTER, "[hidden[-2], hidden[-1]]",
+    Bug("series: directions of the first layer", NETWORK, "[hidden[-2], hidden[-1]]",
         "[hidden[0], hidden[1]]"),
-    Bug("series: the plan of another step", KNOWN_AHEAD, "places[n] = rows[found]",
+    Bug("series: the plan of another step", FUTURE_COVARIATES, "places[n] = rows[found]",
         "places[n] = rows[0]"),
-    Bug("series: names ahead keep their numbers", KNOWN_AHEAD,
+    Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
         "np.where(np.isnan(codes), codes, known_codes)", "codes"),
     Bug("series: resumed without its best weights", FORECAST_TRAINER,
         'found.tensors.get("best", {})', "{}"),
@@ -409,10 +410,10 @@ BUGS = (
     Bug("series: the last weights are judged", FORECAST_TRAINER,
         "self.model.load_state_dict(self._best)\n            self.model.eval()",
         "pass\n            self.model.eval()"),
-    Bug("series: the center for its quantiles", FORECASTS,
+    Bug("series: the center for its quantiles", CALIBRATION,
         "calibration.quantiles(output.quantiles(parameters, LEVELS), wide",
         "calibration.quantiles(output.center(parameters)[..., None], wide"),
-    Bug("series: losses upside down", METRICS, "level * above[number] - below[number]",
+    Bug("series: losses upside down", ERROR_MEASURES, "level * above[number] - below[number]",
         "(1 - level) * above[number] - below[number]"),
     Bug("series: padding counts in the mean", SEQUENCE_NETWORK, "lengths[:, None]", "len(steps)"),
     Bug("series: padding is read", SEQUENCE_NETWORK, ", lengths=lengths)", ")"),
@@ -422,22 +423,22 @@ BUGS = (
         "is_used[:] = True"),
     Bug("series: the last weights are kept", "sequence/trainer.py",
         "self.model.load_state_dict(best)", "pass"),
-    Bug("series: residuals of another level", FORECASTS,
+    Bug("series: residuals of another level", CALIBRATION,
         "return Calibration(torch.stack(found, 1))",
         "return Calibration(torch.stack(found, 1).flip(0))"),
-    Bug("series: intervals of few values too narrow", FORECASTS, "* (count + 1)", "* count"),
+    Bug("series: intervals of few values too narrow", CALIBRATION, "* (count + 1)", "* count"),
     Bug("series: a missing value is carried by no one", "forecast/data/naive.py",
         "np.where(np.isnan(by_season), 0, np", "np.where(by_season == 0, 0, np"),
-    Bug("series: quantiles cross", FORECASTS, "known = known.sort(-1).values", "pass"),
-    Bug("series: counts are shifted", FORECASTER, "return torch.zeros_like(one), 1 +",
+    Bug("series: quantiles cross", CALIBRATION, "known = known.sort(-1).values", "pass"),
+    Bug("series: counts are shifted", NETWORK, "return torch.zeros_like(one), 1 +",
         "return targets[:, -1], 1 +"),
     Bug("series: one scale for all counts", OUTPUTS, "mean * scale + 1e-6", "mean + 1e-6"),
     Bug("series: dispersion upside down", OUTPUTS, "            1 / dispersion,",
         "            dispersion,"),
     Bug("series: negative counts pass", COUNTS, "(rows < 0) |", ""),
-    Bug("series: channels mixed", FORECASTER, "own.permute(1, 0, 3, 2, 4)",
+    Bug("series: channels mixed", NETWORK, "own.permute(1, 0, 3, 2, 4)",
         "own.permute(1, 3, 0, 2, 4)"),
-    Bug("series: the first value for the last", FORECASTER, "return targets[:, -1], one",
+    Bug("series: the first value for the last", NETWORK, "return targets[:, -1], one",
         "return targets[:, 0], one"),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ SMALL = [
 ]
 
 SMALL_SERIES = [
-    *("--horizon", "12", "--input-size", "48", "--segment", "12", "--hidden-size", "32"),
+    *("--horizon", "12", "--input-size", "48", "--patch", "12", "--hidden-size", "32"),
     *("--dropout", "0.2", "--batch-size", "16", "--threads", "1", "--no-tensorboard"),
 ]
 

@@ -7,14 +7,15 @@ import pytest
 
 from fastlstm.cli import forecast
 from fastlstm.cli.command import attribute_help, help_text, options_from_dataclass
-from fastlstm.cli.train import COMMAND, CONFIG_OPTIONS, GROUPS
+from fastlstm.cli.options import TEXT_OPTIONS
+from fastlstm.cli.train import COMMAND
 from fastlstm.text.config import TrainConfig
 
 
 def test_every_field_of_the_configuration_is_a_flag_with_its_default() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    assert {option.name: option.default for option in CONFIG_OPTIONS} == fields
-    assert all(option.help for option in CONFIG_OPTIONS)
+    assert {option.name: option.default for option in TEXT_OPTIONS} == fields
+    assert all(option.help for option in TEXT_OPTIONS)
 
 
 def test_a_field_without_a_group_is_noticed() -> None:
@@ -39,9 +40,9 @@ def test_a_field_without_a_group_is_noticed() -> None:
 def test_help_is_grouped_with_text_and_defaults() -> None:
     text = help_text(COMMAND)
     headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == ["run", *GROUPS, "examples"]
+    assert headings == ["run", *dict.fromkeys(o.group for o in TEXT_OPTIONS), "examples"]
     assert "  --batch-size N          lanes per forward pass, B [32]\n" in text
-    assert "  --[no-]layer-norm       normalise the output of every layer [off]\n" in text
+    assert "  --[no-]output-norm      normalise the output of every layer [off]\n" in text
     assert "_size" not in text
 
 

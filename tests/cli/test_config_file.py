@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastlstm.cli.config_file import read_config_file
-from fastlstm.cli.train import CONFIG_OPTIONS
+from fastlstm.cli.options import TEXT_OPTIONS
 from fastlstm.errors import ConfigError
 from fastlstm.text.config import TrainConfig
 
@@ -15,7 +15,7 @@ from fastlstm.text.config import TrainConfig
 def read(tmp_path: Path, text: str | bytes) -> dict[str, object]:
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_config_file(path, CONFIG_OPTIONS)
+    return read_config_file(path, TEXT_OPTIONS)
 
 
 def test_values_come_typed(tmp_path: Path) -> None:
@@ -35,8 +35,17 @@ def test_empty_file_says_nothing(tmp_path: Path) -> None:
 
 def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
     config = TrainConfig(rnn_size=64, budget="90s", dropout=0.25)
-    saved = {"format": "fastlstm-run", "train": dataclasses.asdict(config), "model": {}}
+    saved = {
+        "format": "fastlstm-run", "format_version": 2, "train": dataclasses.asdict(config),
+        "model": {},
+    }  # fmt: skip
     assert TrainConfig(**read(tmp_path, json.dumps(saved))) == config  # type: ignore[arg-type]
+
+
+def test_the_run_of_a_newer_fastlstm_is_refused(tmp_path: Path) -> None:
+    saved = {"format": "fastlstm-run", "format_version": 3, "train": {}}
+    with pytest.raises(ConfigError, match=r"--config .*: has format version 3, .* up to 2; update"):
+        read(tmp_path, json.dumps(saved))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +60,8 @@ def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
         ("steps: [1]", "'steps' is [1], expected a whole number"),
         ("steps: 1\nsteps: 2", "key 'steps' is given twice"),
         ("lane_reset: 1\nlane-reset: 0", "key 'lane-reset' is given twice"),
-        ("- a\n- b", "holds a list, expected keys and values"),
-        ("just text", "holds a str, expected keys and values"),
+        ("- a\n- b", "contains a list, expected keys and values"),
+        ("just text", "contains a str, expected keys and values"),
         ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         (b"a: \xff\xfe", "not UTF-8 text (byte 3)"),
@@ -71,7 +80,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or directory; give a YAML file"):
-        read_config_file(tmp_path / "none.yaml", CONFIG_OPTIONS)
+        read_config_file(tmp_path / "none.yaml", TEXT_OPTIONS)
 
 
 def test_not_a_huge_file(tmp_path: Path) -> None:

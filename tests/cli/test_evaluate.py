@@ -101,7 +101,7 @@ def test_unknown_characters_are_counted_and_said(
     assert figures["bits_per_char_with_unknown"] == pytest.approx(expected)
     assert main(["evaluate", str(tiny_run), str(odd)]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert rows["unknown"].startswith("3 characters of the text (0.17%) that the vocabulary")
+    assert rows["unknown"].startswith("3 characters (0.17% of the text) outside the vocabulary")
     assert "'☃' at 100, 'ß' at 1,802" in rows["unknown"]
     assert rows["with"].startswith("unknown")
     # What was counted once is still refused where that is asked for.

@@ -71,7 +71,7 @@ def test_text_on_a_terminal_cannot_drive_it(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", terminal)
     assert main(["generate", "run", "--prompt", "W\x1b]0;title\x07"]) == 0
-    assert terminal.getvalue() == "W]0;titlePri[31mnce\né\tend\n"
+    assert terminal.getvalue() == "W\\x1b]0;title\\x07Pri\\x1b[31mnce\né\\x07\tend\n"
 
 
 def test_json_lines(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,7 @@ def test_weights_are_measured_where_the_text_is_at_hand(
     arguments = ["generate", str(tiny_run), "--length", "20", "--seed", "1", "--weights", "int8"]
     assert main(arguments) == 0
     err = capsys.readouterr().err
-    assert "note: int8 is not measured: the run's validation text cannot be read" in err
+    assert "note: int8 not measured: the run's validation text is unreadable" in err
 
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog.\n" * 200, encoding="utf-8")

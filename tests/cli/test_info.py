@@ -20,10 +20,10 @@ def test_a_run(tiny_run: Path, capsys: pytest.CaptureFixture[str], events: list[
     (tiny_run / "metrics.jsonl").write_text("".join(lines))
     assert main(["info", str(tiny_run)]) == 0
     out = capsys.readouterr().out
-    assert "1 LSTM layer of 16 units, embedding 8" in out
+    assert "embedding 8, 1 LSTM layer of 16 units" in out
     assert "char, 29 tokens" in out
     assert "1.7123 validation bits/char at step 123,456,789" in out
-    assert " tokens/s in the steps alone\n" in out
+    assert " tokens/s in training steps\n" in out
     assert "ended        budget 2m" in out
     assert "all match their recorded SHA-256" in out
 
@@ -74,7 +74,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 for this process, 2 threads by default" in out
     assert "L1d 32.8 kB, L2 1.05 MB" in out
     assert "98.5 GFLOP/s in matrix products (oneDNN), copy 20.0 GB/s" in out
-    assert "none that torch can use" in out
+    assert "none usable by torch" in out
     assert "fp32, H=512, native" in out
 
 
@@ -91,7 +91,7 @@ def test_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_note_about_the_files_goes_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fastlstm.cli import loading
+    from fastlstm.cli import inputs
     from fastlstm.text import files as io
     from fastlstm.text import lm as language_model
 
@@ -100,8 +100,8 @@ def test_a_note_about_the_files_goes_to_standard_error(
     )
     monkeypatch.setattr(io, "load_language_model", lambda path: loaded)
     monkeypatch.setattr(language_model, "LM", lambda *parts: parts)
-    monkeypatch.setattr(loading, "require_run", lambda path, wanted: None)
-    assert loading.open_model("run") == (1, 2, {}, {})
+    monkeypatch.setattr(inputs, "require_run", lambda path, wanted: None)
+    assert inputs.open_model("run") == (1, 2, {}, {})
     assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")
 
 

@@ -8,7 +8,9 @@ from types import ModuleType
 import pytest
 
 from fastlstm.cli import evaluate, forecast, train
-from fastlstm.cli.kind import module_of, require_tables
+from fastlstm.cli.command import Command
+from fastlstm.cli.inputs import require_tables
+from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, FastLSTMError, UsageError
 from fastlstm.forecast.data.records import require_files
@@ -18,6 +20,11 @@ from fastlstm.text.data.sources import open_source
 
 CSV = "date,y\n" + "".join(f"2020-01-{day:02},{day}\n" for day in range(1, 29))
 PROSE = "One day, 1 of 3, it rained.\nThe next 2 days, too.\nThen, on the 4th, it was dry.\n" * 9
+
+
+def meant(verb: str, argv: list[str]) -> Command:
+    module = train if verb == "train" else evaluate
+    return command_for(argv, module.COMMAND, module.TABLE_COMMAND)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +67,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_forecaster_is_meant(argv: list[str]) -> None:
-    assert module_of("train", argv) == "train_series"
+    assert meant("train", argv) is train.TABLE_COMMAND
 
 
 @pytest.mark.parametrize(
@@ -80,18 +87,18 @@ def test_a_forecaster_is_meant(argv: list[str]) -> None:
     ],
 )
 def test_a_text_model_is_meant(argv: list[str]) -> None:
-    assert module_of("train", argv) == "train"
+    assert meant("train", argv) is train.COMMAND
 
 
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [
-        (["data.csv"], ["data.csv holds a table", "--horizon N", "--as-text"]),
-        (["--json", "data.csv"], ["data.csv holds a table"]),
-        (["numbers.txt"], ["numbers.txt holds a table", "--horizon N", "--as-text"]),
-        (["data.csv", "--vocab", "byte"], ["data.csv holds a table", "--as-text"]),
-        (["tables"], ["tables holds a table", "--horizon N", "--as-text"]),
-        (["t*s/*.csv"], ["t*s/*.csv holds a table", "--horizon N"]),
+        (["data.csv"], ["data.csv is a table", "--horizon N", "--as-text"]),
+        (["--json", "data.csv"], ["data.csv is a table"]),
+        (["numbers.txt"], ["numbers.txt is a table", "--horizon N", "--as-text"]),
+        (["data.csv", "--vocab", "byte"], ["data.csv is a table", "--as-text"]),
+        (["tables"], ["tables is a table", "--horizon N", "--as-text"]),
+        (["t*s/*.csv"], ["t*s/*.csv is a table", "--horizon N"]),
         (["mixed"], ["tables (a.csv)", "texts (notes.md)", "--horizon N", "--as-text"]),
         (
             ["book.txt", "--horizon", "4"],
@@ -104,11 +111,11 @@ def test_a_text_model_is_meant(argv: list[str]) -> None:
         (["book.txt", "--output", "r"], ["leave out --output", "mean '--out'?"]),
         (
             ["data.csv", "--horizon", "4", "--vocab", "byte"],
-            ["--vocab is no option for a forecaster; leave it out"],
+            ["--vocab is not an option for a forecaster; leave it out"],
         ),
         (
             ["data.parquet", "--rnn-size", "4"],
-            ["--rnn-size is no option for", "mean '--hidden-size'?"],
+            ["--rnn-size is not an option for", "mean '--hidden-size'?"],
         ),
         (["book.txt", "--config", "c.yaml"], ["'horizon' in c.yaml is for a table"]),
         (["data.csv", "--lr", "4"], ["unknown flag '--lr' (did you mean '--learning-rate'?)"]),
@@ -117,26 +124,26 @@ def test_a_text_model_is_meant(argv: list[str]) -> None:
 )
 def test_what_is_not_clear_is_refused_with_the_ways_out(argv: list[str], parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        module_of("train", argv)
+        meant("train", argv)
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
 def test_what_is_evaluated_is_the_first_argument() -> None:
-    assert module_of("evaluate", ["--json", "begun", "data.csv"]) == "evaluate_series"
-    assert module_of("evaluate", ["book", "begun"]) == "evaluate"
+    assert meant("evaluate", ["--json", "begun", "data.csv"]) is evaluate.TABLE_COMMAND
+    assert meant("evaluate", ["book", "begun"]) is evaluate.COMMAND
 
 
 @pytest.mark.parametrize(
     ("run", "flag", "said"),
     [
-        ("begun", "--lanes=4", "--lanes is no option for a forecaster; leave it out"),
-        ("book", "--scaled", "--scaled is no option for a text; leave it out"),
+        ("begun", "--lanes=4", "--lanes is not an option for a forecaster; leave it out"),
+        ("book", "--scaled", "--scaled is not an option for a text; leave it out"),
     ],
 )
 def test_options_of_the_other_kind_are_no_unknown_flags(run: str, flag: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        module_of("evaluate", [run, "data", flag])
-    assert module_of("evaluate", [run, "data", flag, "--help"])
+        meant("evaluate", [run, "data", flag])
+    assert meant("evaluate", [run, "data", flag, "--help"])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +178,7 @@ def test_a_run_comes_before_the_data(
 def test_a_table_is_scored_as_a_text_aloud() -> None:
     """Scoring a large one takes long; that it is a table is said first."""
     with (
-        pytest.warns(UserWarning, match="data.csv holds a table; its characters are scored"),
+        pytest.warns(UserWarning, match="data.csv is a table; its characters are scored"),
         pytest.raises(FastLSTMError),  # the run of this test is not whole
     ):
         evaluate.run(["book", "data.csv"])
@@ -188,7 +195,7 @@ def test_what_a_source_holds(source: str, kind: str) -> None:
 def test_a_key_of_a_file_may_have_dashes() -> None:
     Path("dashed.yaml").write_text("input-size: 24\n")
     argv = ["data.csv", "--config", "dashed.yaml", "--out", "r"]
-    assert module_of("train", argv) == "train_series"
+    assert meant("train", argv) is train.TABLE_COMMAND
 
 
 def test_a_field_in_quotes_may_hold_delimiters() -> None:

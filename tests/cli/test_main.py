@@ -132,6 +132,45 @@ def test_unknown_top_level_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown flag '--verison' (did you mean '--version'?)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["train", "book.txt", "--ouput", "r"], "'--ouput' (did you mean '--out'?); see fastlstm"),
+        (["forecast", "r", "--horizon", "4"], "'--horizon'; it is an option of train; see"),
+        (["generate", "r", "--lanes", "4"], "'--lanes'; it is an option of evaluate; see"),
+        (["generate", "r", "--xyz", "4"], "'--xyz'; see fastlstm generate --help"),
+    ],
+)
+def test_an_unknown_flag_names_one_that_exists(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text has no --output, which is an option of tables."""
+    assert main(argv) == 2
+    assert f"unknown flag {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "told"),
+    [
+        ("info", "a.csv", "fastlstm train a.csv --horizon N --out RUN"),
+        ("serve", "a.csv", "fastlstm train a.csv --horizon N --out RUN"),
+        ("generate", "a.txt", "fastlstm train a.txt --out RUN"),
+    ],
+)
+def test_a_file_in_place_of_a_run_is_told_how_to_train_on_it(
+    verb: str,
+    name: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("ds,y\n1,2\n" if name.endswith("csv") else "prose")
+    assert main([verb, name]) == 2
+    assert capsys.readouterr().err.endswith(f"to train on it: {told}\n")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("fastlstm ")
@@ -157,7 +196,7 @@ def python(*code: str, **more: Any) -> subprocess.CompletedProcess[str]:
 def test_help_imports_nothing_heavy(verb: list[str]) -> None:
     code = (
         f"import sys; from fastlstm.cli.main import main; main({[*verb, '--help']!r});"
-        "print([m for m in ('torch', 'numpy', 'matplotlib', 'jsonargparse', 'yaml', 'rich')"
+        "print([m for m in ('torch', 'numpy', 'matplotlib', 'yaml', 'rich')"
         " if m in sys.modules], file=sys.stderr)"
     )
     assert python("-c", code).stderr.strip() == "[]"

@@ -104,4 +104,4 @@ def test_help_wins_over_what_is_wrong() -> None:
 def test_defaults_come_from_the_option() -> None:
     parsed = parse(GENERATE, ["run"])
     assert parsed.values == {}
-    assert parsed.get(GENERATE, "length") == 500
+    assert parsed["length"] == 500

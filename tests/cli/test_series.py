@@ -12,13 +12,14 @@ import pytest
 from pyarrow import csv
 from pyarrow import parquet as pq
 
+from fastlstm.cli import evaluate, train
 from fastlstm.cli.forecast import _in_seconds
-from fastlstm.cli.kind import module_of
+from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
 from series_frames import long_table
 
 SMALL = [
-    *("--horizon", "4", "--input-size", "24", "--segment", "4", "--hidden-size", "8"),
+    *("--horizon", "4", "--input-size", "24", "--patch", "4", "--hidden-size", "8"),
     *("--steps", "4", "--split", "60/20/20", "--no-tensorboard", "--threads", "1"),
 ]
 
@@ -67,7 +68,7 @@ def test_evaluate_stands_beside_naive(
     assert set(found["scores"]) == {"forecaster", "naive", "seasonal_naive"}
     assert main(["evaluate", out, path, "--split", "valid", "--scaled"]) == 0
     shown = capsys.readouterr().out
-    assert "valid part, in deviations of the training rows" in shown
+    assert "valid split, in deviations of the training rows" in shown
     assert "seasonal naive" in shown
 
 
@@ -75,7 +76,7 @@ def test_info_of_a_forecaster(run: tuple[str, str], capsys: pytest.CaptureFixtur
     _, out = run
     assert main(["info", out]) == 0
     shown = capsys.readouterr().out
-    for part in ("24 steps read, 4 answered", "y", "4 steps", "all match their recorded SHA-256"):
+    for part in ("24 steps in, 4 out", "y", "4 steps", "all match their recorded SHA-256"):
         assert part in shown
 
 
@@ -128,15 +129,17 @@ def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path:
         main(["train", path, "--out", str(tmp_path / "c"), "--config", str(yaml), *SMALL[2:]]) == 0
     )
     assert json.loads((tmp_path / "c/config.json").read_text())["train"]["target"] == ["y", "temp"]
-    assert module_of("evaluate", ["--stride", "2", out, path]) == "evaluate_series"
+    command = command_for(["--stride", "2", out, path], evaluate.COMMAND, evaluate.TABLE_COMMAND)
+    assert command is evaluate.TABLE_COMMAND
 
 
 def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("steps: 3\nhorizon: 4\n")
-    assert module_of("train", ["a.csv", "--config", str(config)]) == "train_series"
+    argv = ["a.csv", "--config", str(config)]
+    assert command_for(argv, train.COMMAND, train.TABLE_COMMAND) is train.TABLE_COMMAND
     config.write_text("steps: 3\n")
-    assert module_of("train", ["a.csv", "--config", str(config)]) == "train"
+    assert command_for(argv, train.COMMAND, train.TABLE_COMMAND) is train.COMMAND
 
 
 @pytest.mark.parametrize(
@@ -213,14 +216,14 @@ def test_texts_beside_tables_are_left_out_and_named(
     from fastlstm.forecast import train as forecast_run
 
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(forecast_run, "train_forecaster", lambda *_, **given: calls.append(given))
+    monkeypatch.setattr(forecast_run, "train_forecaster", lambda _, **given: calls.append(given))
     (tmp_path / "table.csv").write_bytes(Path(run[0]).read_bytes())
     (tmp_path / "notes.md").write_text("about the table")
     before = time.perf_counter()
     assert main(["train", str(tmp_path), "--out", str(tmp_path / "new"), *SMALL]) == 0
     assert before <= calls[0]["began"] <= time.perf_counter()
     told = " ".join(capsys.readouterr().out.split())
-    assert "notes.md left out" in told
+    assert "notes.md not used" in told
     assert "table.csv" not in told
 
 

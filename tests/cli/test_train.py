@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.cli import run_options
+from fastlstm.cli import train as train_verb
 from fastlstm.cli.main import main
 from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.text.config import TrainConfig
@@ -131,7 +131,7 @@ def test_a_stop_is_said_once(
     module = ModuleType("fastlstm.text.train")
     module.train = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
-    monkeypatch.setattr("fastlstm.cli.run_options._is_one_stream", lambda: is_one)
+    monkeypatch.setattr("fastlstm.cli.train._is_one_stream", lambda: is_one)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r", *flags]) == 75
     out, err = capsys.readouterr()
@@ -144,7 +144,7 @@ def test_one_stream_is_told_from_two(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         for stderr, is_one in ((out, True), (err, False)):
             monkeypatch.setattr(sys, "stdout", out)
             monkeypatch.setattr(sys, "stderr", stderr)
-            assert run_options._is_one_stream() is is_one
+            assert train_verb._is_one_stream() is is_one
 
 
 def test_the_budget_counts_from_the_start_of_the_command(trained: list[dict[str, Any]]) -> None:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from fastlstm import Forecaster
 from fastlstm.forecast.backtest import season_of
+from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data import naive
 from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
 from fastlstm.forecast.data.timeline import Frequency
-from fastlstm.forecast.forecasts import forecast
 from series_frames import long_table
 
 pd = pytest.importorskip("pandas")
@@ -25,7 +25,7 @@ pd = pytest.importorskip("pandas")
 HORIZON, INPUT, SEASON = 6, 24, 24
 ROWS, TRAIN, VALID = 240, 144, 48
 QUICK: dict[str, Any] = {
-    "horizon": HORIZON, "input_size": INPUT, "segment": 6, "hidden_size": 16, "steps": 20,
+    "horizon": HORIZON, "input_size": INPUT, "patch": 6, "hidden_size": 16, "steps": 20,
     "dropout": 0.0, "learning_rate": 0.01, "split": (TRAIN, VALID, ROWS - TRAIN - VALID),
 }  # fmt: skip
 

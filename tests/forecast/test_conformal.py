@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastlstm import Forecaster
-from fastlstm.forecast.forecasts import LEVELS, Calibration, conformal
+from fastlstm.forecast.calibration import LEVELS, Calibration, conformal
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -87,7 +87,7 @@ def test_levels_between_are_infinite_where_one_of_their_neighbours_is() -> None:
 
 def test_what_few_validation_values_cannot_tell_is_infinite_and_a_warning() -> None:
     y = np.random.default_rng(0).normal(size=160).astype(np.float32)
-    given: dict[str, Any] = {"horizon": 4, "input_size": 8, "segment": 4, "hidden_size": 8}
+    given: dict[str, Any] = {"horizon": 4, "input_size": 8, "patch": 4, "hidden_size": 8}
     model = Forecaster(**given, steps=2, split=(90, 30, 40)).fit(y)  # 27 validation windows
     found = model.predict_quantiles(quantiles=(0.05, 0.5, 0.95))
     assert np.isfinite(found).all()

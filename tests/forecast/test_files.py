@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
-from fastlstm.forecast.files import read_forecaster
+from fastlstm.forecast.files import forecaster_files, read_forecaster
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from forecast_server import fit_everything, fit_plain, save
@@ -74,8 +74,8 @@ def test_a_weight_that_no_layer_has_is_refused(path: Path, tmp_path: Path) -> No
 
 SENSELESS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("config.json", ("network",), [], "config.json: "),
-    ("config.json", ("network", "segment"), 6.0, "segment is 6.0, expected a whole number"),
-    ("config.json", ("network", "segment"), "6", "segment is '6', expected a whole number"),
+    ("config.json", ("network", "patch"), 6.0, "patch is 6.0, expected a whole number"),
+    ("config.json", ("network", "patch"), "6", "patch is '6', expected a whole number"),
     ("config.json", ("network", "categories"), [[0]], "config.json: categories holds"),
     ("config.json", ("network", "spare"), 1, "config.json: .*unexpected keyword argument 'spare'"),
     ("config.json", ("network", "output"), "<script>", "output is '<script>', expected one of"),
@@ -126,7 +126,7 @@ def test_a_value_that_makes_no_sense_is_named(
     with pytest.raises(CorruptFileError, match=message):
         read_forecaster(forged)
     del changed[keys[-1]]
-    if keys[-1] not in ("is_wall", "spare", "segment", "categories", "output", "future", "static"):
+    if keys[-1] not in ("is_wall", "spare", "patch", "categories", "output", "future", "static"):
         forged = publish(tmp_path, {**files, name: json.dumps(whole).encode()})
         with pytest.raises(CorruptFileError, match=name):
             read_forecaster(forged)
@@ -179,6 +179,34 @@ def test_files_that_a_forecaster_does_not_have_are_not_read(path: Path, tmp_path
     forged = publish(tmp_path, {**files, "more.bin": b"x"})
     (forged / "more.bin").unlink()
     read_forecaster(forged)
+
+
+def as_format_2(files: dict[str, bytes]) -> dict[str, Any]:
+    """Returns config.json as format 2 wrote it, where `patch` was called `segment`."""
+    config: dict[str, Any] = json.loads(files["config.json"]) | {"format": 2}
+    for part in ("train", "given", "network"):
+        config[part]["segment"] = config[part].pop("patch")
+    return config
+
+
+def test_format_2_is_read_with_its_name_for_patch(path: Path, tmp_path: Path) -> None:
+    files = RunDirectory(path).read_published()[1]
+    old = {**files, "config.json": json.dumps(as_format_2(files)).encode()}
+    found = read_forecaster(publish(tmp_path, old))
+    assert (found.network.config.patch, found.config.patch, found.given.patch) == (6, 6, 6)
+    assert json.loads(forecaster_files(found)["config.json"])["network"]["patch"] == 6
+
+
+@pytest.mark.parametrize("part", ["train", "given", "network"])
+def test_each_format_has_one_name_for_patch(path: Path, tmp_path: Path, part: str) -> None:
+    files = RunDirectory(path).read_published()[1]
+    old, new = as_format_2(files), json.loads(files["config.json"])
+    old[part]["patch"] = old[part].pop("segment")
+    new[part]["segment"] = new[part].pop("patch")
+    for config, message in ((old, "'segment' is missing"), (new, "config.json: .*'segment'")):
+        forged = publish(tmp_path, {**files, "config.json": json.dumps(config).encode()})
+        with pytest.raises(CorruptFileError, match=message):
+            read_forecaster(forged)
 
 
 def publish(folder: Path, files: dict[str, bytes]) -> Path:

@@ -19,7 +19,7 @@ from series_frames import START, long_table
 pytestmark = pytest.mark.isa
 
 QUICK: dict[str, Any] = {
-    "horizon": 6, "input_size": 24, "segment": 6, "hidden_size": 16, "steps": 60, "dropout": 0.0,
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 16, "steps": 60, "dropout": 0.0,
     "learning_rate": 0.01, "split": "60/20/20",
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     ],
 )
 def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str, Any]) -> None:
-    model = Forecaster(**{**QUICK, "segment": 3, "steps": 150}, **given).fit(waves(noise=0.0))
+    model = Forecaster(**{**QUICK, "patch": 3, "steps": 150}, **given).fit(waves(noise=0.0))
     found = model.backtest()
     assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
     model.save(tmp_path)
@@ -350,14 +350,14 @@ def with_zone(zone: str | None) -> pa.Table:
 
 BAD = [
     ({"horizon": 0}, lambda: waves(), "horizon is 0, expected a number from 1"),
-    ({"input_size": 25}, lambda: waves(), "no multiple of segment 6; give input_size=24"),
+    ({"input_size": 25}, lambda: waves(), "no multiple of patch 6; give input_size=24"),
     ({}, lambda: waves(40), "a window takes 30 rows and the longest stretch"),
     ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
     ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs contradict each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
     ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
-    ({"tbptt": 13}, lambda: waves(), "tbptt is 13, no multiple of segment 6; give tbptt=12"),
+    ({"tbptt": 13}, lambda: waves(), "tbptt is 13, no multiple of patch 6; give tbptt=12"),
     ({"tbptt": 600}, lambda: waves(), "a chunk takes 600 rows and 6 behind,"),
     ({"tbptt": 12, "bidirectional": True}, lambda: waves(), "leave out bidirectional or tbptt"),
 ]

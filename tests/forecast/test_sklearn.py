@@ -17,7 +17,7 @@ sklearn = pytest.importorskip("sklearn")
 from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
 
 TINY: dict[str, Any] = {
-    "horizon": 1, "input_size": 2, "segment": 1, "hidden_size": 4, "steps": 2,
+    "horizon": 1, "input_size": 2, "patch": 1, "hidden_size": 4, "steps": 2,
 }  # fmt: skip
 NOT_OURS = {
     "check_estimators_unfitted": "raises our ConfigError: scikit-learn is no dependency",
@@ -55,7 +55,7 @@ def test_it_is_cloned_and_searched_over() -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
 
-    model = Forecaster(**{**TINY, "input_size": 12, "segment": 6, "steps": 60, "target": ["0"]})
+    model = Forecaster(**{**TINY, "input_size": 12, "patch": 6, "steps": 60, "target": ["0"]})
     copy = clone(model)
     assert copy is not model
     assert copy.get_params() == model.get_params()

@@ -28,7 +28,7 @@ from fastlstm.errors import Stopped
 from fastlstm.forecast import files as forecaster_files
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.text import stored_model
+from fastlstm.text import config as text_config
 from fastlstm.text.data.text import prepare_text
 from fastlstm.training import checkpoint
 from format1 import answers
@@ -46,14 +46,14 @@ OPTIONS: dict[str, Any] = {
     "dropout": 0.2, "ema": 0.9,
 }  # fmt: skip
 TABLE: dict[str, Any] = {
-    "horizon": 4, "input_size": 8, "segment": 2, "hidden_size": 2, "steps": 12, "dropout": 0.1,
+    "horizon": 4, "input_size": 8, "patch": 2, "hidden_size": 2, "steps": 12, "dropout": 0.1,
     "batch_size": 8, "evaluations": 4, "seed": 3, "threads": 1, "tensorboard": False,
     "keep_checkpoints": 1, "time": "ds", "series": "unique_id",
 }  # fmt: skip
 
 
 def main() -> None:
-    versions = stored_model.FORMAT_VERSION, checkpoint.FORMAT_VERSION, forecaster_files._FORMAT
+    versions = text_config.FORMAT_VERSION, checkpoint.FORMAT_VERSION, forecaster_files._FORMAT
     if versions != (1, 1, 2):
         raise SystemExit(f"this fastlstm writes the formats {versions}, the set is of (1, 1, 2)")
     target = Path(__file__).with_name("stored")
@@ -89,7 +89,7 @@ def _make() -> None:
         "target": ("y", "temp"), "future": ("plan", "day"), "static": ("shop", "size"),
         "categorical": ("day", "shop"), "channels": "joint", "output": "quantiles",
         "normalize": "standard", "bidirectional": True, "balance": True, "ignore": ("count",),
-        "split": "60/20/20", "past": (), "segment": 1,
+        "split": "60/20/20", "past": (), "patch": 1,
     }  # fmt: skip
     config = ForecastConfig(**{**TABLE, **known})
     train_forecaster(answers.table(Path(), "table"), config, out="windows")

@@ -27,7 +27,7 @@ TEXT: dict[str, Any] = {
 }  # fmt: skip
 """420 training tokens, 12 steps an epoch: every run sees the border of an epoch."""
 TABLE: dict[str, Any] = {
-    "horizon": 4, "input_size": 12, "segment": 4, "hidden_size": 4, "steps": 20, "dropout": 0.0,
+    "horizon": 4, "input_size": 12, "patch": 4, "hidden_size": 4, "steps": 20, "dropout": 0.0,
     "split": "60,20,20", "batch_size": 8, "evaluations": 4, "seed": 3, "checkpoint_every": 1000,
     "target": "y", "past": ("temp",), "tensorboard": False,
 }  # fmt: skip
@@ -180,7 +180,7 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     # text: the model
     "text, three layers": partial(text, num_layers=3),
     "text, output norm, DropConnect, residual": partial(
-        text, num_layers=2, layer_norm=True, recurrent_dropout=0.3, residual=True, embed_size=8
+        text, num_layers=2, output_norm=True, weight_drop=0.3, residual=True, embed_size=8
     ),
     "text, dropout per sequence": partial(text, dropout=0.3, num_layers=2),
     "text, dropout per step": partial(text, dropout=0.3, dropout_kind="plain", num_layers=2),
@@ -190,9 +190,9 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
         tie_weights=True,
         embed_size=8,
         num_layers=2,
-        layer_norm=True,
+        output_norm=True,
         residual=True,
-        recurrent_dropout=0.2,
+        weight_drop=0.2,
         dropout=0.2,
         ema=0.9,
         accumulate=2,
@@ -227,18 +227,18 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     "table, streams with missing values": partial(
         table, frame=_holed, tbptt=8, batch_size=2, split="84,28,28", input_size=8
     ),
-    "table, open choices": partial(table, input_size=None, segment=None),
+    "table, open choices": partial(table, input_size=None, patch=None),
     # tables: the network
     **{f"table, {name}": partial(table, **given) for name, given in _OUTPUTS.items()},
     "table, counts": partial(table, frame=_counted, target="count", output="negative_binomial"),
     "table, standard scale": partial(table, normalize="standard"),
     "table, no scale": partial(table, normalize="none"),
     "table, streams without scale": partial(table, tbptt=8, batch_size=2, normalize="none"),
-    "table, segments of 1": partial(table, segment=1),
-    "table, segments beyond the horizon": partial(table, segment=6, horizon=8),
+    "table, segments of 1": partial(table, patch=1),
+    "table, segments beyond the horizon": partial(table, patch=6, horizon=8),
     "table, joint targets": partial(table, target=("y", "temp"), past=(), channels="joint"),
     "table, shared targets": partial(table, target=("y", "temp"), past=()),
-    "table, autoregressive": partial(table, decoder="autoregressive", segment=2),
+    "table, autoregressive": partial(table, decoder="autoregressive", patch=2),
     "table, both ways": partial(table, bidirectional=True, num_layers=2),
     "table, dropout": partial(table, dropout=0.4),
     "table, bf16": partial(table, precision="bf16"),

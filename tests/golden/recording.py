@@ -30,13 +30,13 @@ TAPS: dict[str, Callable[..., tuple[Any, ...]]] = {
         # a table is read through one, too
         (b.x, b.y, b.reset, b.epoch, b.index) if isinstance(b, Batch) else ()
     ),
-    "fastlstm.forecast.data.windows:WindowLoader.next": lambda b: (
+    "fastlstm.forecast.data.window_loader:WindowLoader.next": lambda b: (
         *(b.values, b.rows, b.segments),
         *(b.epoch, b.number),
     ),
-    "fastlstm.forecast.data.streams:StreamLoader.next": lambda b: (
+    "fastlstm.forecast.data.chunk_loader:ChunkLoader.next": lambda b: (
         *(b.values, b.rows, b.segments),
-        b.goes_on,
+        b.continues,
     ),
     "fastlstm.sequence.data:Sequences.batch": lambda _, numbers, *__: (numbers,),
 }

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import fastlstm
 from fastlstm.errors import UsageError, kind_of_value
-from fastlstm.nn import drop_in
+from fastlstm.nn import lstm
 
 I, H = 5, 7  # noqa: E741
 
@@ -53,7 +53,7 @@ def test_accelerate_of_a_layer_itself(monkeypatch):
     x = torch.randn(4, 3, I)
     want = layer(x)[0]
     assert fastlstm.accelerate(layer) is layer
-    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
+    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
     torch.testing.assert_close(layer(x)[0], want)
 
 
@@ -110,7 +110,7 @@ def test_restore_keeps_the_objects(monkeypatch):
     assert not layer.training
     assert not layer.bias_hh_l0.requires_grad
     assert layer.weight_ih_l0.dtype == torch.bfloat16
-    monkeypatch.setattr(drop_in.LSTM, "_run", must_not_run)
+    monkeypatch.setattr(lstm.LSTM, "_run", must_not_run)
     layer(torch.randn(3, 2, I, dtype=torch.bfloat16))
     assert seen == [layer] * 4
 

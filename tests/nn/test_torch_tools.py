@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fastlstm
 from fastlstm.errors import UsageError
-from fastlstm.nn import drop_in
+from fastlstm.nn import lstm
 from fastlstm.ops.call import TORCHS_CELL, LSTMCall
 from fastlstm.ops.cost import lstm_cost, lstm_flop
 from fastlstm.ops.custom_op import lstm_sequence, options_text, present_tensors
@@ -46,7 +46,7 @@ def only_ours(monkeypatch):
     def must_not_run(*args, **kwargs):
         raise AssertionError("torch's own LSTM ran")
 
-    monkeypatch.setattr(drop_in.LSTM, "_torch", must_not_run)
+    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
 
 
 OLD = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")

@@ -6,9 +6,9 @@ import torch
 from fastlstm import LSTM
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.ops.call import TORCHS_CELL, LSTMArgs, LSTMCall
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.checkpointing import bytes_saved, steps_per_part
 from fastlstm.ops.explain import explain
-from fastlstm.ops.variant import Extras
 from native_run import run_native
 
 pytestmark = pytest.mark.isa
@@ -34,11 +34,11 @@ def outcome(case, dtype, max_activation_bytes):
     if case == "mask":
         mask = (torch.rand(B, H) > 0.3) / 0.7
     if case == "zoneout":
-        options, seed = Extras(zoneout=(0.3, 0.2)), torch.tensor([12345678901])
+        options, seed = CellOptions(zoneout=(0.3, 0.2)), torch.tensor([12345678901])
     if case == "norm":
         norm = [(1 + 0.1 * torch.randn(n)).requires_grad_() for n in (4 * H, 4 * H, H, H)]
         leaves += norm
-        options = Extras(layer_norm=True)
+        options = CellOptions(layer_norm=True)
     args = LSTMArgs(x, tokens, h0, c0, *weights, mask, begins, ends, *norm, seed)
     out = run_native(args, dtype, options=options, max_activation_bytes=max_activation_bytes)
     used = out[:1] if case == "no state gradients" else out
@@ -49,7 +49,7 @@ def outcome(case, dtype, max_activation_bytes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 def test_parts_give_the_gradients_of_the_whole(case, dtype):
-    call = make_call(T, B, H, dtype=dtype, options=Extras(layer_norm=case == "norm"))
+    call = make_call(T, B, H, dtype=dtype, options=CellOptions(layer_norm=case == "norm"))
     budget = bytes_saved(call) // 3
     steps, size = steps_per_part(call._replace(max_activation_bytes=budget))
     assert 0 < steps < T / 2

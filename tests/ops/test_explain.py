@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from fastlstm.nn.convert import accelerate
-from fastlstm.nn.drop_in import LSTM
-from fastlstm.nn.lstm import LSTMLayer
+from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.explain import explain
 
 pytestmark = pytest.mark.isa
@@ -69,7 +68,9 @@ def test_explain_says_that_torchs_loop_is_slow():
 
 
 def test_explain_of_a_layer_that_torchs_own_forward_pass_never_runs():
-    (report,) = explain(LSTMLayer(16, 32).double())
+    layer = LSTM(16, 32).double()
+    layer.is_drop_in = False
+    (report,) = explain(layer)
     assert (report.backend, report.is_fast) == ("aten", False)
 
 

@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from fastlstm.errors import ConfigError
 from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops.cell_call import CellCall, Norm, activate, zoneout_masks
+from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
 from fastlstm.ops.reference import lstm_reference, lstm_step_reference
-from fastlstm.ops.variant import ACTIVATIONS, Norm, Variant, activate, zoneout_masks
 
 
 def test_one_unit_by_hand():
@@ -49,20 +50,19 @@ def make_norm(H=H, seed=1):
     return Norm(*(torch.randn(n, generator=rng, dtype=torch.float64) for n in sizes))
 
 
-VARIANTS = {
-    "plain": Variant(),
-    "layer norm": Variant(norm=make_norm()),
-    "recurrent mask": Variant(mask=torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H)),
-    "zoneout drawn": Variant(zoneout_h=0.3, zoneout_c=0.6, seed=SEED),
-    "zoneout expected": Variant(zoneout_h=0.3, zoneout_c=0.6),
-    "activations": Variant("softsign", "hard_sigmoid"),
-    "all": Variant(
-        "softsign",
-        "tanh",
+CALLS = {
+    "plain": CellCall(),
+    "layer norm": CellCall(norm=make_norm()),
+    "recurrent mask": CellCall(mask=torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H)),
+    "zoneout drawn": CellCall(CellOptions(zoneout=(0.3, 0.6)), seed=SEED),
+    "zoneout expected": CellCall(CellOptions(zoneout=(0.3, 0.6))),
+    "activations": CellCall(
+        CellOptions(activation="softsign", recurrent_activation="hard_sigmoid")
+    ),
+    "all": CellCall(
+        CellOptions(zoneout=(0.3, 0.6), activation="softsign", recurrent_activation="tanh"),
         make_norm(),
         torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H),
-        0.3,
-        0.6,
         SEED,
     ),
 }
@@ -87,14 +87,20 @@ def test_activations_at_points_known_by_hand():
     for name, values in want.items():
         torch.testing.assert_close(activate(name, x), torch.tensor(values, dtype=torch.float64))
     with pytest.raises(ConfigError, match="activation is 'swish', expected one of sigmoid, tanh"):
-        activate("swish", x)
+        CellOptions(activation="swish")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("recurrent", ACTIVATIONS)
 def test_each_activation_is_where_it_belongs(activation, recurrent, ops):
     x, h, c, weights = arguments(ops)
-    got = lstm_step_reference(x[0], h, c, weights, Variant(activation, recurrent))
+    got = lstm_step_reference(
+        x[0],
+        h,
+        c,
+        weights,
+        CellCall(CellOptions(activation=activation, recurrent_activation=recurrent)),
+    )
     cell = nn_cell(weights)(torch.cat([x[0], h], 1))
     i, f, g, o = cell.split(H, 1)
     new_c = activate(recurrent, f) * c + activate(recurrent, i) * activate(activation, g)
@@ -113,7 +119,7 @@ def nn_cell(weights):
 def test_layer_norm_is_torchs(ops):
     x, h, c, weights = arguments(ops)
     norm = make_norm()
-    got = lstm_step_reference(x[0], h, c, weights, Variant(norm=norm))
+    got = lstm_step_reference(x[0], h, c, weights, CellCall(norm=norm))
     a = F.layer_norm(x[0] @ weights.w_ih.t(), (4 * H,), norm.gamma_ih, weights.b_ih)
     a = a + F.layer_norm(h @ weights.w_hh.t(), (4 * H,), norm.gamma_hh, weights.b_hh)
     i, f, g, o = a.split(H, 1)
@@ -126,12 +132,12 @@ def test_layer_norm_is_torchs(ops):
 def test_the_mask_is_seen_by_the_recurrence_only(ops):
     x, h, c, weights = arguments(ops)
     mask = torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H)
-    got = lstm_reference(x, h, c, weights, Variant(mask=mask))
+    got = lstm_reference(x, h, c, weights, CellCall(mask=mask))
     for t in range(T):
         h, c = torch.lstm_cell(x[t], (h * mask, c), *weights)
         torch.testing.assert_close(got.y[t], h)
     torch.testing.assert_close(got.hT, h)
-    kept = Variant(mask=mask, zoneout_h=1.0)
+    kept = CellCall(CellOptions(zoneout=(1.0, 0.0)), mask=mask)
     torch.testing.assert_close(lstm_reference(x, h, c, weights, kept).hT, h)
 
 
@@ -139,9 +145,9 @@ def test_the_mask_is_seen_by_the_recurrence_only(ops):
 @pytest.mark.parametrize("seed", [None, SEED], ids=["expected", "drawn"])
 def test_zoneout_at_its_ends(zoneout, seed, ops):
     x, h, c, weights = arguments(ops)
-    variant = Variant(zoneout_h=zoneout[0], zoneout_c=zoneout[1], seed=seed)
+    cell = CellCall(CellOptions(zoneout=zoneout), seed=seed)
     got = lstm_step_reference(x[0], h, c, weights)
-    out = lstm_reference(x[:1], h, c, weights, variant)
+    out = lstm_reference(x[:1], h, c, weights, cell)
     torch.testing.assert_close(out.hT, h if zoneout[0] else got[0])  # of the cell not zoned out
     torch.testing.assert_close(out.cT, c if zoneout[1] else got[1])
 
@@ -150,8 +156,8 @@ def test_the_expectation_of_zoneout_is_the_mean_of_its_draws(ops):
     _, h, c, weights = arguments(ops)
     x = torch.ones(1, 20_000, I, dtype=torch.float64)
     h, c = (t[:1].expand(20_000, -1) for t in (h, c))
-    drawn = lstm_reference(x, h, c, weights, VARIANTS["zoneout drawn"])
-    expected = lstm_reference(x, h, c, weights, VARIANTS["zoneout expected"])
+    drawn = lstm_reference(x, h, c, weights, CALLS["zoneout drawn"])
+    expected = lstm_reference(x, h, c, weights, CALLS["zoneout expected"])
     new_h, new_c = lstm_step_reference(x[0], h, c, weights)
     for p, got, want, old, new in (
         (0.3, drawn.hT, expected.hT, h, new_h),
@@ -164,9 +170,9 @@ def test_the_expectation_of_zoneout_is_the_mean_of_its_draws(ops):
 
 def test_every_step_of_zoneout_uses_its_own_mask(ops):
     x, h, c, weights = arguments(ops)
-    variant = VARIANTS["zoneout drawn"]
-    out = lstm_reference(x, h, c, weights, variant)
-    keep_h, keep_c = zoneout_masks(SEED, T, B, H, variant)
+    cell = CALLS["zoneout drawn"]
+    out = lstm_reference(x, h, c, weights, cell)
+    keep_h, keep_c = zoneout_masks(SEED, T, B, H, cell)
     for t in range(T):
         new_h, new_c = torch.lstm_cell(x[t], (h, c), *weights)
         h, c = keep_h[t] * h + ~keep_h[t] * new_h, keep_c[t] * c + ~keep_c[t] * new_c
@@ -185,8 +191,8 @@ def hash32(x):
 
 @pytest.mark.parametrize("seed", [0, 1, -1, (1 << 63) - 1, -(1 << 63), 0x9E3779B97F4A7C15 >> 1])
 def test_zoneout_masks_number_by_number(seed):
-    variant = Variant(zoneout_h=0.25, zoneout_c=0.7)
-    keep_h, keep_c = zoneout_masks(torch.tensor([seed]), T, B, H, variant)
+    cell = CellCall(CellOptions(zoneout=(0.25, 0.7)))
+    keep_h, keep_c = zoneout_masks(torch.tensor([seed]), T, B, H, cell)
     low, high = seed % (1 << 32), (seed >> 32) % (1 << 32)
     for t in range(T):
         for b in range(B):
@@ -209,9 +215,9 @@ def test_the_hash_is_that_of_its_author():
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
 def test_zoneout_masks_are_as_random_as_they_must_be(p):
     sizes = (40, 50, 60)
-    variant = Variant(zoneout_h=p, zoneout_c=1 - p)
+    cell = CellCall(CellOptions(zoneout=(p, 1 - p)))
     seeds = (torch.tensor([s]) for s in (7, 8, 7 + (1 << 32)))
-    found = [mask for seed in seeds for mask in zoneout_masks(seed, *sizes, variant)]
+    found = [mask for seed in seeds for mask in zoneout_masks(seed, *sizes, cell)]
     for k, mask in enumerate(found):
         assert mask.shape == sizes
         q = p if k % 2 == 0 else 1 - p
@@ -230,29 +236,29 @@ def test_zoneout_masks_are_as_random_as_they_must_be(p):
 
 
 def test_the_shares_of_zoneout_are_exact():
-    assert Variant(zoneout_h=0.3, zoneout_c=0.1).thresholds == (19661, 6554)
-    none = zoneout_masks(SEED, T, 50_000, H, Variant())
-    every = zoneout_masks(SEED, T, 50_000, H, Variant(zoneout_h=1.0, zoneout_c=1.0))
+    assert CellCall(CellOptions(zoneout=(0.3, 0.1))).thresholds == (19661, 6554)
+    none = zoneout_masks(SEED, T, 50_000, H, CellCall())
+    every = zoneout_masks(SEED, T, 50_000, H, CellCall(CellOptions(zoneout=(1.0, 1.0))))
     assert not any(mask.any() for mask in none)
     assert all(mask.all() for mask in every)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", CALLS)
 def test_lanes_are_each_as_if_alone(name, ops):
     x, h0, c0, weights = arguments(ops)
-    variant = VARIANTS[name]
+    cell = CALLS[name]
     begins, ends = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 2])
-    out = lstm_reference(x, h0, c0, weights, variant, begins, ends)
-    draws = variant.seed is not None
-    keep = zoneout_masks(SEED, T, B, H, variant)
+    out = lstm_reference(x, h0, c0, weights, cell, begins, ends)
+    draws = cell.seed is not None
+    keep = zoneout_masks(SEED, T, B, H, cell)
     for b in range(B):
         one = slice(b, b + 1)
         h, c = h0[one], c0[one]
-        own = variant._replace(mask=None if variant.mask is None else variant.mask[one])
+        own = cell._replace(mask=None if cell.mask is None else cell.mask[one])
         for t in range(T):
             want = torch.zeros_like(h)
             if begins[b] <= t < ends[b]:
-                kept = (0.3, 0.6) if variant.zoneout_h else (0.0, 0.0)
+                kept = (0.3, 0.6) if max(cell.options.zoneout) else (0.0, 0.0)
                 kept = tuple(mask[t, one] for mask in keep) if draws else kept
                 h, c = lstm_step_reference(x[t, one], h, c, weights, own, kept)
                 want = h
@@ -263,15 +269,15 @@ def test_lanes_are_each_as_if_alone(name, ops):
 
 
 @pytest.mark.parametrize("has_lanes", [False, True], ids=["whole", "lanes"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", CALLS)
 def test_gradients_by_differences(name, has_lanes, ops):
     x, h0, c0, weights = arguments(ops)
-    variant = VARIANTS[name]
+    cell = CALLS[name]
     lanes = (torch.tensor([0, 1, 2]), torch.tensor([3, 4, 2])) if has_lanes else ()
-    given = [x, h0, c0, *weights, *(variant.norm or ())]
+    given = [x, h0, c0, *weights, *(cell.norm or ())]
 
     def run(x, h0, c0, w_ih, w_hh, b_ih, b_hh, *norm):
-        own = variant._replace(norm=Norm(*norm) if norm else None)
+        own = cell._replace(norm=Norm(*norm) if norm else None)
         return tuple(lstm_reference(x, h0, c0, LSTMWeights(w_ih, w_hh, b_ih, b_hh), own, *lanes))
 
     leaves = [t.clone().requires_grad_() for t in given]

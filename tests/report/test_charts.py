@@ -39,7 +39,7 @@ def drawn(event: dict[str, object]) -> ElementTree.Element:
 def test_a_forecast_has_dates_and_a_legend_with_its_interval() -> None:
     times = [f"2024-05-0{day}T12:00:00" for day in range(1, 5)]
     text = "".join(drawn({**forecast_event("y"), "times": times}).itertext())
-    for word in ("what came", "forecast", "80 % interval", "2024-May"):
+    for word in ("actual", "forecast", "80 % interval", "2024-May"):
         assert word in text, word
     assert "steps" not in text
 
@@ -49,12 +49,12 @@ def test_a_forecast_has_dates_and_a_legend_with_its_interval() -> None:
 )
 def test_without_dates_steps_are_counted(times: object) -> None:
     text = "".join(drawn({**forecast_event("y"), "times": times}).itertext())
-    assert "steps from the start of the forecast" in text
+    assert "steps from the forecast origin" in text
 
 
 def test_steps_are_whole_numbers() -> None:
     texts = [text.text or "" for text in drawn({**forecast_event("y"), "past": [1.0]}).iter("text")]
-    steps = texts[: texts.index("steps from the start of the forecast")]
+    steps = texts[: texts.index("steps from the forecast origin")]
     assert steps
     assert all(re.fullmatch(r"-?\d+", text) for text in steps)
 
@@ -63,7 +63,7 @@ def test_an_interval_of_unknown_ends_is_not_in_the_legend() -> None:
     event = {**forecast_event("y"), "low": [None, None], "high": [None, 3.0]}
     (chart,) = draw_charts(History(forecasts=[event]))
     assert "interval" not in "".join(ElementTree.fromstring(chart.svg).itertext())
-    assert "no interval: validation has too few values" in chart.caption
+    assert "no interval: too few validation values" in chart.caption
 
 
 def test_single_points_are_seen() -> None:
@@ -79,7 +79,7 @@ def test_a_history_without_some_numbers_lacks_those_charts(run_dir: Path) -> Non
     for event in history.steps:
         event["ceiling_share"] = event["input_wait_share"] = event["lr"] = None
     titles = [chart.title for chart in draw_charts(history)]
-    assert titles == ["Quality by text read", "Quality by time", "Throughput", "Gradient norm"]
+    assert titles == ["Quality by tokens", "Quality by time", "Throughput", "Gradient norm"]
 
 
 def test_the_first_losses_are_inside_the_chart(run_dir: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_chart_that_fails_says_so_beside_the_others(
 
     history = read_history(run_dir / "metrics.jsonl")
     whole = draw_charts(history)
-    monkeypatch.setattr(charts_module, "_speed", fail)
+    monkeypatch.setattr(charts_module, "_throughput", fail)
     charts = draw_charts(history)
     assert [chart.title for chart in charts] == [chart.title for chart in whole]
     failed = [chart for chart in charts if not chart.svg]

@@ -69,11 +69,11 @@ def test_the_report_has_everything(run_dir: Path) -> None:
         "24,576 tokens/s2,457,600 tokens",
         "Share of the ceiling61%",
         "of 412 GFLOP/s measured",
-        "Quality by text read",
+        "Quality by tokens",
         "Quality by time",
         "Throughput",
         "Learning rate",
-        "What it wrote",
+        "Samples",
         "Evaluations",
         "layer 0: oneDNN",
         "rnn_size512",
@@ -115,6 +115,7 @@ def test_names_of_columns_and_series_do_no_harm(run_dir: Path) -> None:
     events = [forecast_event(name, series=name) for name in NAMES]
     events += [{"event": "message", "text": name} for name in NAMES]
     start = {"event": "start", "task": "forecast", "source": NAMES[0], "series": 3}
+    start |= {"unit": NAMES[0], "num_units": {"train": 3}, "kernels": list(NAMES)}
     scores = {name: {name: 1.0} for name in NAMES}
     test = {"event": "test", "scores": scores, "windows": 3}
     lines = [json.dumps(event) + "\n" for event in (start, test, *events)]
@@ -160,13 +161,13 @@ def test_errors_of_each_target(run_dir: Path) -> None:
 def test_a_section_that_fails_says_so_and_the_others_are_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "_speed", lambda history: 1 / 0)
+    monkeypatch.setattr(charts, "_throughput", lambda history: 1 / 0)
     events = [{"event": "test", "scores": {"forecaster": 3}}]
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)
     page = outline(write_report(run_dir))
     assert "This chart could not be drawn: ZeroDivisionError" in page.text
-    assert "On the test part" in page.text
+    assert "Test set" in page.text
     assert "This section could not be written: TypeError" in page.text
     assert "Evaluations" in page.text
 
@@ -250,8 +251,8 @@ def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in (note, note, end))
     text = outline(write_report(run_dir)).text
-    assert "worse than the seasonal naive forecast on the test part: mae 2 against 1.5" in text
-    assert "a longer run would be better" in text
+    assert "worse than the seasonal naive forecast on the test set: mae 2 vs 1.5" in text
+    assert "a longer run would help" in text
     assert text.count("said at every start") == 1
 
 
@@ -261,7 +262,7 @@ def test_what_a_section_names_is_escaped(run_dir: Path, monkeypatch: pytest.Monk
     def fail(history: History) -> str:
         raise ValueError("no <img src=x>")
 
-    monkeypatch.setattr(page_module, "_kernels", fail)
+    monkeypatch.setattr(page_module, "_setup", fail)
     (run_dir / "config.json").write_text(json.dumps({"train": {"<img src=y>": 3}}))
     times = [f"2024-05-0{day}T12:00:00" for day in range(1, 5)]
     event = {**forecast_event("y"), "times": times, "time_zone": "<img src=z>"}

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from fastlstm.report import progress
-from fastlstm.report.progress import JsonOutput, LiveOutput, PlainOutput, live_line, observer_for
+from fastlstm.report.events import current, number
+from fastlstm.report.progress import (
+    JsonOutput,
+    LiveOutput,
+    PlainOutput,
+    live_line,
+    observer_for,
+    step_parts,
+)
 from fastlstm.report.terminal import Style, cell_width
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -17,6 +25,11 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 def step_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     return next(event for event in events if event["event"] == "step")
+
+
+def line_of(event: dict[str, Any], columns: int) -> str:
+    parts, share = step_parts(current(event), "tokens"), number(event, "progress")
+    return live_line(parts, share, columns, Style(False), lambda share, width: "#" * width)
 
 
 def shown_rows(text: str) -> list[str]:
@@ -45,7 +58,7 @@ def test_nothing_is_wider_than_the_terminal(
 
 
 def test_live_line_at_80_columns_has_all_seven_numbers(events: list[Any]) -> None:
-    line = live_line(step_of(events), 79, Style(False), lambda share, width: "#" * width)
+    line = line_of(step_of(events), 79)
     for part in ("47%", "loss 1.234", "1.781 bpc", " 182k tok/s", "61% ceil", "wait 0.1%"):
         assert part in line
     assert line.endswith("ETA 4:12")
@@ -54,7 +67,7 @@ def test_live_line_at_80_columns_has_all_seven_numbers(events: list[Any]) -> Non
 
 
 def test_live_line_spells_out_units_where_there_is_room(events: list[Any]) -> None:
-    line = live_line(step_of(events), 140, Style(False), lambda share, width: "#" * width)
+    line = line_of(step_of(events), 140)
     assert "1.781 bits/char" in line
     assert "182k tokens/s" in line
     assert "61% of ceiling" in line
@@ -62,7 +75,7 @@ def test_live_line_spells_out_units_where_there_is_room(events: list[Any]) -> No
 
 
 def test_narrow_live_line_keeps_the_most_wanted(events: list[Any]) -> None:
-    line = live_line(step_of(events), 39, Style(False), lambda share, width: "#" * width)
+    line = line_of(step_of(events), 39)
     assert cell_width(line) <= 39
     assert "1.781 bpc" in line
     assert "wait" not in line
@@ -71,14 +84,14 @@ def test_narrow_live_line_keeps_the_most_wanted(events: list[Any]) -> None:
 def test_live_line_does_not_jump_when_numbers_change(events: list[Any]) -> None:
     def width(**changes: Any) -> int:
         event = {**step_of(events), **changes}
-        return live_line(event, 79, Style(False), lambda share, room: "#" * room).count("#")
+        return line_of(event, 79).count("#")
 
     assert width() == width(input_wait_share=0.12, tokens_per_s=1_230_000.0, progress=0.05)
 
 
 def test_live_line_without_a_known_ceiling(events: list[Any]) -> None:
     event = {**step_of(events), "ceiling_share": None, "loss": float("nan")}
-    line = live_line(event, 79, Style(False), lambda share, width: "#" * width)
+    line = line_of(event, 79)
     assert "ceil" not in line
     assert "loss" not in line
 
@@ -99,9 +112,9 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
     for event in events:
         output(event)
     text = COLOUR.sub("", terminal.getvalue())
-    assert "done: budget 2m" in text
+    assert "finished: budget 2m" in text
     assert "1.7123 validation bits/char at step 123,456,789" in text
-    assert "8.65M tokens/s in the steps alone, " in text
+    assert "8.65M tokens/s in training steps, " in text
     assert "fastlstm generate 'runs/a book' --length 500" in text
 
 
@@ -114,7 +127,7 @@ def test_the_share_of_the_ceiling_is_that_of_the_speed_beside_it(events: list[An
     output = PlainOutput(stream)
     for event in [start, *steps, {**events[-1], "tokens": 10_000, "train_s": 1.0}]:
         output(event)
-    assert "10.0k tokens/s in the steps alone, 10% of the ceiling" in stream.getvalue()
+    assert "10.0k tokens/s in training steps, 10% of the ceiling" in stream.getvalue()
 
 
 def test_the_end_names_report_and_tensorboard(events: list[Any]) -> None:
@@ -127,8 +140,8 @@ def test_the_end_names_report_and_tensorboard(events: list[Any]) -> None:
 def test_the_parts_of_the_time_are_shown_and_add_up(events: list[Any]) -> None:
     spent = {"setup": 3.0, "evaluations": 2.0, "report": 1.5}
     text = plain({**events[-1], "train_s": 114.2, "spent_s": spent, "elapsed_s": 121.3})
-    parts = "set-up 3.0 s, steps 114.2 s, evaluations 2.0 s, report 1.5 s, other 0.6 s"
-    assert f"time: 2:01 in all, {parts}\n" in text
+    parts = "setup 3.0 s, steps 114.2 s, evaluations 2.0 s, report 1.5 s, other 0.6 s"
+    assert f"time: 2:01 total, {parts}\n" in text
 
 
 def test_what_is_wrong_with_the_model_is_said_at_the_end(events: list[Any], terminal: Any) -> None:
@@ -136,16 +149,15 @@ def test_what_is_wrong_with_the_model_is_said_at_the_end(events: list[Any], term
     end = {**events[-1], "still_improving": True, "test_error": errors}
     notes = [line for line in plain(end).splitlines() if line.startswith("warning: ")]
     assert notes == [
-        "warning: worse than the seasonal naive forecast on the test part: mae 2 against 1.5; do"
-        " not rely on this model",
-        "warning: still improving: the validation loss was falling at the end; a longer run would"
-        " be better",
+        "warning: worse than the seasonal naive forecast on the test set: mae 2 vs 1.5; do not"
+        " rely on this model",
+        "warning: the validation loss was still falling at the end; a longer run would help",
     ]
     LiveOutput(terminal)(end)
     assert "worse than the seasonal naive forecast" in terminal.getvalue()
     for own in (1.5, 1.50001):  # as good, as far as it is shown
         equal = plain({**end, "test_error": {**errors, "forecaster": own}})
-        assert "warning: no better than the seasonal naive forecast on the test part: mae 1.5" in (
+        assert "warning: no better than the seasonal naive forecast on the test set: mae 1.5" in (
             equal
         )
         assert "worse" not in equal
@@ -158,22 +170,22 @@ def test_one_is_no_plural(events: list[Any]) -> None:
     one = {
         **{"rows": 1, "train_windows": 1, "tbptt": 1, "num_parameters": 1, "threads": 1},
         **{"batch_size": 1, "seq_length": 1},
-        "model": {"input_size": 1, "horizon": 1, "segment": 1, "num_layers": 1, "hidden_size": 1},
+        "model": {"input_size": 1, "horizon": 1, "patch": 1, "num_layers": 1, "hidden_size": 1},
     }
     start = plain({"event": "start", "task": "forecast", **one})
     test = plain({"event": "test", "scores": {"naive": {"mae": 1}}, "windows": 1})
     end = plain({"event": "end", "reason": "1 step", "step": 1, "tokens": 1})
     for text in (start, test, end):
         assert re.findall(r"\b1 \w+s\b", text) == []
-    assert "1 row, " in start
+    assert "1 row\n" in start
     assert "1 token" in end
-    assert "test: 1 window, in units" in test
+    assert "test: 1 window, errors in units" in test
 
 
 def test_what_is_under_way_has_a_bar_of_its_own(terminal: Any) -> None:
-    about = {"doing": "judging the test part", "unit": "windows", "done": 512, "total": 2048}
+    about = {"doing": "evaluating the test set", "unit": "windows", "done": 512, "total": 2048}
     event = {"event": "progress", **about}
-    text = "judging the test part: 512 of 2,048 windows, 25%"
+    text = "evaluating the test set: 512 of 2,048 windows, 25%"
     assert plain(event) == text + "\n"
     output = LiveOutput(terminal)
     output(event)
@@ -234,13 +246,13 @@ def test_plain_step_line(events: list[Any]) -> None:
 
 def test_plain_header_repeats_the_label_of_every_line(events: list[Any]) -> None:
     lines = plain(events[1]).splitlines()
-    assert "tokens: 912,351,200 train, 160,750,123 validation, 160,750,123 test" in lines
+    assert "tokens: 912,351,200 training, 160,750,123 validation, 160,750,123 test" in lines
     assert "model: variational dropout 0.1, layer norm" in lines
     assert "precision: bf16: measured 9.8 ms a step, fp32 21.4 ms" in lines
     assert sum(line.startswith("kernels: layer ") for line in lines) == 2
     assert "training: muon, learning rate 0.02, 32 lanes x 128 tokens x 4 per step, seed 0" in lines
-    assert "ends: after 2m of wall clock, report included" in lines
-    assert "resumed: from step 1,200, after 0:36 of wall clock" in lines
+    assert "ends: after 2m of wall-clock time, including the report" in lines
+    assert "resumed: from step 1,200, after 0:36 of wall-clock time" in lines
 
 
 def test_the_ceiling_says_how_it_was_measured(events: list[Any]) -> None:

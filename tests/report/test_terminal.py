@@ -4,10 +4,8 @@ import pytest
 
 from fastlstm.report.terminal import (
     cell_width,
-    clean,
     clip,
     clock,
-    one_line,
     percent,
     short_bytes,
     short_count,
@@ -77,11 +75,3 @@ def test_wrap_keeps_the_indentation() -> None:
 def test_clip_counts_columns() -> None:
     assert clip("short", 10) == "short"
     assert clip("戦争と平和", 8) == "戦争..."
-
-
-def test_clean_drops_what_could_drive_a_terminal() -> None:
-    assert clean("a\x1b[2Jb\x07\x9b\x7f\r\n\tc\ud800") == "a[2Jb\n\tc"
-
-
-def test_one_line_escapes_what_is_not_printable() -> None:
-    assert one_line("no file 'a\nb\x1b[2J\udcff' é") == r"no file 'a\nb\x1b[2J\udcff' é"

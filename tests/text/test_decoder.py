@@ -24,8 +24,8 @@ VARIANTS = {
     "plain": {},
     "wide": {"rnn_size": 70, "embed_size": 33, "vocab_size": 131},
     "deep": {"num_layers": 3, "rnn_size": 17},
-    "norm": {"num_layers": 2, "layer_norm": True, "rnn_size": 21},
-    "norm and residual": {"num_layers": 2, "embed_size": 16, "layer_norm": True, "residual": True},
+    "norm": {"num_layers": 2, "output_norm": True, "rnn_size": 21},
+    "norm and residual": {"num_layers": 2, "embed_size": 16, "output_norm": True, "residual": True},
     "narrow residual": {"num_layers": 2, "residual": True},
     "tied": {"embed_size": 16, "tie_weights": True},
     "one unit": {"embed_size": 1, "rnn_size": 1},
@@ -136,7 +136,7 @@ def test_long_memories_decay_as_their_forget_gates_say(random_model, isa, weight
 
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_text_depends_on_nothing_beside_it(random_model, isa, weights):
-    decoder = Decoder.of(random_model(num_layers=2, rnn_size=40, layer_norm=True), weights)
+    decoder = Decoder.of(random_model(num_layers=2, rnn_size=40, output_norm=True), weights)
     alone = texts(decoder, 45, threads=1, steps=1, alone=True)
     assert {status for _, status, _ in alone} == {"length", "stop"}
     assert texts(decoder, 45, threads=1, steps=1000) == alone

@@ -149,7 +149,7 @@ def test_max_tokens(make_model):
 
 
 def test_mode_and_randomness_are_untouched(make_model):
-    model, ids = make_model(dropout=0.5, recurrent_dropout=0.5), ids_of(100)
+    model, ids = make_model(dropout=0.5, weight_drop=0.5), ids_of(100)
     before = torch.get_rng_state()
     for training in (True, False):
         model.train(training)

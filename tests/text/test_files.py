@@ -67,7 +67,7 @@ def assert_same(model, expected):
     [
         {},
         {"tie_weights": True, "embed_size": 5},
-        {"layer_norm": True, "residual": True, "dropout": 0.5, "dropout_kind": "plain"},
+        {"output_norm": True, "residual": True, "dropout": 0.5, "dropout_kind": "plain"},
     ],
 )
 def test_round_trip_is_bit_exact(run, changes):
@@ -118,16 +118,16 @@ def test_a_run_without_a_published_model_gives_its_newest_finite_checkpoint(run)
     assert loaded.note == f"{run.path} has no published model yet; using checkpoint-2"
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("output_norm", [False, True])
 @pytest.mark.parametrize("tie_weights", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_parameter_shapes_are_those_of_the_model(layer_norm, tie_weights, num_layers):
+def test_parameter_shapes_are_those_of_the_model(output_norm, tie_weights, num_layers):
     config = ModelConfig(
         vocab_size=4,
         embed_size=5 if tie_weights else 3,
         rnn_size=5,
         num_layers=num_layers,
-        layer_norm=layer_norm,
+        output_norm=output_norm,
         tie_weights=tie_weights,
     )
     model = LanguageModel(config)
@@ -185,8 +185,8 @@ def test_weights_that_are_not_finite_are_refused(run):
 
 
 def test_a_newer_format_is_refused(run):
-    run.publish(files_of(build(), format_version=2))
-    with pytest.raises(FormatError, match=r"config\.json: has format version 2, .* up to 1;"):
+    run.publish(files_of(build(), format_version=3))
+    with pytest.raises(FormatError, match=r"config\.json: has format version 3, .* up to 2;"):
         load_language_model(run.path)
 
 
@@ -215,7 +215,7 @@ def test_another_tokenizer_is_refused(run):
         ({"dropout": "half"}, "expected a number from 0 to below 1"),
         ({"dropout": 1.5}, "expected a number from 0 to below 1"),
         ({"dropout_kind": "os.system"}, "expected variational or plain"),
-        ({"layer_norm": 1}, "expected true or false"),
+        ({"output_norm": 1}, "expected true or false"),
         ({"tie_weights": True}, "tie_weights needs embed_size equal to rnn_size"),
         ({"rnn_sise": 5}, r"unknown key 'model\.rnn_sise' \(did you mean 'rnn_size'\?\)"),
     ],

@@ -65,7 +65,7 @@ def test_depends_on_the_seed_alone(make_model):
 
 
 def test_fills_everything(make_model):
-    model = make_model(layer_norm=True)
+    model = make_model(output_norm=True)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(math.nan)
@@ -77,3 +77,28 @@ def test_fills_everything(make_model):
 def test_counts_of_another_vocabulary(make_model):
     with pytest.raises(ShapeError, match=r"token_counts has shape \(19,\), expected \(20,\)"):
         initialize(make_model(), np.ones(19, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("initializer", "is_orthogonal"),
+    [
+        ("xavier_orthogonal", (False, True)),
+        ("xavier", (False, False)),
+        ("orthogonal", (True, True)),
+        ("torch", (False, False)),
+    ],
+)
+def test_initializers(make_model, initializer, is_orthogonal):
+    model = make_model(embed_size=24, rnn_size=24, layer_norm=True)
+    initialize(model, None, 5, initializer)
+    for layer in model.layers:
+        weights = (layer.weight_ih_l0.detach(), layer.weight_hh_l0.detach())
+        for weight, orthogonal in zip(weights, is_orthogonal, strict=True):
+            gate = weight[24:48]
+            assert torch.allclose(gate @ gate.T, torch.eye(24), atol=1e-5) == orthogonal
+            if not orthogonal:
+                bound = 24**-0.5 if initializer == "torch" else math.sqrt(6 / 48)
+                assert 0.95 * bound < float(weight.abs().max()) <= bound
+        assert layer.bias_ih_l0[24:48].eq(1).all()
+        assert layer.gamma_hh_l0.eq(1).all()
+        assert not layer.beta_c_l0.any()

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, KernelError, ShapeError
-from fastlstm.nn.lstm import LSTMLayer
+from fastlstm.nn.layer_weights import layer_weights
+from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.explain import explain
 from fastlstm.text.config import ModelConfig
@@ -23,7 +24,7 @@ def tokens_of(T, B, V=20, seed=0):
 
 
 def test_parameter_names_are_torchs(make_model):
-    names = [name for name, _ in make_model(layer_norm=True).named_parameters()]
+    names = [name for name, _ in make_model(output_norm=True).named_parameters()]
     lstm = [
         f"layers.{k}.{n}_l0"
         for k in (0, 1)
@@ -74,8 +75,8 @@ def test_equals_torchs_stack(make_model, num_layers):
     torch.testing.assert_close(nats.sum(), want.detach(), rtol=1e-12, atol=0)
 
 
-def test_layer_norm_and_residual_are_where_they_are_said_to_be(make_model):
-    model = make_model(embed_size=16, layer_norm=True, residual=True)
+def test_output_norm_and_residual_are_where_they_are_said_to_be(make_model):
+    model = make_model(embed_size=16, output_norm=True, residual=True)
     with torch.no_grad():
         for norm in model.norms:
             norm.weight.normal_()
@@ -116,7 +117,7 @@ def test_reset_and_detach():
 
 
 def test_state_stays_float32_under_autocast(make_model):
-    model = make_model(layer_norm=True, residual=True, dropout=0.2, recurrent_dropout=0.2)
+    model = make_model(output_norm=True, residual=True, dropout=0.2, weight_drop=0.2)
     with torch.autocast("cpu", torch.bfloat16):
         total, state = model.loss(tokens_of(5, 3), tokens_of(5, 3), model.initial_state(3))
     total.backward()
@@ -145,18 +146,18 @@ def test_bf16_loss_and_gradient_are_near_fp32(make_model):
 def masks(monkeypatch):
     """Runs ones through layers that pass their input on, and returns what each was given."""
 
-    def run_layer(self, x, h0, c0, *, w_hh, embedding=None):
+    def run_layer(self, x, h0, c0, *, embedding=None):
         x = x if embedding is None else embedding[x]
-        self.seen = x.detach(), w_hh.detach()
+        self.seen = x.detach(), layer_weights(self)[0].w_hh.detach()
         return LSTMOutput(x, h0, c0)
 
-    def run(config, generator=None):
+    def run(config):
         model = LanguageModel(config)
         for parameter in model.parameters():
             nn.init.ones_(parameter)
-        monkeypatch.setattr(LSTMLayer, "run", run_layer)
+        monkeypatch.setattr(LSTM, "run", run_layer)
         tokens = torch.zeros(50, 8, dtype=torch.long)
-        out, _ = model.features(tokens, model.initial_state(8), generator=generator)
+        out, _ = model.features(tokens, model.initial_state(8))
         monkeypatch.undo()
         return [*(layer.seen[0] for layer in model.layers), out.detach()], model.layers[0].seen[1]
 
@@ -185,30 +186,25 @@ def test_plain_dropout_draws_anew_every_step(masks):
     assert float((first != 0).float().mean()) == pytest.approx(1 - 0.25 / 3, abs=0.02)
 
 
-def test_recurrent_dropout_drops_weights(masks):
-    (first, _, _), w_hh = masks(dataclasses.replace(CONFIG, dropout=0.0, recurrent_dropout=0.4))
+def test_weight_drop_drops_weights(masks):
+    (first, _, _), w_hh = masks(dataclasses.replace(CONFIG, dropout=0.0, weight_drop=0.4))
     assert bool((first == 1).all())
     assert {round(v, 4) for v in w_hh.unique().tolist()} == {0.0, round(1 / 0.6, 4)}
     assert float((w_hh != 0).float().mean()) == pytest.approx(0.6, abs=0.05)
 
 
-def test_dropout_draws_from_the_global_generator_or_the_given_one(masks):
+def test_dropout_draws_from_the_global_generator(masks):
     for kind in ("plain", "variational"):
-        config = dataclasses.replace(CONFIG, dropout_kind=kind, recurrent_dropout=0.1)
+        config = dataclasses.replace(CONFIG, dropout_kind=kind, weight_drop=0.1)
         torch.manual_seed(7)
         one = masks(config)
         torch.manual_seed(7)
         two = masks(config)
         assert all(torch.equal(a, b) for a, b in zip(one[0], two[0], strict=True))
-        rng = torch.Generator().manual_seed(3)
-        three = masks(config, rng)
-        rng.manual_seed(3)
-        four = masks(config, rng)
-        assert all(torch.equal(a, b) for a, b in zip(three[0], four[0], strict=True))
 
 
 def test_evaluation_mode_draws_nothing(make_model):
-    model = make_model(dropout=0.5, recurrent_dropout=0.5).eval()
+    model = make_model(dropout=0.5, weight_drop=0.5).eval()
     before = torch.get_rng_state()
     one = model.features(tokens_of(4, 2), model.initial_state(2))[0]
     assert torch.equal(torch.get_rng_state(), before)

@@ -3,12 +3,11 @@ import torch
 
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.system import measurements
-from fastlstm.text import pass_time
+from fastlstm.system.fields import Precision
+from fastlstm.text import train as train_module
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.pass_time import time_precision
 from fastlstm.text.plan import (
-    choose_device,
     choose_seq_length,
     default_dropout,
     fit_batch,
@@ -50,18 +49,16 @@ def test_dropout_grows_with_the_parameters_per_token():
     assert default_dropout(1.0, 100) == 0.0
 
 
-def test_no_gpu_is_a_clear_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto").type == "cpu"
-    with pytest.raises(ConfigError, match="no usable NVIDIA GPU here"):
-        choose_device("cuda")
-
-
 def choose(monkeypatch, **times: float) -> PrecisionChoice:
     """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
-    monkeypatch.setattr(pass_time, "_pass_seconds", lambda m, name, d, b: times[name])
+    monkeypatch.setattr(train_module, "pass_seconds", lambda m, f, name, d: times[name])
     monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
-    return time_precision("auto", small_model(), torch.device("cpu"), (8, 2))
+    return time_precision("auto", small_model())
+
+
+def time_precision(asked: Precision, model: LanguageModel) -> PrecisionChoice:
+    config = TrainConfig(precision=asked, seq_length=8, batch_size=2)
+    return train_module._precision(config, model, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16"])
@@ -90,7 +87,7 @@ def test_timing_leaves_random_numbers_and_gradients_alone(monkeypatch):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    time_precision("auto", model, torch.device("cpu"), (4, 2))
+    time_precision("auto", model)
     assert torch.equal(torch.rand(3), expected)
     assert all(p.grad is None for p in model.parameters())
 
@@ -98,7 +95,7 @@ def test_timing_leaves_random_numbers_and_gradients_alone(monkeypatch):
 def test_gpu_precisions_are_refused_on_the_cpu():
     for name in ("fp16", "tf32"):
         with pytest.raises(ConfigError, match=f"precision='{name}' needs an NVIDIA GPU"):
-            time_precision(name, small_model(), torch.device("cpu"), (4, 2))
+            time_precision(name, small_model())
 
 
 def test_evaluations_take_about_a_twentieth_of_the_work():

@@ -30,13 +30,20 @@ from fastlstm.errors import (
 from fastlstm.runs import publication
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, storage
-from fastlstm.text import trainer as trainer_module
+from fastlstm.text import task as task_module
+from fastlstm.text import train as train_module
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
+from fastlstm.text.task import Samples, TextTask
 from fastlstm.text.train import _MAY_CHANGE
+from fastlstm.training import snapshots
+from fastlstm.training import trainer as trainer_module
+from fastlstm.training.evaluations import EvaluationSchedule
+from fastlstm.training.outputs import is_still_improving
+from fastlstm.training.resuming import resumed_config
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.session import is_still_improving, resumed_config
 from fastlstm.training.state import Progress
+from fastlstm.training.stepper import Stepper
 from simulated_disk import FailingOs, RecordingOs
 
 TINY = {
@@ -148,17 +155,17 @@ def test_what_torch_was_set_to_stays(text, tmp_path):
 
 def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
     train(text, tmp_path / "whole")
-    evaluate = trainer_module.evaluate
+    evaluate = task_module.evaluate
 
     def interrupted(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*args, **kwargs)
 
-    monkeypatch.setattr(trainer_module, "evaluate", interrupted)
+    monkeypatch.setattr(task_module, "evaluate", interrupted)
     with pytest.raises(Stopped):
         train(text, tmp_path / "parts")
     assert newest(tmp_path / "parts").name == "checkpoint-7"
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(task_module, "evaluate", evaluate)
     train(text, tmp_path / "parts", resume=True)
     assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
 
@@ -250,7 +257,7 @@ def test_the_parts_of_a_resumed_run_add_up(text, tmp_path):
 
 
 def test_a_roll_back_keeps_what_evaluations_took_and_what_they_score(text, tmp_path, monkeypatch):
-    evaluate, scored, poisoned = trainer_module.evaluate, [], []
+    evaluate, scored, poisoned = task_module.evaluate, [], []
 
     def bad(model, run):
         if scored and not poisoned:  # after the first evaluation
@@ -264,8 +271,8 @@ def test_a_roll_back_keeps_what_evaluations_took_and_what_they_score(text, tmp_p
         return evaluate(*args, **kwargs)
 
     plant(monkeypatch, range(10**6), bad)
-    monkeypatch.setattr(trainer_module, "evaluate", slow_at_first)
-    monkeypatch.setattr(trainer_module.Trainer, "_affordable", lambda _: 100 + len(scored))
+    monkeypatch.setattr(task_module, "evaluate", slow_at_first)
+    monkeypatch.setattr(EvaluationSchedule, "limit", lambda *_: 100 + len(scored))
     run = train(text, tmp_path / "run", checkpoint_every=100)
     assert len(skips(run.path)) == 1
     assert scored == [100] * 4
@@ -374,18 +381,18 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
 def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(trainer_module, "_MIN_SCORED", 50)
-    monkeypatch.setattr(trainer_module, "_EVALUATION_SHARE", 0.0)
+    monkeypatch.setattr(TextTask, "min_scored", 50)
+    monkeypatch.setattr(TextTask, "evaluation_share", 0.0)
     events: list[dict] = []
     fields = {**TINY, "budget": "8s", "eval_every": 3}
     fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
     said = [event.get("text", "") for event in events]
-    assert sum("evaluations score the first 50 of " in line for line in said) == 1
-    assert {event["num_tokens"] for event in events if event["event"] == "eval"} == {50}
+    assert sum("each evaluation scores 50 of " in line for line in said) == 1
+    assert {event["num_units"] for event in events if event["event"] == "eval"} == {50}
 
 
 def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
-    save, calls = trainer_module.save_checkpoint, []
+    save, calls = snapshots.save_checkpoint, []
 
     def full(*args, **kwargs):
         calls.append(args[1])
@@ -393,7 +400,7 @@ def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
             raise StorageError("no space left on device")
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(trainer_module, "save_checkpoint", full)
+    monkeypatch.setattr(snapshots, "save_checkpoint", full)
     run = train(text, tmp_path / "run", checkpoint_every=5)
     assert {5, 10, 15, 20} <= set(calls)
     assert newest(run.path).name == "checkpoint-20"
@@ -414,7 +421,7 @@ def test_a_full_disk_silences_an_output_and_no_more(text, tmp_path):
 
 def poison_evaluation(monkeypatch, number):
     """Makes a weight NaN before the evaluation of that number, counted from 1."""
-    evaluate, calls = trainer_module.evaluate, []
+    evaluate, calls = task_module.evaluate, []
 
     def poisoned(model, *args, **kwargs):
         calls.append(1)
@@ -423,7 +430,7 @@ def poison_evaluation(monkeypatch, number):
                 model.output.bias[0] = float("nan")
         return evaluate(model, *args, **kwargs)
 
-    monkeypatch.setattr(trainer_module, "evaluate", poisoned)
+    monkeypatch.setattr(task_module, "evaluate", poisoned)
 
 
 def record_weights(monkeypatch):
@@ -447,8 +454,8 @@ def record_weights(monkeypatch):
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    recording(trainer_module.Stepper, "step", lambda stepper: stepper._state)
-    recording(trainer_module.Trainer, "_evaluate", lambda trainer: trainer.state)
+    recording(Stepper, "step", lambda stepper: stepper._state)
+    recording(trainer_module.Trainer, "evaluate", lambda trainer: trainer.state)
     return seen
 
 
@@ -514,14 +521,14 @@ class Disk:
 @pytest.fixture
 def best_is_first(monkeypatch):
     """Makes the first evaluation of a run the best one."""
-    evaluate, calls = trainer_module.evaluate, []
+    evaluate, calls = task_module.evaluate, []
 
     def worse(*args, **kwargs):
         calls.append(1)
         result = evaluate(*args, **kwargs)
         return dataclasses.replace(result, nats_per_token=result.nats_per_token + len(calls))
 
-    monkeypatch.setattr(trainer_module, "evaluate", worse)
+    monkeypatch.setattr(task_module, "evaluate", worse)
 
 
 WITH_DISK = {**TINY, "steps": 9, "log_every": 1, "eval_every": 5, "checkpoint_every": 3}
@@ -557,7 +564,7 @@ def test_a_best_model_that_cannot_be_published_ends_in_an_error(text, tmp_path, 
 
 
 def test_a_run_that_stays_non_finite_publishes_the_best_model_first(text, tmp_path, monkeypatch):
-    step, is_broken = trainer_module.Stepper.step, []
+    step, is_broken = Stepper.step, []
 
     def failing(self, batch, factor):
         if self._state.progress.step == 6 or is_broken:
@@ -565,7 +572,7 @@ def test_a_run_that_stays_non_finite_publishes_the_best_model_first(text, tmp_pa
             return float("nan"), float("nan")
         return step(self, batch, factor)
 
-    monkeypatch.setattr(trainer_module.Stepper, "step", failing)
+    monkeypatch.setattr(Stepper, "step", failing)
     disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), ("skip", 6))
     fields = {**WITH_DISK, "checkpoint_every": None}  # after a minute: none follows the roll-backs
     with pytest.raises(NonFiniteError):
@@ -585,12 +592,13 @@ def test_the_averaged_weights_are_published(text, tmp_path, monkeypatch):
 
 
 def test_the_averaged_weights_write_the_samples(text, tmp_path, monkeypatch):
-    init, samples = trainer_module.Trainer.__init__, []
+    samples: list[torch.Tensor] = []
 
-    def sampling(self, *args, sample, **fields):
-        init(self, *args, **fields, sample=lambda m: samples.append(m.output.bias.clone()) or "")
+    def write(model):
+        samples.append(model.output.bias.clone())
+        return ""
 
-    monkeypatch.setattr(trainer_module.Trainer, "__init__", sampling)
+    monkeypatch.setattr(train_module, "_samples", lambda *_: Samples(1, write))
     run = train(text, tmp_path / "run", ema=0.9, steps=3, eval_every=1000, sample_every=1)
     (sample,) = samples
     assert torch.equal(sample, load_file(run.path / "model.safetensors")["output.bias"])
@@ -599,7 +607,7 @@ def test_the_averaged_weights_write_the_samples(text, tmp_path, monkeypatch):
 def scale_losses(monkeypatch) -> list[float]:
     """Trains with a loss scale, as in fp16; returns the list of the scales of all steps."""
     scales: list[float] = []
-    step, state = trainer_module.Stepper.step, trainer_module.TrainingState
+    step, state = Stepper.step, trainer_module.TrainingState
 
     def with_scaler(**fields):
         return state(**{**fields, "scaler": torch.amp.GradScaler("cpu", init_scale=64.0)})
@@ -609,7 +617,7 @@ def scale_losses(monkeypatch) -> list[float]:
         return step(self, batch, factor)
 
     monkeypatch.setattr(trainer_module, "TrainingState", with_scaler)
-    monkeypatch.setattr(trainer_module.Stepper, "step", noting)
+    monkeypatch.setattr(Stepper, "step", noting)
     return scales
 
 
@@ -730,7 +738,7 @@ def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monkeypatch):
-    save, refused = trainer_module.save_checkpoint, []
+    save, refused = snapshots.save_checkpoint, []
 
     def full(*args, **kwargs):
         if 0 < args[1] < 20:
@@ -738,7 +746,7 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monk
             raise StorageError("no space left on device")
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(trainer_module, "save_checkpoint", full)
+    monkeypatch.setattr(snapshots, "save_checkpoint", full)
     monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
     train(text, tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"
@@ -746,20 +754,20 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monk
 
 def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set_up_left():
     progress = Progress(step=5, spent={"setup": 20.0}, scored=7)
-    plan = SimpleNamespace(
-        ending=StopCriterion("budget", None, 100.0, "budget 100s"), report_s=20.0
-    )
-    reserved: list[int] = []
-    pace = SimpleNamespace(
-        seconds_per_token=1e-4, reserve_s=lambda num: reserved.append(num) or 10.0
-    )
-    trainer: Any = SimpleNamespace(
-        state=SimpleNamespace(progress=progress), plan=plan, _pace=pace, elapsed_s=lambda: 45.0,
-        _valid_ids=range(10**6),
+    ending = StopCriterion("budget", None, 100.0, "budget 100s")
+    task: Any = SimpleNamespace(
+        num_valid=10**6, min_scored=10_000, max_scored=None, evaluation_share=0.1,
+        finish_s=lambda unit_s: 20.0,
     )  # fmt: skip
-    assert trainer_module.Trainer._affordable(trainer) == 80_000
-    assert trainer_module.Trainer._done(trainer) == pytest.approx(25 / (80 - 10 - 20))
-    assert reserved == [7]
+    assert EvaluationSchedule(7, 16, ending).limit(task, progress, unit_s=1e-4) == 80_000
+    trainer: Any = SimpleNamespace(
+        progress=progress, plan=SimpleNamespace(ending=ending), elapsed_s=lambda: 45.0, task=task,
+        _meter=SimpleNamespace(unit_s=1.0, evaluation_s=0.0, save_s=2.5),
+    )  # fmt: skip
+    reserve_s = 7 + 2.5 + trainer_module._CLOSING_S + 20
+    assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s))
+    trainer._meter.evaluation_s = 17.0
+    assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s - 10))
 
 
 def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch):

@@ -3,12 +3,7 @@ import pytest
 from fastlstm.errors import BudgetError
 from fastlstm.text.config import TrainConfig
 from fastlstm.training import schedule
-from fastlstm.training.schedule import (
-    DEFAULT_BUDGET_S,
-    SaveTimes,
-    StopCriterion,
-    learning_rate_factor,
-)
+from fastlstm.training.schedule import SaveTimes, StopCriterion, learning_rate_factor
 
 
 def test_rate_goes_up_stays_and_ends_at_zero():
@@ -67,4 +62,5 @@ def test_the_first_checkpoint_comes_after_fifteen_seconds(monkeypatch):
 
 
 def test_without_an_end_the_default_budget_holds():
-    assert StopCriterion.of(TrainConfig(), 1).budget_s == DEFAULT_BUDGET_S
+    ending = StopCriterion.of(TrainConfig(), 1)
+    assert (ending.budget_s, ending.text) == (300.0, "budget 5m (default)")

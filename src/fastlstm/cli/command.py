@@ -1,7 +1,7 @@
-"""What a verb accepts: its options, and the help text drawn from them.
+"""What a verb accepts: its options, and the help text made from them.
 
 `fastlstm train` takes its options from `TrainConfig`: name, type and default from the field, the
-sentence from the class docstring. `--help` and docs/cli.md are both drawn from this description.
+sentence from the class docstring. `--help` and docs/cli.md are both made from this description.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import re
 import textwrap
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 HELP_WIDTH = 80
 _FLAG_COLUMN = 26
@@ -23,13 +26,13 @@ class Option:
 
     Attributes:
         name: destination with underscores; the flag is the same with dashes.
-        type: the annotation values are checked against, such as ``int | None``.
+        type: annotation of the value, such as ``int | None``.
         default: value when the flag is absent; None is not shown.
         help: one sentence without the default.
         group: heading it is listed under.
         is_repeatable: may be given several times; the value is a list.
         is_switch: takes no value; present means true.
-        value: what help calls its value; default is by the type.
+        value: name of the value in help; by default it depends on the type.
     """
 
     name: str
@@ -56,18 +59,16 @@ class Option:
         """The flag with its value: ``--rnn-size N``, ``--[no-]layer-norm``."""
         if self.is_switch:
             return self.flag
-        if self.is_bool:
-            return f"--[no-]{self.flag[2:]}"
-        return f"{self.flag} {value_name(self)}"
+        return f"--[no-]{self.flag[2:]}" if self.is_bool else f"{self.flag} {value_name(self)}"
 
     @property
-    def shown_default(self) -> str | None:
-        """The default as help shows it, or None when there is nothing to show."""
+    def described(self) -> str:
+        """The sentence with the default behind it."""
+        text = self.help + ("; may be repeated" if self.is_repeatable else "")
         if self.is_switch or self.default is None or self.default in ("", [], ()):
-            return None
-        if self.is_bool:
-            return "on" if self.default else "off"
-        return str(self.default)
+            return text
+        shown = {True: "on", False: "off"}[self.default] if self.is_bool else self.default
+        return f"{text} [{shown}]"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Positional:
 
 @dataclass(frozen=True)
 class Command:
-    """A verb: what it is called, what it does, what it takes.
+    """A verb: its name, its purpose, its arguments.
 
     Attributes:
         verb: word after `fastlstm`.
@@ -98,6 +99,7 @@ class Command:
         options: flags, in the order help lists them.
         required: names of options that must be given, shown in the usage line.
         examples: complete command lines.
+        other: last line of the help text, about another use of the verb.
     """
 
     verb: str
@@ -106,6 +108,7 @@ class Command:
     options: tuple[Option, ...]
     required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    other: str = ""
 
     @property
     def usage(self) -> str:
@@ -123,41 +126,41 @@ class Command:
 
 
 def unwrap_optional(annotation: Any) -> Any:
-    """Returns ``int`` for ``int | None``; other annotations come back unchanged."""
+    """Returns ``int`` for ``int | None``, the first part of any union; else the annotation."""
     if get_origin(annotation) in (Union, UnionType):
-        rest = [part for part in get_args(annotation) if part is not NoneType]
-        if len(rest) == 1:
-            return rest[0]
+        return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
 
 
 def value_name(option: Option) -> str:
     """Returns the placeholder for a value: ``N``, ``X``, ``TEXT`` or ``{char,byte,bpe}``."""
-    if option.value:
-        return option.value
     kind = unwrap_optional(option.type)
     if get_origin(kind) is Literal:
-        return "{" + ",".join(str(choice) for choice in get_args(kind)) + "}"
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
     named = {"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C"}
-    if option.name in named and kind is str:
-        return named[option.name]
-    return {int: "N", float: "X"}.get(kind, "TEXT")
+    named |= {"valid": "FILE", "test": "FILE"}
+    name = named.get(option.name, "TEXT") if kind is str else {int: "N", float: "X"}.get(kind, "")
+    return option.value or name
 
 
 def expected(annotation: Any) -> str:
     """Returns what a value of this annotation looks like, for error text."""
     kind = unwrap_optional(annotation)
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(kind))
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(kind, str(kind))
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """Returns the sentence for every name of a Google-style ``Attributes:`` section."""
+    """Returns the sentence for every name of a Google-style ``Attributes:`` section.
+
+    A class's own sentence counts before those of the classes it is derived from.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__bases__):
+        found.update(attribute_help(base))
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
-    found: dict[str, str] = {}
     name = ""
     for line in doc.splitlines():
         if match := re.fullmatch(r"\s*(\w+): (.+)", line):
@@ -168,11 +171,11 @@ def attribute_help(cls: type) -> dict[str, str]:
     return found
 
 
-def options_from_dataclass(cls: type, groups: dict[str, tuple[str, ...]]) -> tuple[Option, ...]:
+def options_from_dataclass(cls: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
     """Returns one Option per field, ordered by `groups` (heading -> field names).
 
     Raises:
-        KeyError: a field without a sentence or without a group; both are our own mistakes.
+        KeyError: a field without a sentence or without a group.
     """
     hints = get_type_hints(cls)
     sentences = attribute_help(cls)
@@ -198,18 +201,12 @@ def help_text(command: Command) -> str:
     for heading, options in command.groups():
         lines += ["", f"{heading}:"]
         for option in options:
-            lines += _entry(option.usage, described(option))
+            lines += _entry(option.usage, option.described)
     lines += _entry("--help", "show this text")
     if command.examples:
         lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
+    lines += ["", command.other] if command.other else []
     return "\n".join(lines) + "\n"
-
-
-def described(option: Option) -> str:
-    """Returns the sentence with the default behind it."""
-    text = option.help + ("; may be repeated" if option.is_repeatable else "")
-    shown = option.shown_default
-    return text if shown is None else f"{text} [{shown}]"
 
 
 def _entry(left: str, text: str) -> list[str]:
@@ -218,8 +215,6 @@ def _entry(left: str, text: str) -> list[str]:
     wrapped = textwrap.wrap(tied, HELP_WIDTH - 1 - _FLAG_COLUMN, break_on_hyphens=False)
     body = [line.replace("\0", " ") for line in wrapped] or [""]
     head = f"  {left}"
-    if len(head) > _FLAG_COLUMN - 2:
-        lines = [head]
-    else:
-        lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)]
+    fits = len(head) <= _FLAG_COLUMN - 2
+    lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)] if fits else [head]
     return lines + [" " * _FLAG_COLUMN + line for line in body]

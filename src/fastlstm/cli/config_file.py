@@ -8,16 +8,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.parser import typed_object
-from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
+from fastlstm.cli.command import expected
+from fastlstm.cli.parser import typed
+from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
+from fastlstm.system.fields import built
+from fastlstm.text.config import in_todays_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastlstm.cli.command import Option
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.system.fields import ConfigT
 
 MAX_CONFIG_BYTES = 1 << 16
+_ENDS = frozenset({"steps", "epochs", "budget"})
+
+
+def resolve_config(
+    parsed: Parsed, options: Sequence[Option], kind: type[ConfigT]
+) -> tuple[ConfigT, set[str]]:
+    """Returns a configuration, and the names of the fields that were given.
+
+    Args:
+        parsed: the command line.
+        options: one per field of the configuration.
+        kind: its class. A file of --config overrides its defaults, flags override the file.
+
+    Raises:
+        ConfigError: an unknown key, or a value outside its range.
+    """
+    path = parsed["config"]
+    file: dict[str, Any] = {} if path is None else read_config_file(Path(path), options)
+    names = {option.name for option in options}
+    flags = {name: value for name, value in parsed.values.items() if name in names}
+    # --steps on the command line replaces a budget in the file; two such flags are an error.
+    kept = {k: v for k, v in file.items() if not (k in _ENDS and _ENDS & set(flags))}
+    origin = "command line" if path is None else str(path)
+    return built(kind, {**kept, **flags}, origin), set(file) | set(flags)
 
 
 def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
@@ -27,22 +56,46 @@ def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
         ConfigError: no such file, bad YAML (line and column named), an unknown key (nearest named),
             a key given twice, a value of the wrong type.
     """
-    values = _mapping(_yaml(_text(path), path), path)
-    known = {option.name for option in options}
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
+    known = {option.name: option for option in options}
+    found: dict[str, Any] = {}
+    for key, value in _mapping(path).items():
+        name = key.replace("-", "_")
         if name not in known:
             raise ConfigError(f"{path}: unknown key '{key}'{nearest_hint(name, known)}")
-        if name in named:
+        if name in found:
             raise ConfigError(f"{path}: key '{key}' is given twice; keep one of the two")
-        named[name] = value
-    return typed_object(options, named, str(path))
+        try:
+            found[name] = typed(value, known[name].type)
+        except ValueError:
+            raise ConfigError(
+                f"{path}: '{name}' is {value!r}, expected {expected(known[name].type)}"
+            ) from None
+    return found
 
 
 def config_keys(path: Path) -> set[str]:
     """Returns the keys of a file, known or not, with underscores; raises as `read_config_file`."""
-    return {str(key).replace("-", "_") for key in _mapping(_yaml(_text(path), path), path)}
+    return {key.replace("-", "_") for key in _mapping(path)}
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    loaded = _yaml(_text(path), path)
+    is_run = isinstance(loaded, dict) and "train" in loaded
+    if is_run and loaded.get("format") == TEXT_RUN:
+        try:
+            loaded = in_todays_names(loaded)["train"]
+        except FormatError as error:
+            raise ConfigError(f"--config {path}: {error}") from None
+    elif is_run and loaded.get("kind") == FORECASTER:
+        loaded = loaded.get("train")
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"--config {path}: contains {kind_of_value(loaded)}, expected keys and values such as"
+            " 'rnn_size: 512'"
+        )
+    return {str(key): value for key, value in loaded.items()}
 
 
 def _text(path: Path) -> str:
@@ -86,17 +139,3 @@ def _yaml(text: str, path: Path) -> Any:
         raise ConfigError(
             f"--config {path}: not YAML; write lines such as 'rnn_size: 512'"
         ) from None
-
-
-def _mapping(loaded: Any, path: Path) -> dict[Any, Any]:
-    if loaded is None:
-        return {}
-    is_run = isinstance(loaded, dict) and "train" in loaded
-    if is_run and (loaded.get("format") == TEXT_RUN or loaded.get("kind") == FORECASTER):
-        loaded = loaded.get("train")
-    if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"--config {path}: holds {kind_of_value(loaded)}, expected keys and values such as"
-            " 'rnn_size: 512'"
-        )
-    return loaded

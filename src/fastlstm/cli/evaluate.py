@@ -1,4 +1,4 @@
-"""`fastlstm evaluate RUN TEXT`: bits per character of a text, from a carried state by default."""
+"""`fastlstm evaluate RUN TEXT|DATA`: bits per character of a text, or errors on a table."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.kind import refuse_runs, refuse_swapped
-from fastlstm.cli.loading import open_model
-from fastlstm.cli.parser import parse
-from fastlstm.cli.table import print_json, print_rows
-from fastlstm.errors import EXIT_OK, counted
+from fastlstm.cli.inputs import (
+    one_or_many,
+    open_model,
+    refuse_runs,
+    refuse_swapped,
+    require_run,
+    require_tables,
+)
+from fastlstm.cli.kind import command_for
+from fastlstm.cli.options import READ_OPTIONS, given_options, json_option
+from fastlstm.cli.output import print_result
+from fastlstm.cli.parser import Parsed, parse
+from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
-from fastlstm.runs.find_run import require_run
-from fastlstm.system.storage import finite
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
@@ -37,111 +43,143 @@ COMMAND = Command(
         Positional("TEXT", "a text in any form that train takes as SOURCE"),
     ),
     options=(
-        Option("split", Split | None, None, "only this part of TEXT, cut as RUN cut its own"),
+        Option("split", Split | None, None, "only this split of TEXT, divided as in training"),
         Option(
             "zero_state_window",
             int | None,
             None,
-            "windows of N tokens, each from a zero state, as stateless models are judged",
+            "score windows of N tokens, each from a zero state, as for stateless models",
         ),
-        Option("lanes", int, 16, "parts of the text scored side by side; 1 is exact and slower"),
+        Option("lanes", int, 16, "parts of the text scored in parallel; 1 is exact and slower"),
         Option("max_tokens", int | None, None, "score at most N tokens"),
         Option(
             "unknown",
             UnknownPolicy,
             "count",
-            "characters that the vocabulary of RUN does not hold: count leaves them out of context"
-            " and score and says how many there are; refuse makes them an error",
+            "characters outside the vocabulary of RUN: count leaves them out of context and score"
+            " and reports how many there are; refuse makes them an error",
         ),
-        Option("json", bool, False, "print one JSON object", is_switch=True),
+        json_option(),
     ),
     examples=(
         "fastlstm evaluate runs/book other.txt",
         "fastlstm evaluate runs/book book.txt --split valid --zero-state-window 128",
     ),
+    other="For a forecaster: fastlstm evaluate RUN --help",
+)
+TABLE_COMMAND = Command(
+    verb="evaluate",
+    summary="Measure the errors of a forecaster on a table, beside those of naive forecasts.",
+    positionals=(
+        Positional("RUN", "a run directory of a forecaster"),
+        Positional("DATA", "a table in any form that train takes", is_many=True),
+    ),
+    options=(
+        Option("split", Literal["valid", "test"], "test", "split of DATA, divided as in training"),
+        Option("stride", int, 1, "rows between forecast origins"),
+        Option("season", int | None, None, "period of the seasonal naive forecast, in steps"),
+        Option("scaled", bool, False, "errors in deviations of the training rows", is_switch=True),
+        json_option(),
+        *READ_OPTIONS,
+    ),
+    examples=("fastlstm evaluate runs/etth1 ETTh1.csv --scaled",),
 )
 
 
 def run(argv: list[str]) -> int:
     """Prints the figures on standard output; returns the exit code."""
-    parsed = parse(COMMAND, argv)
-    path, text = parsed.positionals
-    split = parsed.values.get("split")
-    window = parsed.values.get("zero_state_window")
-    lanes = parsed.get(COMMAND, "lanes")
+    command = command_for(argv, COMMAND, TABLE_COMMAND)
+    parsed = parse(command, argv)
+    path, *data = parsed.positionals
+    refuse_swapped("evaluate", path, data)
+    facts, rows = (_text_figures if command is COMMAND else _table_figures)(parsed, path, data)
+    print_result(facts, rows, parsed["json"])
+    return EXIT_OK
 
-    refuse_swapped("evaluate", path, [text])
+
+def _text_figures(
+    parsed: Parsed, path: str, data: list[str]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    (text,) = data
+    split, window, lanes = parsed["split"], parsed["zero_state_window"], parsed["lanes"]
     require_run(path, "text")
     refuse_runs([text])
     open_source(text)  # a misspelt name is said at once
     if kind_of_source(text) in ("csv", "binary table", "mixed"):
-        warnings.warn(f"{text} holds a table; its characters are scored as a text", stacklevel=2)
+        warnings.warn(f"{text} is a table; its characters are scored as a text", stacklevel=2)
     lm = open_model(path)
     result = evaluate_text(
         lm,
         text,
         split=split,
-        unknown=parsed.get(COMMAND, "unknown"),
+        unknown=parsed["unknown"],
         lanes=lanes,
         zero_state_window=window,
-        max_tokens=parsed.values.get("max_tokens"),
+        max_tokens=parsed["max_tokens"],
     )
-    mode = "carried state" if window is None else "zero state per window"
-    facts = {"run": path, "text": text, "split": split, "mode": mode}
-    if parsed.values.get("json"):
-        sizes = {"lanes": lanes} if window is None else {"zero_state_window": window}
-        print_json(finite({**facts, **sizes, **dataclasses.asdict(result)}))
-        return EXIT_OK
-    where = f"up to {counted(lanes, 'lane')}"
+    mode, where = "carried state", f"up to {counted(lanes, 'lane')}"
+    sizes = {"lanes": lanes}
     if window is not None:
-        where = f"windows of {counted(window, 'token')}"
-    print_rows(
-        [
-            ("model", path),
-            ("text", text + (f", {split} split" if split else "")),
-            ("mode", f"{mode}, {where}"),
-            *result_rows(result, lm.tokenizer.vocab_size),
-        ]
-    )
-    return EXIT_OK
+        mode, where = "zero state per window", f"windows of {counted(window, 'token')}"
+        sizes = {"zero_state_window": window}
+    facts = {"run": path, "text": text, "split": split, "mode": mode, **sizes}
+    return {**facts, **dataclasses.asdict(result)}, [
+        ("model", path),
+        ("text", text + (f", {split} split" if split else "")),
+        ("mode", f"{mode}, {where}"),
+        *result_rows(result, lm.tokenizer.vocab_size),
+    ]
 
 
 def evaluate_text(
     lm: LM, text: str, *, split: str | None, unknown: UnknownPolicy, **settings: Any
 ) -> Evaluation:
-    """Scores a text, or the part of it that the run's own split calls `split`.
+    """Scores a text, or one split of it, divided as the run divided its own.
 
     Raises:
-        DataError: the text cannot be read or is too short, or holds unknown characters that are
+        DataError: the text cannot be read or is too short, or has unknown characters that are
             refused.
     """
     from fastlstm.text.evaluation import evaluate, with_unknown
 
+    if (file := _held_out(lm).get(split or "")) is not None:
+        raise DataError(
+            f"the {PARTS[str(split)]} split of this run is {file}, no share of its text; evaluate"
+            f" {file} without ", Setting("split"),
+        )  # fmt: skip
     data = lm.read(text, unknown)
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
     size = lm.tokenizer.vocab_size
     return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
 
 
-def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
-    """Returns the tokens of a text, or of the part that the run's own split calls `split`.
+def validation_ids(lm: LM) -> NDArray[Any]:
+    """Returns the tokens that the run was validated on.
 
     Raises:
-        DataError: the text cannot be read or holds unseen characters.
+        DataError: their text cannot be read or has unknown characters.
     """
-    return _part(lm, lm.read(text), split)
+    if (file := _held_out(lm).get("valid")) is not None:
+        return lm.read(file, "count").ids
+    return _part(lm, lm.read(lm.config.get("data", {}).get("source", "")), "valid")
+
+
+def _held_out(lm: LM) -> dict[str, str]:
+    """Returns the texts of their own that the run was validated and tested on, by part."""
+    data = lm.config.get("data", {})
+    return {part: data[part]["source"] for part in PARTS if part in data}
 
 
 def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
     shares = lm.config.get("train", {}).get("split", TrainConfig.split)
     ids: NDArray[Any] = data.ids
-    return ids if split is None else getattr(data.split(shares), split)
+    return ids if split is None else getattr(data.split(shares, _held_out(lm)), split)
 
 
 def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
     """Returns the figures as (label, text) rows."""
     rate = result.num_tokens / result.seconds if result.seconds > 0 else 0.0
-    rows = [
+    return [
         ("bits/char", f"{result.bits_per_char:.4f}"),
         ("bits/byte", f"{result.bits_per_byte:.4f}"),
         ("perplexity", f"{result.perplexity:.4f}"),
@@ -151,11 +189,9 @@ def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
             f"{counted(result.num_tokens, 'token')}, {counted(result.num_chars, 'character')},"
             f" {counted(result.num_bytes, 'byte')}",
         ),
+        *(_unknown_rows(result, vocab_size) if result.num_unknown else ()),
         ("time", f"{result.seconds:.2f} s, {short_count(rate)} tokens/s"),
     ]
-    if result.num_unknown:
-        rows[-1:-1] = _unknown_rows(result, vocab_size)
-    return rows
 
 
 def _unknown_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
@@ -166,12 +202,32 @@ def _unknown_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
     return [
         (
             "unknown",
-            f"{counted(num, 'character')} of the text ({result.unknown_share:.2%}) that the"
-            f" vocabulary does not hold, left out above: {shown_characters(result.first_unknown)}",
+            f"{counted(num, 'character')} ({result.unknown_share:.2%} of the text) outside the"
+            f" vocabulary, not scored above: {shown_characters(result.first_unknown)}",
         ),
         (
             "with unknown",
-            f"{result.bits_per_char_with_unknown:.4f} bits/char, {bits:.1f} bits for each of them"
-            " and the code that tells them apart",
+            f"{result.bits_per_char_with_unknown:.4f} bits/char, counting {bits:.1f} bits for each"
+            " unknown character and the cost of marking them",
         ),
+    ]
+
+
+def _table_figures(
+    parsed: Parsed, path: str, data: list[str]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    require_run(path, "forecaster")
+    require_tables(data)
+
+    from fastlstm.forecast.forecaster import Forecaster
+    from fastlstm.report.lines import score_text
+
+    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    part, given = parsed["split"], {name: parsed[name] for name in ("stride", "season", "scaled")}
+    scores = model.backtest(part, frame=one_or_many(data), **given)
+    units = "deviations of the training rows" if parsed["scaled"] else "units of the table"
+    return {"run": path, "data": data, "split": part, **given, "scores": scores}, [
+        ("run", path),
+        ("data", f"{', '.join(data)}, {part} split, in {units}"),
+        *((name.replace("_", " "), score_text(found)) for name, found in scores.items()),
     ]

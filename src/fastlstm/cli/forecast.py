@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.kind import refuse_swapped, require_tables
+from fastlstm.cli.inputs import one_or_many, refuse_swapped, require_run, require_tables
+from fastlstm.cli.options import READ_OPTIONS, given_options
 from fastlstm.cli.parser import parse
-from fastlstm.cli.series_options import READ_OPTIONS, read_settings
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError, counted
-from fastlstm.runs.find_run import require_run
 from fastlstm.system.storage import temporary_name
 
 if TYPE_CHECKING:
@@ -21,25 +20,25 @@ _SUFFIXES = (".parquet", ".csv", ".arrow")
 
 COMMAND = Command(
     verb="forecast",
-    summary="Forecast the steps after the end of every series of a table.",
+    summary="Forecast the next steps of every series of a table: the horizon RUN has.",
     positionals=(
         Positional("RUN", "a run directory of a forecaster"),
-        Positional("DATA", "the past of the series: files as train takes them", is_many=True),
+        Positional("DATA", "the past of the series, in any form that train takes", is_many=True),
     ),
     options=(
         Option(
             "out",
             str | None,
             None,
-            "a .parquet, .csv or .arrow file; default CSV on standard out",
+            "a .parquet, .csv or .arrow file; default is CSV on standard output",
             value="FILE",
         ),
-        Option("quantiles", str | None, None, "levels with commas, such as 0.1,0.5,0.9"),
+        Option("quantiles", str | None, None, "comma-separated levels, such as 0.1,0.5,0.9"),
         Option(
             "future",
             str | None,
             None,
-            "a table of what is known of the steps to be forecast",
+            "a table with the future covariates of the steps to forecast",
             value="FILE",
         ),
         *READ_OPTIONS,
@@ -55,24 +54,24 @@ def run(argv: list[str]) -> int:
     """Forecasts and writes; returns the exit code."""
     parsed = parse(COMMAND, argv)
     path, *data = parsed.positionals
-    out = parsed.values.get("out")
+    out, future = parsed["out"], parsed["future"]
     if out is not None and not out.endswith(_SUFFIXES):
-        raise ConfigError(f"--out is {out!r}, expected a file that ends in {', '.join(_SUFFIXES)}")
-    levels = _levels(parsed.values.get("quantiles"))
-    future = parsed.values.get("future")
+        raise ConfigError(
+            f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}"
+        )
+    levels = _levels(parsed["quantiles"])
     refuse_swapped("forecast", path, data)
     require_run(path, "forecaster")
     require_tables(data if future is None else [*data, future])
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    model = Forecaster.load(path, **read_settings(parsed))
-    frame: Any = data[0] if len(data) == 1 else data
-    if levels:
-        table = model.predict_quantiles(frame, levels, future)
-    else:
-        table = model.predict(frame, future)
-    _write(table, out)
+    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    frame = one_or_many(data)
+    _write(
+        model.predict_quantiles(frame, levels, future) if levels else model.predict(frame, future),
+        out,
+    )
     return EXIT_OK
 
 
@@ -109,13 +108,13 @@ def _write(table: pa.Table, out: str | None) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StorageError(
-            f"{out} cannot be written ({error.strerror or error}); choose another --out"
+            f"{out} cannot be written ({error.strerror or error}); give another --out"
         ) from None
     print(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.column_names)}")
 
 
 def _in_seconds(table: pa.Table) -> pa.Table:
-    """Returns a table whose times are written without a fraction, where none has one."""
+    """Returns a table with times in whole seconds, where no time has a fraction."""
     import pyarrow as pa
 
     for number, field in enumerate(table.schema):

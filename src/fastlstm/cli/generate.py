@@ -1,4 +1,4 @@
-"""`fastlstm generate RUN`: writes text as the model makes it."""
+"""`fastlstm generate RUN`: prints text as the model generates it."""
 
 from __future__ import annotations
 
@@ -8,69 +8,54 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.loading import open_model
+from fastlstm.cli.inputs import open_model
+from fastlstm.cli.options import given_options, json_option
+from fastlstm.cli.output import print_json, say
 from fastlstm.cli.parser import parse
-from fastlstm.cli.table import print_json
 from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
-from fastlstm.report.terminal import clean, is_terminal, one_line, short_count, style_for
+from fastlstm.report.markup import visible
+from fastlstm.report.terminal import is_terminal, short_count, style_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fastlstm.text.lm import LM
 
 Weights = Literal["fp32", "bf16", "int8"]
 FLUSH_EVERY_S = 0.05
-"""Text is flushed this often: smooth to read, and a fast model does not spend its time writing."""
+"""Text is flushed this often: smooth to read, and cheap with a fast model."""
 
-_SAMPLING = "sampling"
+
+def _sampling(name: str, kind: Any, default: Any, text: str) -> Option:
+    return Option(name, kind, default, text, "sampling", is_repeatable=name == "stop")
+
+
+_SAMPLING = (
+    _sampling("temperature", float, 1.0, "lower is more predictable; 0 takes the likeliest token"),
+    _sampling("top_k", int, 0, "sample from the K likeliest tokens; 0 from all"),
+    _sampling("top_p", float, 1.0, "sample from the likeliest tokens with this joint probability"),
+    _sampling("repetition_penalty", float, 1.0, "above 1 makes recent tokens less likely"),
+    _sampling("stop", str, (), "stop before this text"),
+    _sampling("seed", int, None, "makes the text reproducible"),
+    _sampling("min_p", float, 0.0, "drop tokens below this share of the likeliest one"),
+    _sampling("frequency_penalty", float, 0.0, "subtracted from the logit per use of a token"),
+    _sampling("presence_penalty", float, 0.0, "subtracted from the logit of a token used before"),
+)
 COMMAND = Command(
     verb="generate",
-    summary="Write text with a trained model, printed as it is made.",
+    summary="Generate text with a trained model, printed as it is generated.",
     positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
     options=(
-        Option("prompt", str, "", "text to go on from; '-' reads it from stdin"),
-        Option("length", int, 500, "tokens to write; with a char vocabulary, characters"),
-        Option(
-            "json", bool, False, "print JSON lines: pieces of text, then totals", is_switch=True
-        ),
-        Option(
-            "temperature",
-            float,
-            1.0,
-            "below 1 plays safe, above 1 dares more, 0 always takes the likeliest",
-            _SAMPLING,
-        ),
-        Option("top_k", int, 0, "choose among the K likeliest tokens; 0 among all", _SAMPLING),
-        Option("top_p", float, 1.0, "choose among the likeliest with this joint share", _SAMPLING),
-        Option(
-            "repetition_penalty",
-            float,
-            1.0,
-            "above 1 makes recently written tokens less likely",
-            _SAMPLING,
-        ),
-        Option(
-            "stop", str, (), "end before this text would be written", _SAMPLING, is_repeatable=True
-        ),
-        Option("seed", int, None, "makes the text repeatable", _SAMPLING),
-        Option(
-            "min_p", float, 0.0, "leave out what is below this share of the likeliest", _SAMPLING
-        ),
-        Option(
-            "frequency_penalty",
-            float,
-            0.0,
-            "taken off a token's logit every time it was written",
-            _SAMPLING,
-        ),
-        Option("presence_penalty", float, 0.0, "taken off once a token was written", _SAMPLING),
+        Option("prompt", str, "", "text to continue; '-' reads it from stdin"),
+        Option("length", int, 500, "tokens to generate; with a char vocabulary, characters"),
+        json_option("JSON lines: pieces of text, then totals"),
+        *_SAMPLING,
         Option(
             "weights",
             Weights,
             "fp32",
-            "format of the weights; another than fp32 is measured on the run's validation split:"
-            " size, speed, bits/char",
+            "number format of the weights; bf16 and int8 are compared with fp32 on the validation"
+            " split of the run: size, speed, bits/char",
         ),
     ),
     examples=(
@@ -79,34 +64,31 @@ COMMAND = Command(
     ),
 )
 
-_SAMPLING_NAMES = tuple(o.name for o in COMMAND.options if o.group == _SAMPLING)
 REPORT_TOKENS = 100_000
-"""Weights are measured on at most so many tokens."""
+"""Weights are measured on at most this many tokens."""
 
 
 def run(argv: list[str]) -> int:
     """Streams text to standard output and the speed to standard error; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    given = {name: parsed.values[name] for name in _SAMPLING_NAMES if name in parsed.values}
+    given = given_options(parsed, _SAMPLING)
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
-    length = parsed.get(COMMAND, "length")
+    length, weights, use_json = parsed["length"], parsed["weights"], parsed["json"]
     if length < 0:
         raise PromptError(f"--length is {length}, expected 0 or more")
-    prompt = _prompt_text(parsed.get(COMMAND, "prompt"))
+    prompt = _prompt_text(parsed["prompt"])
 
     lm = open_model(parsed.positionals[0])
-    weights = parsed.get(COMMAND, "weights")
     if weights != "fp32":
         lm.weights = weights
     pieces = lm.stream(prompt, max_tokens=length, **given)
     start_s = time.perf_counter()
-    if parsed.values.get("json"):
-        text = _print_json(pieces)
+    if use_json:
+        text = _printed(pieces, lambda piece: print_json({"event": "text", "text": piece}))
     else:
         text = _print_text(prompt, pieces)
     seconds = time.perf_counter() - start_s
-    use_json = bool(parsed.values.get("json"))
     _print_totals(lm, prompt, text, seconds, use_json=use_json)
     if weights != "fp32":
         _print_weights(lm, use_json=use_json)
@@ -126,28 +108,25 @@ def _prompt_text(prompt: str) -> str:
 
 
 def _print_text(prompt: str, pieces: Iterable[str]) -> str:
-    on_terminal = is_terminal(sys.stdout)
-    shown = clean if on_terminal else str
-    style = style_for(sys.stdout)
-    sys.stdout.write(style(shown(prompt), "bold"))
-    sys.stdout.flush()
-    whole = []
-    for piece in _batched(pieces):
-        whole.append(piece)
-        sys.stdout.write(shown(piece))
-        sys.stdout.flush()
-    if not (prompt + "".join(whole)).endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    return "".join(whole)
+    shown = _on_terminal if is_terminal(sys.stdout) else str
+    print(style_for(sys.stdout)(shown(prompt), "bold"), end="", flush=True)
+    text = _printed(pieces, lambda piece: print(shown(piece), end="", flush=True))
+    if not (prompt + text).endswith("\n"):
+        print(flush=True)
+    return text
 
 
-def _print_json(pieces: Iterable[str]) -> str:
-    whole = []
+def _on_terminal(text: str) -> str:
+    """Shows control characters: a model may write escape sequences."""
+    return visible(text.replace("\r", ""), keep="\n\t")
+
+
+def _printed(pieces: Iterable[str], show: Callable[[str], None]) -> str:
+    text = ""
     for piece in _batched(pieces):
-        whole.append(piece)
-        print_json({"event": "text", "text": piece})
-    return "".join(whole)
+        text += piece
+        show(piece)
+    return text
 
 
 def _batched(pieces: Iterable[str]) -> Iterator[str]:
@@ -169,16 +148,8 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
     tokens = _count_tokens(lm.tokenizer, text)
     rate = tokens / seconds if seconds > 0 else None
     if use_json:
-        print_json(
-            {
-                "event": "end",
-                "prompt": prompt,
-                "text": text,
-                "tokens": tokens,
-                "seconds": seconds,
-                "tokens_per_s": rate,
-            }
-        )
+        about = {"prompt": prompt, "text": text, "tokens": tokens, "seconds": seconds}
+        print_json({"event": "end", **about, "tokens_per_s": rate})
         return
     speed = f", {short_count(rate)} tokens/s" if rate is not None else ""
     line = f"{counted(tokens, 'token')} in {seconds:.2f} s{speed}"
@@ -186,18 +157,17 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
 
 
 def _print_weights(lm: LM, *, use_json: bool) -> None:
-    """Measures the format of the weights beside fp32, where the run's text is at hand."""
-    from fastlstm.cli.evaluate import split_of
+    """Measures the weight format beside fp32, where the text of the run can be read."""
+    from fastlstm.cli.evaluate import validation_ids
     from fastlstm.text.decoder import Decoder
     from fastlstm.text.weight_report import report_weights
 
     try:
-        ids = split_of(lm, lm.config.get("data", {}).get("source", ""), "valid")
+        ids = validation_ids(lm)
         decoders = (Decoder.of(lm.model), lm.decoder)
         plain, own = (report_weights(d, lm.tokenizer, ids[:REPORT_TOKENS]) for d in decoders)
     except (DataError, OSError) as error:
-        note = f"{lm.weights} is not measured: the run's validation text cannot be read ({error})"
-        print(f"fastlstm: note: {one_line(note)}", file=sys.stderr, flush=True)
+        say(f"note: {lm.weights} not measured: the run's validation text is unreadable ({error})")
         return
     if use_json:
         print_json({"event": "weights", **asdict(own), "fp32": asdict(plain)})

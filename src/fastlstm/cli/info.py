@@ -1,4 +1,4 @@
-"""`fastlstm info [RUN]`: a run and the state of its files, or this machine and its kernels."""
+"""`fastlstm info [RUN]`: a run, its files checked; or this machine and its kernels."""
 
 from __future__ import annotations
 
@@ -6,151 +6,145 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Positional
+from fastlstm.cli.inputs import require_run
+from fastlstm.cli.options import json_option
+from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
-from fastlstm.cli.table import print_json, print_rows
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
-from fastlstm.report.history import number
-from fastlstm.report.lines import ceiling_share, si
+from fastlstm.report.events import number
+from fastlstm.report.lines import ceiling_share, count_of, joined, labelled, model_lines, si
 from fastlstm.report.terminal import clock, short_bytes, short_count
-from fastlstm.runs.find_run import require_run
-from fastlstm.system.storage import finite
 
 if TYPE_CHECKING:
-    from fastlstm.report.history import Event, History
-    from fastlstm.text.files import LoadedModel
+    from fastlstm.report.events import Event
+    from fastlstm.report.history import History
+    from fastlstm.report.lines import Row
 
 COMMAND = Command(
     verb="info",
     summary="Show a run and check its files; without RUN, show this machine and its kernels.",
     positionals=(Positional("RUN", "a run directory or a checkpoint", is_optional=True),),
-    options=(Option("json", bool, False, "print one JSON object", is_switch=True),),
+    options=(json_option(),),
     examples=("fastlstm info", "fastlstm info runs/book"),
 )
 
-Row = tuple[str, str]
-
 
 def run(argv: list[str]) -> int:
-    """Prints what there is to know; returns 1 when a file of the run is damaged."""
+    """Prints the facts; returns 1 when a file of the run is damaged."""
     parsed = parse(COMMAND, argv)
-    if parsed.positionals:
-        facts, rows, code = _run_facts(Path(parsed.positionals[0]))
-    else:
-        facts, rows, code = *_machine_facts(), EXIT_OK
-    if parsed.values.get("json"):
-        print_json(finite(facts))
-    else:
-        print_rows(rows)
-    return code
+    facts, rows = _run_facts(*parsed.positionals) if parsed.positionals else _machine_facts()
+    print_result(facts, rows, parsed["json"])
+    return EXIT_FAILED if facts.get("damage") else EXIT_OK
 
 
-def _run_facts(path: Path) -> tuple[dict[str, Any], list[Row], int]:
+def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     """Facts of a run; every published file and checkpoint is checked against its hash."""
-    require_run(path)
+    require_run(name)
+    path = Path(name)
 
     from fastlstm.report.history import read_history
-    from fastlstm.runs.run_directory import RunDirectory, holds_forecaster
-    from fastlstm.text.files import load_language_model
+    from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
     directory = RunDirectory(path)
-    model: dict[str, Any] = {}
-    model_rows: list[Row] = []
+    facts: dict[str, Any] = {"run": name}
+    rows: list[Row] = [("run", name)]
     damage: list[str] = []
     try:
-        if holds_forecaster(path):
-            model, model_rows = _forecaster(path)
-        else:
-            loaded = load_language_model(path)
-            model, model_rows = _model_facts(loaded), _model_rows(loaded)
+        kinds = {"forecaster": _forecaster, "sequence": _sequence_model}
+        model, model_rows = kinds.get(kind_of_run(path) or "", _text_model)(path)
+        facts |= model
+        rows += model_rows
     except CorruptFileError as error:
         damage.append(str(error))
     damage += [str(error) for error in directory.verify() if str(error) not in damage]
     history = read_history(directory.metrics_path)
     checkpoints = [item.name for item in directory.checkpoints()]
-    facts: dict[str, Any] = {
-        "run": str(path),
-        **model,
-        **_history_facts(history),
-        "checkpoints": checkpoints,
-        "damage": damage,
-    }
-    rows = [
-        ("run", str(path)),
-        *model_rows,
+    facts |= {**_history_facts(history), "checkpoints": checkpoints, "damage": damage}
+    rows += [
         *_history_rows(history),
         ("checkpoints", ", ".join(checkpoints) or "none"),
-        *[("damage", text) for text in damage],
+        *(("damage", text) for text in damage),
         *([] if damage else [("files", "all match their recorded SHA-256")]),
     ]
-    return facts, rows, EXIT_FAILED if damage else EXIT_OK
+    return facts, rows
 
 
 def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    sizes, fit = stored.network.config, stored.fit
-    targets = fit.columns[: sizes.num_targets]
-    parameters = sum(p.numel() for p in stored.network.parameters())
+    schema, sizes = stored.schema, dataclasses.asdict(stored.network.config)
+    targets = list(schema.columns[: sizes["num_targets"]])
     facts = {
         "kind": "forecaster",
-        "model": dataclasses.asdict(sizes),
+        "model": sizes,
         "train": dataclasses.asdict(stored.config),
-        "targets": list(targets),
-        "columns": list(fit.columns),
-        "num_parameters": parameters,
+        "targets": targets,
+        "columns": list(schema.columns),
+        "num_parameters": sum(p.numel() for p in stored.network.parameters()),
     }
-    layers = counted(sizes.num_layers, "LSTM layer")
-    return facts, [
-        ("forecasts", f"{', '.join(targets)}, every {str(fit.frequency).removeprefix('1 ')}"),
-        ("model", f"{counted(sizes.input_size, 'step')} read, {sizes.horizon} answered; {layers} of"
-         f" {counted(sizes.hidden_size, 'unit')}"),
-        ("size", f"{counted(parameters, 'parameter')}, {short_bytes(4 * parameters)} in fp32"),
-    ]  # fmt: skip
+    every = str(schema.frequency).removeprefix("1 ")
+    return facts, [("forecasts", f"{', '.join(targets)}, every {every}"), *_model_rows(facts)]
 
 
-def _model_facts(loaded: LoadedModel) -> dict[str, Any]:
-    return {
+def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm.sequence.files import read_sequence_model
+
+    stored = read_sequence_model(path)
+    answers = stored.answers
+    facts = {
+        "kind": "sequence",
+        "answers": answers.kind,
+        "model": dataclasses.asdict(stored.network.config),
+        "train": dataclasses.asdict(stored.config),
+        "num_parameters": sum(p.numel() for p in stored.network.parameters()),
+    }
+    what = f"one of {len(answers)} classes"
+    if answers.kind != "labels":
+        what = counted(len(answers), "number")
+    return facts, [("answers", f"{what} for each sequence"), *_model_rows(facts)]
+
+
+def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm.text.files import load_language_model
+
+    loaded = load_language_model(path)
+    tokenizer, data = loaded.tokenizer, loaded.config.get("data")
+    facts = {
         "files": str(loaded.path),
-        "model": loaded.config.get("model"),
+        "model": dataclasses.asdict(loaded.model.config),
         "train": loaded.config.get("train"),
-        "data": loaded.config.get("data"),
+        "data": data,
         "num_parameters": loaded.model.num_parameters,
-        "vocab": loaded.tokenizer.kind,
-        "vocab_size": loaded.tokenizer.vocab_size,
+        "vocab": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
         "note": loaded.note,
     }
-
-
-def _model_rows(loaded: LoadedModel) -> list[Row]:
-    config = loaded.model.config
-    layers = counted(config.num_layers, "LSTM layer")
-    data = loaded.config.get("data")
-    source = data.get("source") if isinstance(data, dict) else None
-    weights = 4 * loaded.model.num_parameters
     rows = [
-        ("model", f"{layers} of {counted(config.rnn_size, 'unit')}, embedding {config.embed_size}"),
-        (
-            "size",
-            f"{counted(loaded.model.num_parameters, 'parameter')}, {short_bytes(weights)} in fp32",
-        ),
-        ("vocabulary", f"{loaded.tokenizer.kind}, {counted(loaded.tokenizer.vocab_size, 'token')}"),
+        *_model_rows(facts),
+        ("vocabulary", f"{tokenizer.kind}, {counted(tokenizer.vocab_size, 'token')}"),
+        ("trained on", str(data.get("source") or "") if isinstance(data, dict) else ""),
+        ("note", loaded.note),
     ]
-    rows += [("trained on", str(source))] if source else []
-    return rows + ([("note", loaded.note)] if loaded.note else [])
+    return facts, [(label, text) for label, text in rows if text]
+
+
+def _model_rows(facts: dict[str, Any]) -> list[Row]:
+    size = f"{short_bytes(4 * facts['num_parameters'])} of weights in fp32"
+    return [*labelled("model", model_lines(facts)), ("size", size)]
 
 
 def _history_facts(history: History) -> dict[str, Any]:
     best, end = history.best or {}, history.end or {}
-    key = "best_loss" if history.is_forecast else "best_bits_per_char"
     last = history.steps[-1] if history.steps else {}
     return {
-        key: best.get(history.measure),
+        f"best_{history.measure.key}": best.get(history.measure.key),
         "best_step": best.get("step"),
         "step": _whole("step", end, last),
-        history.unit: _whole(history.unit, end, last),
-        f"{history.unit}_per_s": history.rate,
+        "unit": history.unit,
+        "units": _whole("units", end, last),
+        "units_per_s": history.rate,
         "ceiling_share": ceiling_share(history.start, history.rate),
         "elapsed_s": history.elapsed_s,
         "end": end.get("reason"),
@@ -165,23 +159,19 @@ def _whole(key: str, *events: Event) -> int | None:
 
 
 def _history_rows(history: History) -> list[Row]:
-    facts = _history_facts(history)
+    facts, unit = _history_facts(history), history.unit
     rows: list[Row] = []
-    unit = history.unit
     if history.best is not None:
-        measure = "loss" if history.is_forecast else "bits/char"
-        text = f"{history.best[history.measure]:.4f} validation {measure}"
+        text = f"{history.best[history.measure.key]:.4f} validation {history.measure.label}"
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
-    if None not in (facts["step"], facts[unit], facts["elapsed_s"]):
-        rate = facts[f"{unit}_per_s"]
-        speed = f", {short_count(rate)} {unit}/s in the steps alone" if rate is not None else ""
-        amount = f"{counted(facts['step'], 'step')}, {counted(facts[unit], unit[:-1])}"
-        rows.append(("trained", f"{amount} in {clock(facts['elapsed_s'])}{speed}"))
     if facts["step"] is not None:
-        rows.append(("ended", str(facts["end"] or "no end recorded: still running, or killed")))
-    kernels = facts["kernels"] if isinstance(facts["kernels"], list) else []
-    rows += [("kernels" if index == 0 else "", str(line)) for index, line in enumerate(kernels)]
-    return rows
+        amount = [count_of(facts, "step", "step"), count_of(facts, "units", unit.removesuffix("s"))]
+        time = "" if history.elapsed_s is None else f" in {clock(history.elapsed_s)}"
+        rate = history.rate
+        speed = "" if rate is None else f"{short_count(rate)} {unit}/s in training steps"
+        rows.append(("trained", joined([joined(amount) + time, speed])))
+        rows.append(("ended", str(facts["end"] or "not recorded: still running, or killed")))
+    return rows + labelled("kernels", facts["kernels"])
 
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
@@ -207,23 +197,23 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     ]
     rows = [
         ("cpu", cpu.model),
-        ("kernels up to", cpu.isa),
+        ("instructions", cpu.isa),
         ("cores", f"{cpu.cores} for this process, {counted(threads, 'thread')} by default"),
         ("caches", ", ".join(caches) or "unknown"),
-        ("gpu", gpu.name if gpu is not None else "none that torch can use"),
+        ("gpu", gpu.name if gpu is not None else "none usable by torch"),
     ]
     for dtype, value in ceilings.items():
         speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({value.gemm_by})"
         rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
     rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
-    return facts, rows + [("lstm", line) for line in kernels]
+    return facts, rows + labelled("lstm", kernels)
 
 
 def _kernel_lines() -> list[str]:
-    """What a layer of the default size would run here, in fp32 and bf16."""
+    """The kernels that a layer of the default size runs here, in fp32 and bf16."""
     import torch
 
-    from fastlstm.nn.drop_in import LSTM
+    from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.explain import explain
 
     layer = LSTM(128, 512)

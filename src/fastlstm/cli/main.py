@@ -1,7 +1,7 @@
 """The `fastlstm` command: a table of verbs, and the one place where errors become exit codes.
 
 Exit codes: 0 done; 1 the run failed; 2 bad usage or input; 75 stopped by a signal with the state
-saved (the same command with --resume goes on); 130 interrupted; 141 the reader of our output left.
+saved (the same command with --resume continues); 130 interrupted; 141 output pipe closed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fastlstm.cli.command import Command, help_text
-from fastlstm.cli.kind import module_of
-from fastlstm.cli.parser import HelpRequested
+from fastlstm.cli.output import say
+from fastlstm.cli.parser import HelpRequested, UnknownFlagError
 from fastlstm.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -30,7 +30,6 @@ from fastlstm.errors import (
     in_flags,
     nearest_hint,
 )
-from fastlstm.report.terminal import one_line
 from fastlstm.system import environment
 
 if TYPE_CHECKING:
@@ -50,14 +49,14 @@ VERBS = {
     "prepare": "read a table of time series into the cache, checked",
     "info": "show a run, or this machine and its kernels",
 }
-"""Verb -> summary; the module of the same name in `fastlstm.cli` is imported when it is used."""
+"""Verb -> summary; the module of that name in `fastlstm.cli` is imported when it is used."""
 
 
 def console() -> NoReturn:
     """Runs the command line as a whole process and ends it with the exit code.
 
-    From here on the code is settled; a signal in the moment the interpreter takes to leave must
-    not replace it. Ignored signals stay ignored while it does, Python's own handlers do not.
+    A signal while the interpreter exits must not replace the exit code. Ignored signals stay
+    ignored until the end, Python's own handlers do not.
     """
     code = main()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,11 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _dispatch(arguments)
         sys.stdout.flush()
     except FastLSTMError as error:
-        # Being stopped is no error: its message says what is saved and how to go on.
-        if isinstance(error, Stopped):
-            message = in_flags(*error.args)
-            return error.exit_code if error.is_shown else _fail(message, error.exit_code)
+        # A stop is not an error: its message says what is saved and how to continue.
         first, *rest = error.lines()
+        if isinstance(error, Stopped):
+            return error.exit_code if error.is_shown else _fail(first, error.exit_code)
         return _fail(f"error: {first}", error.exit_code, rest)
     except BrokenPipeError:
         _forget_stdout()
@@ -105,45 +103,43 @@ def _dispatch(arguments: list[str]) -> int:
         raise UsageError(
             f"unknown {kind} '{verb}'{nearest_hint(verb, known)}; commands: {', '.join(VERBS)}"
         )
-    name = module_of(verb, rest)
-    module = importlib.import_module(f"fastlstm.cli.{name}")
-    run: Callable[[list[str]], int] = module.run
+    run: Callable[[list[str]], int] = importlib.import_module(f"fastlstm.cli.{verb}").run
     try:
         return run(rest)
-    except HelpRequested:
-        sys.stdout.write(help_text(command(name)))
-        if name == "train":
-            sys.stdout.write("\nOn a table of time series: fastlstm train --horizon N --help\n")
-        elif name == "evaluate":
-            sys.stdout.write("\nOf a forecaster: fastlstm evaluate RUN --help\n")
+    except HelpRequested as asked:
+        sys.stdout.write(help_text(asked.command))
         return EXIT_OK
+    except UnknownFlagError as error:
+        others = [other for other in VERBS if other != verb and _has_flag(other, error.flag)]
+        place = f"it is an option of {', '.join(others)}; " if others else ""
+        raise UsageError(f"{error}; {place}see fastlstm {verb} --help") from None
 
 
-def command(name: str) -> Command:
-    """Returns the description of a verb by its module, which is imported."""
-    described: Command = importlib.import_module(f"fastlstm.cli.{name}").COMMAND
-    return described
+def commands(verb: str) -> list[Command]:
+    """Returns the commands of a verb: one, or one for texts and one for tables."""
+    module = importlib.import_module(f"fastlstm.cli.{verb}")
+    return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
+
+
+def _has_flag(verb: str, flag: str) -> bool:
+    return any(option.flag == flag for command in commands(verb) for option in command.options)
 
 
 def overview() -> str:
     """Returns what ``fastlstm --help`` prints."""
-    rows = [f"  {verb:<10} {summary}" for verb, summary in VERBS.items()]
-    return "\n".join(
-        [
-            "usage: fastlstm COMMAND ...",
-            "",
-            "LSTMs that write and forecast: from a text or a table to a trained model.",
-            "",
-            *rows,
-            "",
-            "  fastlstm train book.txt --out runs/book --budget 5m",
-            "  fastlstm generate runs/book --prompt 'Well, Prince' --length 500",
-            "  fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
-            "",
-            "fastlstm COMMAND --help lists the options of a command.",
-            "",
-        ]
-    )
+    rows = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+    return f"""usage: fastlstm COMMAND ...
+
+Train LSTMs on text and on tables of time series, and use them.
+
+{rows}
+
+  fastlstm train book.txt --out runs/book --budget 5m
+  fastlstm generate runs/book --prompt 'Well, Prince' --length 500
+  fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m
+
+fastlstm COMMAND --help lists the options of a command.
+"""
 
 
 def _version() -> str:
@@ -164,37 +160,27 @@ def _tolerate_encoding() -> None:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    """Shows a warning as errors are shown; Python would add a path and a line of source."""
-    _say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
-
-
-def _say(message: str, details: Sequence[str] = ()) -> None:
-    lines = [f"fastlstm: {one_line(message)}", *(f"  {one_line(line)}" for line in details)]
-    with contextlib.suppress(BrokenPipeError, ValueError):
-        print("\n".join(lines), file=sys.stderr, flush=True)
+    """Shows a warning as one line; Python would add a path and a line of source."""
+    say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
 
 
 def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
-    _say(message, details)
+    say(message, details)
     return code
 
 
 def _forget_stdout() -> None:
-    # The interpreter flushes stdout once more at exit; it must find an open file.
-    try:
+    # The interpreter flushes stdout once more at exit and needs an open file.
+    with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, sys.stdout.fileno())
         os.close(descriptor)
-    except (OSError, ValueError):
-        pass
 
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:
+    head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
     if environment.is_debug():
         traceback.print_exception(error)
-    name = type(error).__name__
-    head = f"internal error: {name}: {error}" if str(error) else f"internal error: {name}"
-    if environment.is_debug():
         return _fail(head, EXIT_FAILED)
     log = _write_log(error, arguments)
     where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
@@ -202,24 +188,18 @@ def _internal_error(error: Exception, arguments: list[str]) -> int:
 
 
 def _write_log(error: Exception, arguments: list[str]) -> Path | None:
+    """Writes a traceback to the cache, or where that fails to the folder of temporary files."""
     name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     text = "".join(traceback.format_exception(error))
     text = f"fastlstm {_version()}, Python {sys.version}\narguments: {arguments!r}\n\n{text}"
-    for folder in _log_folders():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        except OSError:
-            continue
-        return folder / name
+    for is_cache in (True, False):
+        with contextlib.suppress(FastLSTMError, OSError):
+            folder = environment.cache_dir() / "errors" if is_cache else tempfile.gettempdir()
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return path
     return None
-
-
-def _log_folders() -> list[Path]:
-    try:
-        return [environment.cache_dir() / "errors", Path(tempfile.gettempdir())]
-    except (FastLSTMError, OSError):
-        return []
 
 
 if __name__ == "__main__":

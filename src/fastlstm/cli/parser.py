@@ -1,49 +1,77 @@
 """From argv to typed values: every verb is read the same way.
 
-The flags are recognised here, so that an unknown one names its nearest and dashes and underscores
-are the same; `jsonargparse` turns the text into the annotated types. YAML files go the same way.
+Dashes and underscores in flags are the same, and an unknown flag names the nearest known one.
+Values of YAML files are converted by the same function.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from fastlstm.cli.command import Command, Option, expected, unwrap_optional
-from fastlstm.errors import ConfigError, UsageError, nearest_hint
-from fastlstm.report.terminal import one_line
+from fastlstm.errors import UsageError, nearest_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a command line said.
+    """The values of a command line.
 
     Attributes:
+        command: what was parsed for.
         positionals: arguments without a flag.
-        values: only what was given, by option name, in the annotated type.
+        values: the options that were given, by name, each in the type of its annotation.
     """
 
+    command: Command
     positionals: list[str]
     values: dict[str, Any]
 
-    def get(self, command: Command, name: str) -> Any:
-        """Returns the value given, else the option's default."""
+    def __getitem__(self, name: str) -> Any:
+        """The value given, else the default of the option."""
         if name in self.values:
             return self.values[name]
-        return next(option.default for option in command.options if option.name == name)
+        return next(option.default for option in self.command.options if option.name == name)
+
+
+@dataclass
+class Arguments:
+    """A command line split into its parts, values still as text.
+
+    Attributes:
+        positionals: arguments without a flag.
+        given: options and their values; a switch has the value "true" or "false".
+        unknown: flags that no option has.
+        is_help: ``--help`` was given; what follows it is not read.
+    """
+
+    positionals: list[str] = field(default_factory=list)
+    given: list[tuple[Option, str]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    is_help: bool = False
 
 
 class HelpRequested(Exception):
-    """``--help`` or ``-h`` stood on the command line; `given` stood before it."""
+    """``--help`` or ``-h`` was given; `command` is the one to describe."""
 
-    def __init__(self, given: list[tuple[Option, str]]) -> None:
+    def __init__(self, command: Command) -> None:
         super().__init__()
-        self.given = given
+        self.command = command
+
+
+class UnknownFlagError(UsageError):
+    """A flag that the command does not have; `flag` is its normal form."""
+
+    def __init__(self, command: Command, flag: str) -> None:
+        hint = nearest_hint(flag, [*_flags(command.options), "--help"])
+        super().__init__(f"unknown flag '{flag}'{hint}")
+        self.flag = flag
 
 
 def parse(command: Command, argv: Sequence[str]) -> Parsed:
@@ -53,111 +81,99 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
         HelpRequested: help was asked for.
         UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
     """
-    positionals, given = split_arguments(command.verb, command.options, argv)
-    _check_positionals(command, positionals)
-    for name in command.required:
-        if not any(option.name == name and value for option, value in given):
-            option = next(option for option in command.options if option.name == name)
+    arguments = split_arguments(command.options, argv)
+    if arguments.is_help:
+        raise HelpRequested(command)
+    for flag in arguments.unknown:
+        raise UnknownFlagError(command, flag)
+    _check_positionals(command, arguments.positionals)
+    given = {option.name for option, value in arguments.given if value}
+    for option in command.options:
+        if option.name in command.required and option.name not in given:
             raise UsageError(f"{option.flag} is missing; usage: {command.usage}")
-    return Parsed(positionals, typed_values([option for option, _ in given], given))
-
-
-def typed_values(options: Sequence[Option], given: Sequence[tuple[Option, str]]) -> dict[str, Any]:
-    """Converts text by annotation; a value that does not fit is a UsageError naming the flag."""
-    tokens = [f"{option.flag}={text}" for option, text in given]
-    try:
-        namespace = _typed_parser(options).parse_args(tokens, defaults=False)
-    except argparse.ArgumentError as error:
-        raise UsageError(_type_message(error, given)) from None
-    return {option.name: getattr(namespace, option.name) for option, _ in given}
-
-
-def typed_object(options: Sequence[Option], values: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Checks values that a file gave by annotation.
-
-    Raises:
-        ConfigError: a value of the wrong type; `origin` and the key are named.
-    """
-    by_name = {option.name: option for option in options}
-    ready = {name: _as_text_field(by_name[name], value) for name, value in values.items()}
-    checked: dict[str, Any] = {}
-    for name, value in ready.items():
-        option = by_name[name]
+    values: dict[str, Any] = {}
+    for option, text in arguments.given:
         try:
-            namespace = _typed_parser([option]).parse_object({name: value}, defaults=False)
-        except argparse.ArgumentError:
-            raise ConfigError(
-                f"{origin}: '{name}' is {value!r}, expected {expected(option.type)}"
+            value = typed(text, option.type)
+        except ValueError:
+            raise UsageError(
+                f"{option.flag} is {text!r}, expected {expected(option.type)}"
             ) from None
-        checked[name] = getattr(namespace, name)
-    return checked
+        values[option.name] = (
+            [*values.get(option.name, ()), value] if option.is_repeatable else value
+        )
+    return Parsed(command, arguments.positionals, values)
 
 
-def _as_text_field(option: Option, value: Any) -> Any:
-    """YAML reads ``budget: 300`` as a number; a text option takes it as the text 300.
+def typed(value: Any, annotation: Any) -> Any:
+    """Returns a value in the type of an annotation.
 
-    A list of names is a text with commas.
-    """
-    if isinstance(value, list) and unwrap_optional(option.type) is str:
-        return ",".join(map(str, value))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number and unwrap_optional(option.type) is str else value
-
-
-def _typed_parser(options: Sequence[Option]) -> Any:
-    # 0.12 s; --help does without it.
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(prog="fastlstm", exit_on_error=False, default_env=False, add_help=False)
-    for option in {option.name: option for option in options}.values():
-        more: dict[str, Any] = {"action": "append"} if option.is_repeatable else {}
-        parser.add_argument(option.flag, type=option.type, default=option.default, **more)
-    return parser
-
-
-def _type_message(error: argparse.ArgumentError, given: Sequence[tuple[Option, str]]) -> str:
-    match = re.search(r'key "(\w+)"', str(error))
-    for option, text in reversed(given):
-        if match is not None and option.name == match[1]:
-            return f"{option.flag} is {text!r}, expected {expected(option.type)}"
-    return one_line(str(error))
-
-
-def split_arguments(
-    verb: str, options: Sequence[Option], argv: Sequence[str]
-) -> tuple[list[str], list[tuple[Option, str]]]:
-    """Returns the arguments without a flag, and the options with their values as text.
+    Args:
+        value: a text of the command line, or what YAML made of one.
+        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``; a float
+            may be ``| tuple[float, float]``: two numbers with a comma.
 
     Raises:
-        HelpRequested: help was asked for.
-        UsageError: an unknown flag, or one with a value too many or too few.
+        ValueError: the value is none of that type.
+    """
+    kind = unwrap_optional(annotation)
+    if kind is not annotation and value in (None, "null"):
+        return None
+    if kind is str:
+        if isinstance(value, list):  # names in YAML
+            return ",".join(map(str, value))
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(value)
+        return str(value)
+    text = str(value)
+    if kind is int:
+        return int(text)
+    if kind is float:
+        is_pair = any(get_origin(part) is tuple for part in get_args(annotation))
+        parts = value if is_pair and isinstance(value, list) else text.split(",")
+        numbers = tuple(float(str(part)) for part in parts)
+        if not all(map(math.isfinite, numbers)) or len(numbers) > 1 + is_pair:
+            raise ValueError(value)
+        return numbers if len(numbers) > 1 else numbers[0]
+    choices = _BOOLS if kind is bool else {choice: choice for choice in get_args(kind)}
+    key = text.lower() if kind is bool else text
+    if key not in choices:
+        raise ValueError(value)
+    return choices[key]
+
+
+def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments:
+    """Splits a command line into positionals and options.
+
+    Raises:
+        UsageError: a flag with a value it does not take, or without one it needs.
     """
     by_flag = _flags(options)
-    positionals: list[str] = []
-    given: list[tuple[Option, str]] = []
+    found = Arguments()
     rest = list(argv)
     while rest:
         token = rest.pop(0)
         if token == "--":
-            positionals += rest
+            found.positionals += rest
             break
         if token in ("-h", "--help"):
-            raise HelpRequested(given)
+            found.is_help = True
+            break
         if not token.startswith("-") or token == "-":
-            positionals.append(token)
+            found.positionals.append(token)
             continue
         flag, has_value, value = token.partition("=")
         flag = flag.replace("_", "-")
         if flag not in by_flag:
-            hint = nearest_hint(flag, [*by_flag, "--help"])
-            raise UsageError(f"unknown flag '{flag}'{hint}; see fastlstm {verb} --help")
+            found.unknown.append(flag)
+            continue
         option, fixed = by_flag[flag]
         if has_value and (option.is_switch or fixed == "false"):
             raise UsageError(f"{flag} takes no value, got {value!r}")
         if not has_value:
-            value = fixed if fixed is not None else _next_value(flag, rest, by_flag)
-        given.append((option, value))
-    return positionals, given
+            value = fixed if fixed is not None else _next_value(option, rest, by_flag)
+        found.given.append((option, value))
+    return found
 
 
 def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
@@ -170,10 +186,9 @@ def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
     return found
 
 
-def _next_value(flag: str, rest: list[str], flags: dict[str, Any]) -> str:
+def _next_value(option: Option, rest: list[str], flags: dict[str, Any]) -> str:
     if not rest or rest[0].partition("=")[0].replace("_", "-") in flags:
-        option = flags[flag][0]
-        raise UsageError(f"{flag} needs a value: {option.usage}")
+        raise UsageError(f"{option.flag} needs a value: {option.usage}")
     return rest.pop(0)
 
 

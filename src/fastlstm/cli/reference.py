@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from fastlstm.cli.command import Command, described
-from fastlstm.cli.kind import TABLE_MODULES
-from fastlstm.cli.main import VERBS, command
+from fastlstm.cli.command import Command
+from fastlstm.cli.main import VERBS, commands
 
 _HEAD = """# The command line
 
@@ -20,13 +19,13 @@ _HEAD = """# The command line
 | 0 | done |
 | 1 | the run failed |
 | 2 | bad usage or input |
-| 75 | stopped by a signal, the state is saved; the same command with `--resume` goes on |
+| 75 | stopped by a signal, the state is saved; the same command with `--resume` continues |
 | 130 | interrupted |
-| 141 | the reader of the output went away |
+| 141 | the reader of the output closed the pipe |
 
-An error is one line on standard error, or a list where several things are wrong with a table. An
-unexpected one names the log file that holds its traceback; `FASTLSTM_DEBUG=1` shows it instead.
-`NO_COLOR=1` switches colours off.
+An error is one line on standard error; several problems with a table are a list. An internal error
+names the log file with its traceback; `FASTLSTM_DEBUG=1` prints it instead. `NO_COLOR=1` switches
+colours off. All messages: [messages.md](messages.md).
 """
 
 
@@ -34,9 +33,8 @@ def reference() -> str:
     """Returns the reference of all verbs as Markdown."""
     sections = []
     for verb in VERBS:
-        sections.append(_section(command(verb), verb))
-        if verb in TABLE_MODULES:
-            sections.append(_section(command(TABLE_MODULES[verb]), f"{verb} (tables)"))
+        for command, title in zip(commands(verb), (verb, f"{verb} (tables)"), strict=False):
+            sections.append(_section(command, title))
     return _HEAD + "".join(sections)
 
 
@@ -47,7 +45,7 @@ def _section(command: Command, title: str) -> str:
     for heading, options in command.groups():
         lines += ["", f"| {heading} | |", "|---|---|"]
         lines += [
-            f"| `{_escape(option.usage)}` | {_escape(described(option))} |" for option in options
+            f"| `{_escape(option.usage)}` | {_escape(option.described)} |" for option in options
         ]
     if command.examples:
         lines += ["", "```", *command.examples, "```"]

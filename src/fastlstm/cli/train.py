@@ -1,72 +1,41 @@
-"""`fastlstm train SOURCE [SOURCE ...] --out RUN`: flags and YAML become a TrainConfig."""
+"""`fastlstm train SOURCE [SOURCE ...] --out RUN`: flags and YAML become a configuration."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
-from fastlstm.cli.kind import refuse_runs
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.config_file import resolve_config
+from fastlstm.cli.inputs import one_or_many, refuse_runs, require_tables
+from fastlstm.cli.kind import command_for
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.parser import parse
-from fastlstm.cli.run_options import RUN_OPTIONS, Shown, resolve_config
-from fastlstm.errors import EXIT_OK
-from fastlstm.text.config import TrainConfig
+from fastlstm.errors import EXIT_OK, Stopped, UsageError, in_flags
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.text.config import PARTS, TrainConfig
+from fastlstm.text.data.source_kind import few, files_of
 from fastlstm.text.data.sources import open_source
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "data": (
-        "vocab",
-        "vocab_size",
-        "text_field",
-        "keep_crlf",
-        "invalid_utf8",
-        "split",
-        "cache_dir",
-    ),
-    "model": (
-        "preset",
-        "rnn_size",
-        "num_layers",
-        "embed_size",
-        "dropout",
-        "dropout_kind",
-        "recurrent_dropout",
-        "layer_norm",
-        "residual",
-        "tie_weights",
-    ),
-    "training": (
-        "budget",
-        "steps",
-        "epochs",
-        "patience",
-        "batch_size",
-        "seq_length",
-        "accumulate",
-        "order",
-        "lane_reset",
-        "optimizer",
-        "learning_rate",
-        "weight_decay",
-        "warmup",
-        "cooldown",
-        "grad_clip",
-        "ema",
-        "seed",
-    ),
-    "machine": ("device", "precision", "threads", "memory_limit_gb", "strict_kernels"),
-    "output": (
-        "eval_every",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "sample_every",
-        "log_every",
-        "tensorboard",
-    ),
-}
-"""Headings of the help text and the fields under them."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-CONFIG_OPTIONS = options_from_dataclass(TrainConfig, GROUPS)
+    Observer = Callable[[dict[str, Any]], None]
 
+
+def _switch(name: str, text: str) -> Option:
+    return Option(name, bool, False, text, "run", is_switch=True)
+
+
+_RUN_OPTIONS = (
+    Option("out", str, None, "run directory to write", "run"),
+    _switch("resume", "continue from the newest checkpoint in RUN; start anew without one"),
+    Option("config", str, None, "YAML file of the options below, or config.json of a run", "run"),
+    _switch("json", "print one JSON object per event"),
+)
 COMMAND = Command(
     verb="train",
     summary="Train a language model on a text, until --budget, --steps or --epochs.",
@@ -79,21 +48,32 @@ COMMAND = Command(
         ),
     ),
     options=(
-        *RUN_OPTIONS,
-        Option(
-            "as_text",
-            bool,
-            False,
-            "train on the characters of SOURCE, though it holds a table",
-            "run",
-            is_switch=True,
-        ),
-        *CONFIG_OPTIONS,
+        *_RUN_OPTIONS,
+        _switch("as_text", "train on the characters of SOURCE even if it is a table"),
+        *TEXT_OPTIONS,
     ),
     required=("out",),
     examples=(
         "fastlstm train book.txt --out runs/book --budget 5m",
         "fastlstm train python-docs --out runs/docs --preset medium --steps 5000",
+    ),
+    other="For a table of time series: fastlstm train --horizon N --help",
+)
+TABLE_COMMAND = Command(
+    verb="train",
+    summary="Train a forecaster on a table of time series, until --budget, --steps or --epochs.",
+    positionals=(
+        Positional(
+            "DATA",
+            "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
+            is_many=True,
+        ),
+    ),
+    options=(*_RUN_OPTIONS, *FORECAST_OPTIONS),
+    required=("out",),
+    examples=(
+        "fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
+        "fastlstm train sales.parquet --target units --horizon 28 --out runs/sales",
     ),
 )
 
@@ -101,33 +81,87 @@ COMMAND = Command(
 def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     began = time.perf_counter()  # a budget counts from here: torch is not loaded yet
-    parsed = parse(COMMAND, argv)
-    config, given = resolve_config(parsed, CONFIG_OPTIONS, TrainConfig)
-    refuse_runs(parsed.positionals)
-    open_source(parsed.positionals)  # a misspelt name is said at once
+    command = command_for(argv, COMMAND, TABLE_COMMAND)
+    parsed = parse(command, argv)
+    sources, out = parsed.positionals, parsed["out"]
+    config: TrainConfig | ForecastConfig
+    if command is COMMAND:
+        config, given = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
+        refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
+        open_source(sources)  # a misspelt name is said at once
+    else:
+        config, given = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
+        require_tables(sources)
+        if "horizon" not in given and kind_of_run(out) != "forecaster":
+            raise UsageError(
+                "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
+                f" of {', '.join(sources)}"
+            )
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
 
-    sources = parsed.positionals
-    use_json = bool(parsed.values.get("json"))
     # The flag is up before torch is loaded: a signal in those seconds must not be lost.
     with (
         StopFlag() as stop,
-        default_output(use_json=use_json) as output,
-        Shown(output, use_json) as shown,
+        default_output(use_json=parsed["json"]) as output,
+        Shown(output, parsed["json"]) as shown,
     ):
-        from fastlstm.text.train import train
+        shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": given}
+        shared |= {"config": config, "observers": [shown], "stop": stop, "began": began}
+        if command is COMMAND:
+            from fastlstm.text.train import train
 
-        train(
-            sources[0] if len(sources) == 1 else sources,
-            out=parsed.values["out"],
-            resume=bool(parsed.values.get("resume")),
-            config=config,
-            given=given,
-            observers=[shown],
-            stop=stop,
-            began=began,
-            as_text=True,  # a table was refused before, or --as-text was given
-        )
+            train(
+                one_or_many(sources), as_text=True, **shared
+            )  # a table without --as-text was refused before
+        else:
+            from fastlstm.forecast.train import train_forecaster
+
+            _warn_of_texts(sources, shown)
+            train_forecaster(one_or_many(sources), **shared)
     return EXIT_OK
+
+
+def _warn_of_texts(sources: list[str], show: Observer) -> None:
+    for source in sources:
+        tables, texts = files_of(source)
+        if tables and texts:
+            text = f"{source} has tables and texts; {few(texts)} not used"
+            show({"event": "message", "level": "warning", "text": text})
+
+
+class Shown:
+    """An observer that shows settings as flags.
+
+    Args:
+        output: shows events.
+        use_json: whether `output` writes JSON.
+
+    As a context manager it keeps a stop from being reported twice: an error after the end event
+    needs no line of its own where standard output and standard error go to the same place.
+    """
+
+    def __init__(self, output: Observer, use_json: bool) -> None:
+        self._output, self._use_json, self._has_ended = output, use_json, False
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "message":
+            event = {**event, "text": in_flags(event["text"])}
+        self._has_ended |= event.get("event") == "end"
+        self._output(event)
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Stopped) and self._has_ended and not self._use_json:
+            error.is_shown = _is_one_stream()
+
+
+def _is_one_stream() -> bool:
+    """Returns whether standard output and standard error go to the same place."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -59,10 +59,10 @@ struct Input {
   const int64_t* tokens;  // (T * B), each in [0, num_rows), or null for dense rows
 };
 
-// Activations by the place of their name in ops/variant.py.
+// Activations by the place of their name in ops/cell_options.py.
 enum class Activation : int { sigmoid, tanh, hard_sigmoid, relu, softsign, linear };
 
-// What a layer computes beyond torch's cell: ops/variant.py says what.
+// What a layer computes beyond torch's cell: ops/cell_call.py says what.
 struct Variant {
   Activation activation;
   Activation recurrent_activation;

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastlstm.forecast.calibration import LEVELS, Calibration, quantiles_of, spread
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.metrics import QuantileScores, Scores, StepErrors
+from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepErrors
 from fastlstm.forecast.data.naive import SeasonalNaive
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.forecasts import LEVELS, Calibration, quantiles_of, spread
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
@@ -30,7 +30,7 @@ def backtest(
     calibration: Calibration | None = None,
     quantiles: QuantileScores | None = None,
     by_step: Mapping[str, StepErrors] | None = None,
-    goes_on: Callable[[int], bool] | None = None,
+    should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, Scores]:
     """Judges the forecasts of the windows that begin at `rows`.
 
@@ -46,7 +46,7 @@ def backtest(
         calibration: of the quantiles.
         quantiles: take the quantiles in, too.
         by_step: take the errors in of the forecasts of that name, too.
-        goes_on: called with the windows judged so far after every batch; False leaves the rest out.
+        should_continue: called with the windows evaluated so far; False skips the rest.
 
     Returns:
         Scores of "forecaster", "naive" (the last present value) and "seasonal_naive" (the last
@@ -64,7 +64,7 @@ def backtest(
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
     levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
-    size = min(256 if goes_on is None else 64, max(1, _MAX_NUMBERS // (h * C * levels)))
+    size = min(256 if should_continue is None else 64, max(1, _MAX_NUMBERS // (h * C * levels)))
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
@@ -90,7 +90,7 @@ def backtest(
         for name, one in scores.items():
             one.add(plain[name], target * unit + shift, plain["naive"], scale)
             one.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
-        if goes_on is not None and not goes_on(done):
+        if should_continue is not None and not should_continue(done):
             break
     return scores
 

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import check_fields, parse_split
+from fastlstm.system.fields import Precision, check_fields, parse_split
+from fastlstm.training.options import BOUNDS, CHOICES, TrainingOptions
 
 Channels = Literal["shared", "joint"]
 Normalize = Literal["last", "standard", "none"]
@@ -19,16 +20,15 @@ Loss = Literal["mae", "mse", "huber"]
 Gaps = Literal["split", "fill"]
 Disorder = Literal["error", "sort"]
 Duplicates = Literal["error", "first", "last"]
-ForecastPrecision = Literal["fp32", "bf16"]
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
 READING = ("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format")
 """Fields that say how a table is read; another one may be read in another way."""
 
 
-@dataclass(frozen=True)
-class ForecastConfig:
-    """Everything that training a forecaster can be told. `None` means: decided by the data.
+@dataclass(frozen=True, kw_only=True)
+class ForecastConfig(TrainingOptions):
+    """Options of training a forecaster. `None` means: decided by the data, and said.
 
     Attributes:
         horizon: steps ahead.
@@ -49,11 +49,11 @@ class ForecastConfig:
         cache_dir: where prepared tables are kept (default ~/.cache/fastlstm).
         split: training, validation and test by time, in percent, or in steps: 8640,2880,2880.
         input_size: steps of the past that are read; default is up to 720, as the data allows.
-        segment: steps read, and answered, at once; default fits input and horizon.
+        patch: steps read, and answered, at once; default fits input and horizon.
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
         channels: shared gives each target its own pass through one network, joint reads all.
-        decoder: direct answers all segments at once, autoregressive one after the other, each
+        decoder: direct answers all patches at once, autoregressive one after the other, each
             after reading the forecasts before it.
         bidirectional: read the input both ways; for the direct decoder.
         normalize: what is taken from a window: its last value, mean and deviation, or nothing.
@@ -65,22 +65,12 @@ class ForecastConfig:
         budget: end this much wall clock after the start of the command (of fit), e.g. 90s, 5m:
             set-up, evaluations, judging the test part and the report are within it; default 2m
             without another end.
-        epochs: stop after this many passes over the training windows.
-        steps: stop after this many optimizer steps.
         batch_size: windows per step; lanes with tbptt.
         balance: draw every series equally often, however long it is.
-        learning_rate: peak learning rate.
-        ema: decay of the averaged weights that are judged and kept; 0 switches them off.
-        patience: stop early after this many evaluations without improvement; 0 never does.
         evaluations: how often the validation windows are looked at, evenly over the run.
-        seed: of initialisation, order and dropout.
-        precision: number format of the matrix products.
-        threads: CPU threads; default is every core this process may use.
-        strict_kernels: make a slow path an error.
-        checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
-        keep_checkpoints: how many checkpoints to keep.
-        tensorboard: write TensorBoard event files.
     """
+
+    default_budget: ClassVar[str] = "2m"
 
     horizon: int = 24
     target: Names = ()
@@ -101,7 +91,7 @@ class ForecastConfig:
     split: str = "70/10/20"
 
     input_size: int | None = None
-    segment: int | None = None
+    patch: int | None = None
     hidden_size: int = 256
     num_layers: int = 1
     channels: Channels = "shared"
@@ -113,26 +103,15 @@ class ForecastConfig:
     output: OutputKind = "point"
     loss: Loss = "mae"
 
-    budget: str | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    batch_size: int = 32
     balance: bool = False
-    learning_rate: float = 2e-3
     ema: float = 0.99
-    patience: int = 0
     evaluations: int = 16
-    seed: int = 0
 
-    precision: ForecastPrecision = "fp32"
-    threads: int | None = None
-    strict_kernels: bool = False
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
-    tensorboard: bool = True
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
         check_fields(self, _BOUNDS, _CHOICES)
+        self.check_schedule()
         for field in dataclasses.fields(self):
             if str(field.type).startswith("Names"):
                 names = _names(field.name, getattr(self, field.name))
@@ -158,26 +137,18 @@ class ForecastConfig:
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
+    **BOUNDS,
     "horizon": (1, 10**6),
     "input_size": (1, 10**6),
-    "segment": (1, 10**6),
+    "patch": (1, 10**6),
     "tbptt": (1, 10**6),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),
     "dropout": (0.0, 0.95),
-    "steps": (1, 10**12),
-    "epochs": (1e-6, 10**6),
-    "batch_size": (1, 10**6),
-    "learning_rate": (0.0, 100.0),
-    "ema": (0.0, 0.999999),
-    "patience": (0, 10**9),
     "evaluations": (1, 10**6),
-    "seed": (0, 2**63 - 1),
-    "threads": (1, 4096),
-    "checkpoint_every": (1, 10**12),
-    "keep_checkpoints": (1, 10_000),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
+    **CHOICES,
     "gaps": get_args(Gaps),
     "disorder": get_args(Disorder),
     "duplicates": get_args(Duplicates),
@@ -186,7 +157,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "normalize": get_args(Normalize),
     "output": get_args(OutputKind),
     "loss": get_args(Loss),
-    "precision": get_args(ForecastPrecision),
 }
 
 

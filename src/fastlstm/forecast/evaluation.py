@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.backtest import backtest, season_of
+from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.metrics import QuantileScores, StepErrors
+from fastlstm.forecast.data.error_measures import QuantileScores, StepErrors
 from fastlstm.forecast.data.naive import seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import read_windows, spread_out
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.forecasts import forecast
 from fastlstm.forecast.model.config import ForecasterConfig
 
 MAX_WINDOWS = 20_000
@@ -53,11 +53,11 @@ def _report(
     scores: QuantileScores,
     is_scaled: bool = False,
     by_step: Mapping[str, StepErrors] | None = None,
-    goes_on: Callable[[int], bool] | None = None,
+    should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Returns what `evaluate_forecasts` does.
 
-    `scores` hold all of the quantiles, `by_step` each target's; `goes_on` is as in `backtest`.
+    `scores` receives the quantiles, `by_step` the errors of each target.
     """
     num_targets = stored.network.config.num_targets
     error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
@@ -71,7 +71,7 @@ def _report(
         stored.calibration,
         scores,
         by_step=by_step,
-        goes_on=goes_on,
+        should_continue=should_continue,
     )
     report = {name: one.result() for name, one in found.items()}
     if scores.num_values:
@@ -93,7 +93,7 @@ def evaluation_events(
     dataset: SeriesDataset,
     split: Split,
     inputs: ScaledWindows,
-    goes_on: Callable[[int, int], bool],
+    should_continue: Callable[[int, int], bool],
 ) -> list[dict[str, Any]]:
     """Returns events of kind test, calibration and forecast; docs/architecture.md lists their keys.
 
@@ -102,8 +102,8 @@ def evaluation_events(
         dataset: the table.
         split: its parts.
         inputs: its windows as the network takes them.
-        goes_on: called with the windows judged so far and in all after every batch; False leaves
-            the rest out.
+        should_continue: called with the windows evaluated so far and in all; False skips the
+            rest.
     """
     sizes = stored.network.config
     try:
@@ -117,13 +117,20 @@ def evaluation_events(
     def watched(done: int) -> bool:
         nonlocal judged
         judged = done
-        return goes_on(done, len(rows))
+        return should_continue(done, len(rows))
 
     curve = QuantileScores((), _CURVE)
     makers = ("forecaster", "seasonal_naive")
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in makers}
     scores = _report(
-        stored, inputs, split, spread_out(rows), season, curve, by_step=by_step, goes_on=watched
+        stored,
+        inputs,
+        split,
+        spread_out(rows),
+        season,
+        curve,
+        by_step=by_step,
+        should_continue=watched,
     )
     for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)

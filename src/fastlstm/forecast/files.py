@@ -21,12 +21,12 @@ from fastlstm.errors import (
     RunDirectoryError,
     Setting,
 )
+from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency
-from fastlstm.forecast.forecasts import LEVELS, Calibration, require_known
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.forecaster import ForecastNetwork
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
@@ -39,7 +39,9 @@ CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"
 SCALER_FILE = "scaler.json"
 MODEL_FILE = "model.safetensors"
-_FORMAT = 2
+_FORMAT = 3
+_FORMAT_OF_SEGMENTS = 2
+"""The format in which what is now `patch` was called `segment`."""
 _RESIDUALS = "calibration.residuals"
 _MAX_JSON_BYTES = 1 << 28
 """A table may have millions of names."""
@@ -56,7 +58,7 @@ class StoredForecaster:
         scaler: of the columns.
         calibration: of its intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        fit: what another table must be like.
+        schema: what another table must be like.
         key: of the table it was trained on.
     """
 
@@ -66,7 +68,7 @@ class StoredForecaster:
     scaler: Scaler
     calibration: Calibration
     static_scale: NDArray[np.float64]
-    fit: TableSchema
+    schema: TableSchema
     key: str
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
@@ -103,11 +105,11 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
         "static": stored.static_scale.tolist(),
     }
     schema = {
-        "columns": stored.fit.columns,
-        "frequency": stored.fit.frequency.to_json(),
-        "time_zone": stored.fit.time_zone,
-        "is_wall": stored.fit.is_wall,
-        "categories": stored.fit.categories,
+        "columns": stored.schema.columns,
+        "frequency": stored.schema.frequency.to_json(),
+        "time_zone": stored.schema.time_zone,
+        "is_wall": stored.schema.is_wall,
+        "categories": stored.schema.categories,
     }
     return {
         CONFIG_FILE: json.dumps(config, indent=1).encode(),
@@ -123,17 +125,28 @@ def stored_configs(data: bytes, origin: Path) -> tuple[ForecastConfig, ForecastC
         CorruptFileError: it makes no sense; `origin` is named.
         FormatError: it is of something else, or of a newer format.
     """
-    config = _object(data, origin)
-    if config.get("kind") != FORECASTER or config.get("format") != _FORMAT:
-        raise FormatError(
-            f"{origin} is not of a forecaster of format {_FORMAT}: a text model is opened by"
-            " LM.load, another format by the fastlstm that wrote it"
-        )
+    config = _config(data, origin)
     with _checked(origin):
         begun, first = (
             built(ForecastConfig, config[name], f"'{name}'") for name in ("train", "given")
         )
     return begun, first
+
+
+def _config(data: bytes, origin: Path) -> dict[str, Any]:
+    """Returns config.json with the keys of the current format."""
+    config = _object(data, origin)
+    version = config.get("format")
+    if config.get("kind") != FORECASTER or version not in (_FORMAT_OF_SEGMENTS, _FORMAT):
+        raise FormatError(
+            f"{origin} is not of a forecaster of format {_FORMAT}: a text model is opened by"
+            " LM.load, another format by the fastlstm that wrote it"
+        )
+    if version == _FORMAT_OF_SEGMENTS:
+        with _checked(origin):
+            for part in ("train", "given", "network"):
+                config[part]["patch"] = config[part].pop("segment")
+    return config
 
 
 def read_forecaster(path: str | Path) -> StoredForecaster:
@@ -229,7 +242,7 @@ def _network(
 
 
 def _assembled(files: dict[str, bytes], path: Path) -> StoredForecaster:
-    config = _object(files[CONFIG_FILE], path / CONFIG_FILE)
+    config = _config(files[CONFIG_FILE], path / CONFIG_FILE)
     configs = stored_configs(files[CONFIG_FILE], path / CONFIG_FILE)
     with _checked(path / CONFIG_FILE):
         sizes = dict(config["network"])
@@ -237,7 +250,7 @@ def _assembled(files: dict[str, bytes], path: Path) -> StoredForecaster:
             sizes[name] = tuple(tuple(pair) for pair in sizes[name])
         network_config = ForecasterConfig(**sizes)
         key = _text(config["data"]["key"])
-        for name in ("horizon", "input_size", "segment", "output"):
+        for name in ("horizon", "input_size", "patch", "output"):
             if getattr(configs[0], name) != sizes[name]:
                 raise ValueError(f"{name} of 'train' and of 'network' differ")
         if len(configs[0].static) != network_config.num_static:
@@ -247,34 +260,35 @@ def _assembled(files: dict[str, bytes], path: Path) -> StoredForecaster:
         calibration = _calibration(tensors.pop(_RESIDUALS), network_config)
     network = _network(network_config, tensors, path)
     with _checked(path / SCHEMA_FILE):
-        fit = _fit(_object(files[SCHEMA_FILE], path / SCHEMA_FILE), network_config, configs[0])
+        values = _object(files[SCHEMA_FILE], path / SCHEMA_FILE)
+        schema = _schema(values, network_config, configs[0])
     with _checked(path / SCALER_FILE):
         scales = _object(files[SCALER_FILE], path / SCALER_FILE)
         scaler, static = _scales(scales, network_config)
     begun, given = (dataclasses.replace(one, cache_dir=None) for one in configs)  # of that machine
-    return StoredForecaster(begun, given, network.eval(), scaler, calibration, static, fit, key)
+    return StoredForecaster(begun, given, network.eval(), scaler, calibration, static, schema, key)
 
 
-def _fit(schema: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
+def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
     """Returns what schema.json holds; raises ValueError where it is of another forecaster."""
-    columns = tuple(_text(name) for name in schema["columns"])
+    columns = tuple(_text(name) for name in values["columns"])
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     ahead = columns[len(columns) - sizes.num_future :]
     if len(set(columns)) != num or len(columns) != num or ahead != config.future:
         raise ValueError(
             f"its {len(columns)} columns are not the {num} that {CONFIG_FILE} describes"
         )
-    categories = schema["categories"]
+    categories = values["categories"]
     counts = {columns[place]: size for place, size in sizes.categories}
     counts |= {config.static[place]: size for place, size in sizes.static_categories}
     if {name: len(names) for name, names in categories.items()} != counts or not all(
         isinstance(name, str | int | float) for names in categories.values() for name in names
     ):
         raise ValueError(f"its categories are not those that {CONFIG_FILE} describes")
-    zone, is_wall = schema["time_zone"], schema.get("is_wall")
+    zone, is_wall = values["time_zone"], values.get("is_wall")
     if is_wall is not None and type(is_wall) is not bool:
         raise ValueError(f"is_wall is {is_wall!r:.80}, expected true or false")
-    frequency = Frequency.from_json(schema["frequency"])
+    frequency = Frequency.from_json(values["frequency"])
     zone = None if zone is None else _text(zone)
     return TableSchema(columns, frequency, zone, categories, sizes.has_missing, is_wall)
 

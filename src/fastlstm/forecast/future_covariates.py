@@ -14,7 +14,7 @@ from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit
 
 
 def future_covariates(
-    ahead: SeriesDataset, past: SeriesDataset, fit: TableSchema, series: NDArray[np.int64],
+    ahead: SeriesDataset, past: SeriesDataset, schema: TableSchema, series: NDArray[np.int64],
     times: NDArray[np.int64],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Returns what is known of the steps of every forecast, shape ``(N, h, F)``, in its units.
@@ -22,7 +22,7 @@ def future_covariates(
     Args:
         ahead: the table of what is known; its columns are the future ones in order.
         past: the table whose series are forecast.
-        fit: numbers of the names in categorical columns.
+        schema: numbers of the names in categorical columns.
         series: number in `past` of the series of each forecast, shape ``(N,)``.
         times: of its steps, shape ``(N, h)``, int64.
 
@@ -50,7 +50,7 @@ def future_covariates(
         places[n] = rows[found]
     read = read_windows(ahead.table, places.reshape(-1), 1).numpy() + ahead.table.origin
     values: NDArray[np.float64] = read.reshape(*times.shape, -1)
-    if not fit.may_miss and np.isnan(values).any():
+    if not schema.may_miss and np.isnan(values).any():
         place = int(np.flatnonzero(np.isnan(values).any((0, 1)))[0])
         raise DataError(
             f"'{ahead.table.columns[place]}' is missing for a step to be forecast, and nothing was"
@@ -58,7 +58,7 @@ def future_covariates(
         )
     for place, column in enumerate(ahead.table.columns):
         if column in ahead.categories:
-            numbers = numbers_at_fit(column, ahead, fit)
+            numbers = numbers_at_fit(column, ahead, schema)
             codes = values[..., place]
             known_codes = numbers[np.nan_to_num(codes).astype(np.int64)]
             values[..., place] = np.where(np.isnan(codes), codes, known_codes)

@@ -9,18 +9,17 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, Message, Setting, counted
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.splits import Split
-from fastlstm.forecast.data.streams import StreamLoader
 from fastlstm.forecast.data.table import Table
-from fastlstm.forecast.data.windows import WindowLoader
+from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.system.fields import parse_duration
-from fastlstm.training.schedule import StopCriterion
 
-_SEGMENTS = (48, 24, 12, 8, 6, 4, 3, 2, 1)
+_PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
 _LONGEST_INPUT = 720
-_DEFAULT_BUDGET_S = 120.0
+LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 0.5}
+"""Peak learning rates."""
 _SHARE_OF_SHORT = 0.1
 """Of the series, too short for the input that is chosen where none is asked for."""
 
@@ -28,7 +27,7 @@ _SHARE_OF_SHORT = 0.1
 def choose_architecture(
     config: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> ForecasterConfig:
-    """Returns the network for a table; input and segment are chosen where they are left open.
+    """Returns the network for a table; input and patch are chosen where they are left open.
 
     Raises:
         DataError: the training rows are too few for the horizon.
@@ -45,7 +44,7 @@ def choose_architecture(
         )
     usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
-    input_size, segment = _sizes(config, usual if usual > 3 * config.horizon else longest)
+    input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
     in_rows = [name for name in roles.categorical if name in table.columns]
     return ForecasterConfig(
         input_size=input_size,
@@ -62,7 +61,7 @@ def choose_architecture(
             for place, name in enumerate(roles.static)
             if name in roles.categorical
         ),
-        segment=segment,
+        patch=patch,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         channels=config.channels,
@@ -78,26 +77,26 @@ def choose_architecture(
 
 
 def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
-    """Returns steps of the past and of a segment for training stretches of `longest` rows."""
-    wanted, segment = config.input_size, config.segment
+    """Returns steps of the past and of a patch for training stretches of `longest` rows."""
+    wanted, patch = config.input_size, config.patch
     if wanted is None:
         wanted = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
-    if segment is None:
-        fitting = [s for s in _SEGMENTS if s <= config.horizon and s * 4 <= wanted]
+    if patch is None:
+        fitting = [s for s in _PATCHES if s <= config.horizon and s * 4 <= wanted]
         exact = [s for s in fitting if config.input_size is None or wanted % s == 0]
         exact = [s for s in exact if config.tbptt is None or config.tbptt % s == 0]
-        segment = exact[0] if exact else 1
-    if config.tbptt is not None and config.tbptt % segment:
+        patch = exact[0] if exact else 1
+    if config.tbptt is not None and config.tbptt % patch:
         raise ConfigError(
             Setting("tbptt"),
             f" is {config.tbptt}, no multiple of ",
-            Setting("segment"),
-            f" {segment}; give ",
-            Setting("tbptt", max(1, config.tbptt // segment) * segment),
+            Setting("patch"),
+            f" {patch}; give ",
+            Setting("tbptt", max(1, config.tbptt // patch) * patch),
         )
     if config.input_size is None:
-        wanted = max(1, wanted // segment) * segment
-    return wanted, segment
+        wanted = max(1, wanted // patch) * patch
+    return wanted, patch
 
 
 def training_loader(
@@ -106,7 +105,7 @@ def training_loader(
     table: Table,
     split: Split,
     stop: Callable[[], bool] | None,
-) -> WindowLoader | StreamLoader:
+) -> WindowLoader | ChunkLoader:
     """Returns what hands out the training part: windows, or chunks of streams with `tbptt`.
 
     A stream is cut after twice the input's steps, so that a state has on average read as many as
@@ -115,13 +114,14 @@ def training_loader(
     Raises:
         DataError: the part holds no window, or no chunk.
     """
+    rows = config.batch_size * config.accumulate
     if config.tbptt is not None:
-        return StreamLoader(
-            table, split.train_ends, config.tbptt, sizes.horizon, sizes.segment, config.batch_size,
+        return ChunkLoader(
+            table, split.train_ends, config.tbptt, sizes.horizon, sizes.patch, rows,
             2 * sizes.input_size, config.seed, stop,
         )  # fmt: skip
     return WindowLoader(
-        table, 1, config.batch_size, seed=config.seed, should_stop=stop, balance=config.balance,
+        table, 1, rows, seed=config.seed, should_stop=stop, balance=config.balance,
         index=split.windows(table, "train", sizes.input_size, sizes.horizon),
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def note_of_short_series(
         f"{len(short):,} of {len(longest):,} series have no {counted(needed, 'training row')} on"
         f" end, first '{first}' with {longest[short[0]]:,}: not trained on"
     )
-    fitting = (least - sizes.horizon) // sizes.segment * sizes.segment
+    fitting = (least - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1:
         return told
     return Message(f"{told}; ", Setting("input_size", fitting), " takes all")
@@ -154,33 +154,18 @@ def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:
     return np.asarray(np.maximum.reduceat(rows, begins))
 
 
-def choose_ending(config: ForecastConfig, steps_per_epoch: int) -> StopCriterion:
-    """Returns when training is over; without a wish after two minutes."""
-    if config.steps is not None:
-        return StopCriterion("steps", config.steps, None, counted(config.steps, "step"))
-    if config.epochs is not None:
-        total = max(1, round(config.epochs * steps_per_epoch))
-        text = f"{counted(config.epochs, 'epoch')} = {counted(total, 'step')}"
-        return StopCriterion("epochs", total, None, text)
-    if config.budget is not None:
-        return StopCriterion(
-            "budget", None, parse_duration(config.budget), f"budget {config.budget}"
-        )
-    return StopCriterion("budget", None, _DEFAULT_BUDGET_S, "budget 2m (default)")
-
-
 def flop_per_window(config: ForecasterConfig) -> int:
     """Returns the operations of a training step per window: three times the forward pass.
 
     The products of embedding, LSTM, decoder cell and head; what is the same for all windows of a
-    batch counts nothing. A stateful network trains a window, with its horizon, per segment read.
+    batch counts nothing. A stateful network trains a window, with its horizon, per patch read.
     """
-    s, d, H = config.segment, config.embed_size, config.hidden_size
+    s, d, H = config.patch, config.embed_size, config.hidden_size
     C = config.num_targets
     channels = C if config.channels == "shared" else 1
     own = C // channels * (2 if config.has_missing else 1)
     width = own + config.num_past + config.num_future
-    segments = 1 if config.stateful else config.input_size // s
+    patches = 1 if config.stateful else config.input_size // s
     answers = -(-config.horizon // s)
     ways = 2 if config.bidirectional else 1
     read = 2 * s * width * d + ways * 8 * H * (d + H)
@@ -188,6 +173,6 @@ def flop_per_window(config: ForecasterConfig) -> int:
     differs = config.num_future > 0 or config.num_static > 0
     answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
     if config.decoder == "autoregressive":
-        segments += answers - 1
+        patches += answers - 1
     state = 8 * H * H + (2 * H * H if config.stateful else 0)
-    return 3 * channels * (segments * read + state + answers * answer)
+    return 3 * channels * (patches * read + state + answers * answer)

@@ -52,7 +52,7 @@ class TableSchema:
 
 
 def apply_schema(
-    dataset: SeriesDataset, fit: TableSchema, scaler: Scaler, scale: NDArray[np.float64]
+    dataset: SeriesDataset, schema: TableSchema, scaler: Scaler, scale: NDArray[np.float64]
 ) -> ScaledWindows:
     """Returns a table's windows as those of `fit`: scaled by its numbers, names numbered as there.
 
@@ -60,33 +60,33 @@ def apply_schema(
         DataError: other columns, another step or time zone, a name or a gap that fit has not seen.
     """
     name, found = dataset.name, dataset.table.columns
-    if missing := [column for column in fit.columns if column not in found]:
+    if missing := [column for column in schema.columns if column not in found]:
         raise DataError(
             f"{name} has no column '{missing[0]}', which this forecaster was fitted on"
-            f" ({', '.join(fit.columns)}){nearest_hint(missing[0], found)}"
+            f" ({', '.join(schema.columns)}){nearest_hint(missing[0], found)}"
         )
-    if found != fit.columns:
+    if found != schema.columns:
         raise DataError(
             f"{name} has the columns {', '.join(found)}, this forecaster was fitted on"
-            f" {', '.join(fit.columns)}"
+            f" {', '.join(schema.columns)}"
         )
-    if dataset.roles.time is None and fit.frequency.unit != "rows":
+    if dataset.roles.time is None and schema.frequency.unit != "rows":
         raise DataError(f"{name} has no column of times, the table at fit had one")
-    if (dataset.time_zone is None) != (fit.time_zone is None):
+    if (dataset.time_zone is None) != (schema.time_zone is None):
         raise DataError(
             f"the times of {name} have the time zone {dataset.time_zone}, those at fit"
-            f" {fit.time_zone}; convert them"
+            f" {schema.time_zone}; convert them"
         )
-    if dataset.frequency != fit.frequency:
+    if dataset.frequency != schema.frequency:
         raise DataError(
-            f"the rows of {name} step by {dataset.frequency}, those at fit by {fit.frequency}"
+            f"the rows of {name} step by {dataset.frequency}, those at fit by {schema.frequency}"
         )
-    if dataset.has_missing and not fit.may_miss:
+    if dataset.has_missing and not schema.may_miss:
         raise DataError(
             "values are missing, and none were at fit: fill them, or fit on a table in which some"
             " are missing"
         )
-    numbers = {name: numbers_at_fit(name, dataset, fit) for name in dataset.categories}
+    numbers = {name: numbers_at_fit(name, dataset, schema) for name in dataset.categories}
     columns = dataset.table.columns
     changed = {
         columns.index(name): found
@@ -96,9 +96,9 @@ def apply_schema(
     return ScaledWindows(dataset.table, scaler, statics_of(dataset, scale, numbers), changed)
 
 
-def numbers_at_fit(name: str, dataset: SeriesDataset, fit: TableSchema) -> NDArray[np.float32]:
-    """Returns, by a name's number in this table, its number at fit."""
-    known = {canonical(value): number for number, value in enumerate(fit.categories[name])}
+def numbers_at_fit(name: str, dataset: SeriesDataset, schema: TableSchema) -> NDArray[np.float32]:
+    """Returns, by a name's number in this table, its number at schema."""
+    known = {canonical(value): number for number, value in enumerate(schema.categories[name])}
     names = [canonical(value) for value in dataset.categories[name]]
     for value in names:
         if value not in known:
@@ -129,8 +129,8 @@ def statics_of(
 
     Args:
         dataset: the table.
-        scale: of `static_scale`, at fit.
-        numbers: by column, what its names' numbers were at fit.
+        scale: of `static_scale`, at schema.
+        numbers: by column, what its names' numbers were at schema.
     """
     columns = []
     for (mean, spread), name in zip(scale, dataset.roles.static, strict=True):

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError
-from fastlstm.nn.drop_in import LSTM, check_max_activation_bytes
-from fastlstm.nn.variants import describe_extras
+from fastlstm.nn.lstm import LSTM, check_max_activation_bytes
+from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.left_alone import check_module, recurrent_modules
 
 Module = TypeVar("Module", bound=nn.Module)
 
-_OWN_FIELDS = ("strict", "backend", "extras", "_ready", "_last_shape", "_kept_bytes")
+_OWN_FIELDS = ("strict", "backend", "_options", "_ready", "_last_shape", "_kept_bytes")
 """What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""
 
 
@@ -97,8 +97,12 @@ def restore(model: Module) -> Module:
 
 def _why_not(layer: LSTM) -> str | None:
     """Returns why a layer cannot be torch's own, or None."""
-    if layer.extras is not None:
-        return f"torch's LSTM has no {describe_extras(layer.extras)}"
+    if layer.options != TORCHS_CELL:
+        return f"torch's LSTM has no {layer.options}"
+    if layer.weight_hook is not None:
+        return "torch's LSTM has no weight_hook"
+    if not layer.is_drop_in:
+        return "its model calls run(), which torch's LSTM has not got"
     if type(layer) is LSTM:
         return None
     if parametrize.is_parametrized(layer):

@@ -1,46 +1,292 @@
-"""One LSTM layer as a module: torch's parameter names, computed by `ops.lstm`."""
+"""`LSTM`: torch's `nn.LSTM`, computed by the fastest kernel there is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import warnings
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.ops.call import LSTMWeights
-from fastlstm.ops.lstm import lstm, lstm_tokens
+from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError
+from fastlstm.nn.cell_parameters import add_norms, norms, reset_norms
+from fastlstm.nn.dropout import dropped_between_layers
+from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
+from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.prepared import PreparedCall, can_be_ready
+from fastlstm.nn.torch_fallback import (
+    BEYOND_TORCH,
+    active_transform,
+    is_beyond_torch,
+    run_lengths,
+)
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, LSTMWeights, compute_dtype
+from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
+from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
+from fastlstm.ops.left_alone import left_to_torch, options_of
+from fastlstm.ops.lstm import checked_run, run
 
-if TYPE_CHECKING:
-    from torch import Tensor
+State = tuple[Tensor, Tensor]
+WeightHook = Callable[[str, Tensor], Tensor]
 
-    from fastlstm.ops.call import LSTMOutput
+_TORCHS_CALL = CellCall()
+_SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
-class LSTMLayer(nn.LSTM):
-    """A single-layer `nn.LSTM` that holds the parameters; the op layer chooses who computes.
+def check_max_activation_bytes(value: int | None) -> None:
+    """Raises ConfigError for what is no number of bytes, and not None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(
+            f"max_activation_bytes is {value!r}, expected a whole number of bytes or None"
+        )
+    if value is not None and value < 0:
+        raise ConfigError(f"max_activation_bytes is {value}, expected 0 or more, or None")
 
-    Being an `nn.LSTM`, it keeps torch's names and, on CUDA, cuDNN's flat weight buffer.
+
+class _Option:
+    """One of a layer's `options` as an attribute of the layer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: Any, owner: type) -> Any:
+        return getattr(TORCHS_CELL if layer is None else layer.options, self.name)
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        layer.options = dataclasses.replace(layer.options, **{self.name: value})
+
+
+class LSTM(nn.LSTM):
+    """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
+
+    Layers and directions run one by one on the native kernels. What these cannot run
+    (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it. So
+    does what `torch.func.grad`, `torch.jit.trace` or `torch.onnx.export` looks into.
+    `torch.jit.script` and `torch.ao.quantization` take an `nn.LSTM` only: see `restore`. Second
+    derivatives, gradients in batches, `torch.func.vmap` and `jvp` run as a Python loop over time,
+    with a warning; `strict` refuses it.
+
+    Weights may be written to in any way between calls, through `.data` and NumPy too: "Packed
+    once" in docs/kernels.md says when a write that torch does not count is seen.
+
+    Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
+    into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
+
+    Args:
+        *args: as torch's, like all keywords that are not below.
+        options: what the cell computes beyond torch's, for any combination of torch's arguments
+            but `proj_size`; or give its fields one by one: `layer_norm`, `recurrent_dropout`,
+            `zoneout`, `activation`, `recurrent_activation` (`ops.cell_options.CellOptions`).
+            `layer_norm` adds `gamma_ih_l0` `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and
+            `beta_c_l0` `(H,)`, and so on for every layer and direction. With an option torch's own
+            cannot help: what the kernels cannot run is a slow loop over time, says `explain`.
+        max_activation_bytes: how much one call of a layer and direction may keep for its backward
+            pass, beside input and output. What it needs beyond is computed a second time, in parts
+            of the sequence. None keeps everything; so does a compiled or exported graph.
 
     Attributes:
-        strict: a slow kernel is a KernelError.
+        options: as given; each of them is an attribute too. All can be set, `layer_norm` apart.
+        weight_hook: called as `hook(name, tensor)` for every weight and bias whenever they are
+            used, returns the tensor that is used; or None. A module (`nn.dropout.WeightDrop`)
+            becomes a part of the layer.
+        strict: a slow kernel, or torch's own, is a KernelError.
         backend: name of the backend to force, or None for the best.
-        is_drop_in: False: torch's own forward pass never runs it.
+        is_drop_in: tells `explain` that torch's own runs what no kernel here can: False where a
+            model calls `run` and not the layer.
     """
 
-    is_drop_in = False
     weight_ih_l0: nn.Parameter
     weight_hh_l0: nn.Parameter
     bias_ih_l0: nn.Parameter
     bias_hh_l0: nn.Parameter
+    strict = False
+    backend: str | None = None
+    is_drop_in = True
+    _options: CellOptions = TORCHS_CELL
+    _ready: PreparedCall | None = None
+    _last_shape: torch.Size | None = None
+    _kept_bytes: int | None = None
 
-    def __init__(self, input_size: int, hidden_size: int) -> None:
-        super().__init__(input_size, hidden_size)
-        self.strict = False
-        self.backend: str | None = None
+    def __init__(
+        self,
+        *args: Any,
+        options: CellOptions | None = None,
+        max_activation_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        own = {name: kwargs.pop(name) for name in OPTION_NAMES if name in kwargs}
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError as error:  # of torch's own kind, and in words
+            sizes = zip(_SIZES[:3], args, strict=False)
+            given = dict(sizes) | {n: v for n, v in kwargs.items() if n in _SIZES}
+            wrong = [f"{n} is {v!r}" for n, v in given.items() if not isinstance(v, int)]
+            if not wrong:
+                raise
+            raise TypeError(f"{', '.join(wrong)}, expected a whole number") from error
+        if max_activation_bytes is not None:
+            self.max_activation_bytes = max_activation_bytes
+        options = dataclasses.replace(TORCHS_CELL if options is None else options, **own)
+        self._set_options(options)
+        if options.layer_norm:
+            add_norms(self)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Same as `run`."""
-        return self.run(*args, **kwargs)
+    @property
+    def options(self) -> CellOptions:
+        """What the cell computes beyond torch's; can be set, `layer_norm` apart."""
+        return self._options
+
+    @options.setter
+    def options(self, options: CellOptions) -> None:
+        built = self._options.layer_norm
+        if options.layer_norm != built:
+            raise ConfigError(
+                f"layer_norm is {built}, as this layer was built; build a new"
+                f" LSTM(…, layer_norm={options.layer_norm})"
+            )
+        self._set_options(options)
+
+    def _set_options(self, options: CellOptions) -> None:
+        if options == TORCHS_CELL:
+            self.__dict__.pop("_options", None)
+            return
+        if self.proj_size > 0:
+            raise ConfigError(
+                f"{options} with proj_size={self.proj_size} is not supported; leave out one of them"
+            )
+        self._options = options
+
+    @property
+    def weight_hook(self) -> WeightHook | None:
+        """What every weight goes through when it is used; can be set."""
+        hook: WeightHook | None = self._modules.get("weight_hook")
+        return self.__dict__.get("weight_hook") if hook is None else hook
+
+    @weight_hook.setter
+    def weight_hook(self, hook: WeightHook | None) -> None:
+        self.__dict__["weight_hook"] = hook  # a module never comes here: it is in _modules
+
+    @property
+    def max_activation_bytes(self) -> int | None:
+        """How much may be kept for backward, or None; can be set."""
+        return self._kept_bytes
+
+    @max_activation_bytes.setter
+    def max_activation_bytes(self, value: int | None) -> None:
+        check_max_activation_bytes(value)
+        self._kept_bytes = value
+
+    def reset_parameters(self) -> None:
+        """Draws the weights as torch does; layer norms start at 1 and 0."""
+        super().reset_parameters()
+        if self.options.layer_norm:
+            reset_norms(self)
+
+    def extra_repr(self) -> str:
+        """As torch's, and the options in use."""
+        parts = [super().extra_repr(), *([str(self.options)] if str(self.options) else [])]
+        own = {"max_activation_bytes": None, "backend": None, "strict": False}
+        values = {name: getattr(self, name) for name in own}
+        parts += [f"{name}={value!r}" for name, value in values.items() if value != own[name]]
+        return ", ".join(parts)
+
+    def _get_name(self) -> str:
+        """Tells this layer from torch's where a model is printed."""
+        return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Warns where torch.ao.quantization marks a layer that it then passes over."""
+        super().__setattr__(name, value)
+        if name == "qconfig":
+            warnings.warn(
+                "torch.ao.quantization looks for nn.LSTM only and leaves this fastlstm.LSTM as it"
+                " is; to quantize it, call fastlstm.restore(model) first",
+                stacklevel=2,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold nothing that belongs to the very tensors of this layer."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("_ready", None)
+        return state
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses `torch.jit.script`, which asks this first."""
+        raise UsageError(
+            "torch.jit.script takes nn.LSTM only; call fastlstm.restore(model) before it"
+        )
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence | Proxy,
+        hx: State | None = None,
+        *,
+        lengths: Tensor | list[int] | tuple[int, ...] | None = None,
+        padding: Padding = "right",
+    ) -> tuple[Any, State]:
+        """Runs a batch of sequences.
+
+        Args:
+            input: `(T, B, I)`, with `batch_first` `(B, T, I)`, unbatched `(T, I)`, or a
+                PackedSequence.
+            hx: `(h_0, c_0)`, each `(L * D, B, H)`, unbatched `(L * D, H)`; default zero.
+            lengths: `(B,)` steps of every sequence, 0 to T; on any device. The rest is padding:
+                its outputs are zero, and states and gradients never see it.
+            padding: which end of a sequence is padded.
+
+        Returns:
+            Output as torch gives it and `(h_n, c_n)`.
+
+        Raises:
+            ShapeError: lengths that do not fit the input.
+            KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
+            RuntimeError, ValueError: torch's own, for input and hx that do not fit the layer.
+        """
+        if not isinstance(input, Tensor):
+            if isinstance(input, Proxy):
+                return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
+            if lengths is not None:
+                raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
+            return self._forward_packed(input, hx)
+        may_be_ready = lengths is None and self._may_be_ready()
+        if self._ready is not None and not torch.compiler.is_compiling():
+            found = self._ready.call(self, input, hx) if may_be_ready else None
+            if found is not None:
+                return found
+            self._ready = None
+        if (proxy := _proxy_in(hx, lengths)) is not None:
+            return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
+        is_ours = self._is_ours(input)
+        if not is_ours and lengths is None:
+            return self._torch(input, hx)
+        weights = layer_weights(self)
+        if not fits(self, input, hx, weights):
+            return self._unfit(input, hx, lengths is not None)
+        if may_be_ready and is_ours:
+            if self._last_shape == input.shape and can_be_ready(self, input):
+                self._ready = PreparedCall(self, weights[0], input)
+            self._last_shape = input.shape
+        is_batched = input.dim() == 3
+        x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
+        x = x.transpose(0, 1) if self.batch_first else x
+        state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+        lanes = None
+        if lengths is not None:
+            lanes = lanes_of(lengths, padding, x)
+        if is_ours:
+            y, h, c = self._run(x, state, lanes, weights)
+        else:
+            assert lanes is not None
+            y, h, c = run_lengths(self, without_padding(x, lanes), state, lanes)
+        y = y.transpose(0, 1) if self.batch_first else y
+        if not is_batched:
+            return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
+        return y, (h, c)
 
     def run(
         self,
@@ -48,36 +294,208 @@ class LSTMLayer(nn.LSTM):
         h0: Tensor,
         c0: Tensor,
         *,
-        w_hh: Tensor | None = None,
         embedding: Tensor | None = None,
+        lengths: Tensor | list[int] | tuple[int, ...] | None = None,
     ) -> LSTMOutput:
-        """Runs `x` `(T, B, I)` from `h0`, `c0` `(B, H)`.
+        """Runs one layer in one direction as a part of a model: time-major, always batched.
+
+        Unlike a call of the layer it takes tokens, which the kernels gather without forming rows,
+        and on a device without kernels of ours it runs torch's fastest, layer by layer.
 
         Args:
-            x: input; with `embedding`, `(T, B)` int64 rows of it.
-            h0: initial output.
-            c0: initial cell.
-            w_hh: recurrent weights to use instead of the parameter (DropConnect).
+            x: `(T, B, I)`; with `embedding` `(T, B)` int64 rows of it.
+            h0: `(B, H)` initial output.
+            c0: `(B, H)` initial cell.
             embedding: `(V, I)`, when `x` holds tokens.
+            lengths: `(B,)` steps of every sequence, as in a call; padded on the right.
 
         Returns:
-            `y` `(T, B, H)`, `hT` and `cT` `(B, H)`.
+            `y` `(T, B, H)` in the compute dtype; `hT` and `cT` `(B, H)` in those of `h0` and `c0`.
+
+        Raises:
+            UsageError: more than one layer or direction, or `proj_size`.
+            ShapeError: an argument of the wrong shape, dtype or device.
+            KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
         """
-        weights = LSTMWeights(
-            self.weight_ih_l0,
-            self.weight_hh_l0 if w_hh is None else w_hh,
-            self.bias_ih_l0,
-            self.bias_hh_l0,
+        if len(self._all_weights) != 1 or self.proj_size > 0:
+            raise UsageError(
+                f"run takes one layer in one direction, this is {self}; call the layer itself"
+            )
+        (weights,) = layer_weights(self)
+        lanes = None if lengths is None else lanes_of(lengths, "right", x)
+        norm = next(norms(self, x.device)) if self.options.layer_norm else None
+        values = x if embedding is None else embedding
+        cell = self._cell(norm, x.shape[1], x.device, compute_dtype(values))
+        return checked_run(
+            _arguments(x, h0, c0, weights, lanes, cell, embedding),
+            options_of(self),
+            backend=self.backend,
+            strict=self.strict,
+            max_activation_bytes=self.max_activation_bytes,
         )
-        if embedding is None:
-            return lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
-        return lstm_tokens(x, embedding, h0, c0, *weights, backend=self.backend, strict=self.strict)
+
+    def _fx_node(self, proxy: Proxy, input: Any, hx: Any, **options: Any) -> tuple[Any, State]:
+        """One node of a graph that `torch.fx` traces, as torch's own layers are."""
+        given = {} if options["lengths"] is None else options
+        args = (input,) if hx is None else (input, hx)
+        tracer = proxy.tracer
+        path = tracer.path_of_module(self)  # type: ignore[attr-defined]
+        if not path:  # this layer itself is traced: torch says that it cannot be
+            return self._torch(input, hx)
+        node: Any = tracer.create_proxy("call_module", path, args, given)
+        return node  # type: ignore[no-any-return]
+
+    def _may_be_ready(self) -> bool:
+        return not (
+            torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or self.strict
+            or self.backend is not None
+            or self._options is not TORCHS_CELL
+            or self.weight_hook is not None
+        )
+
+    def _is_ours(self, x: Tensor) -> bool:
+        """Whether what is here runs this input, or torch's own must."""
+        if options_of(self) != TORCHS_CELL:
+            return True
+        call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
+        reason = left_to_torch(self, call) or active_transform()
+        if reason is not None and (self.strict or self.backend is not None):
+            demand = "strict" if self.backend is None else f"backend '{self.backend}'"
+            raise KernelError(
+                f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
+                f" {demand}"
+            )
+        return reason is None or (self.proj_size == 0 and is_beyond_torch())
+
+    def _is_left_to_reference(self) -> bool:
+        """Whether a transform asks for a slow loop; refuses what `strict` refuses."""
+        names = options_of(self).active(training=True)
+        reason = active_transform() if names else None
+        if reason is not None and (self.strict or self.backend == "native"):
+            demand = "strict" if self.strict else "backend 'native'"
+            raise KernelError(
+                f"this LSTM with {', '.join(names)} would run on the reference, a Python loop over"
+                f" time ({reason}); change that or leave out {demand}"
+            )
+        return reason is not None
+
+    def _unfit(self, input: Any, hx: State | None, has_lengths: bool) -> tuple[Any, State]:
+        """Lets torch name what does not fit, or run an empty batch."""
+        found = self._torch(input, hx)
+        x = input.data if isinstance(input, PackedSequence) else input
+        if x.numel() > 0 and (has_lengths or self.options != TORCHS_CELL):
+            what = "lengths=" if has_lengths else str(self.options)
+            raise ShapeError(f"{what} needs input, hx and weights of one dtype and device")
+        return found
+
+    def _torch(self, input: Tensor | PackedSequence, hx: State | None) -> tuple[Any, State]:
+        if self.weight_hook is None:
+            return super().forward(input, hx)
+        kept, self._flat_weights = self._flat_weights, flat_weights(self)
+        try:
+            return super().forward(input, hx)
+        finally:
+            self._flat_weights = kept
+
+    def _run(
+        self,
+        x: Tensor,
+        state: State | None,
+        lanes: Lanes | None,
+        weights: list[LSTMWeights],
+        *,
+        is_packed: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """All layers and directions over `x` `(T, B, I)`; `is_packed` drops out no padding."""
+        directions = 2 if self.bidirectional else 1
+        dtype = compute_dtype(x)
+        if state is None:
+            zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
+        is_slow = self._is_left_to_reference()
+        if not is_slow and is_beyond_torch():
+            is_slow = True
+            warnings.warn(
+                f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}", stacklevel=5
+            )
+        found = norms(self, x.device) if self.options.layer_norm else repeat(None)
+        options = options_of(self)
+        hs, cs = [], []
+        for layer in range(self.num_layers):
+            outputs = []
+            for index in range(layer * directions, (layer + 1) * directions):
+                h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
+                cell = self._cell(next(found), x.shape[1], x.device, dtype)
+                given, own = x, lanes
+                if is_reverse := index % directions == 1:
+                    given = x.flip(0)
+                    own = None if lanes is None else lanes.reversed(x.shape[0])
+                out = run(
+                    _arguments(given, h0, c0, weights[index], own, cell),
+                    options,
+                    backend=self.backend or ("reference" if is_slow else None),
+                    strict=self.strict,
+                    max_activation_bytes=self.max_activation_bytes,
+                )
+                outputs.append(out.y.flip(0) if is_reverse else out.y)
+                hs.append(out.hT)
+                cs.append(out.cT)
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
+            if self.dropout > 0 and self.training and layer < self.num_layers - 1:
+                x = dropped_between_layers(x, self.dropout, lanes if is_packed else None)
+        if len(hs) == 1:
+            return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
+        return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
+
+    def _cell(
+        self, norm: Norm | None, B: int, device: torch.device, dtype: torch.dtype
+    ) -> CellCall:
+        """What a call of one layer and direction computes, drawn."""
+        if self._options is TORCHS_CELL:
+            return _TORCHS_CALL
+        size = B, self.hidden_size
+        return draw_cell_call(self._options, norm, size, device, dtype, self.training)
+
+    def _forward_packed(
+        self, input: PackedSequence, hx: State | None
+    ) -> tuple[PackedSequence, State]:
+        data, batch_sizes, order, back = input
+        if not self._is_ours(data):
+            return self._torch(input, hx)
+        weights = layer_weights(self)
+        if not fits(self, data, hx, weights, batch_sizes):
+            return self._unfit(input, hx, has_lengths=False)
+        x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        state = None if hx is None else self.permute_hidden(hx, order)
+        y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
+        # Under autocast torch computes a packed sequence in its own dtype, unless all are as long.
+        dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
+        y = pack_padded_sequence(y, lengths).data.to(dtype)
+        last: State = self.permute_hidden((h.to(dtype), c.to(dtype)), back)
+        return PackedSequence(y, batch_sizes, order, back), last
 
 
-def dropped(
-    x: Tensor, p: float, mask_shape: tuple[int, ...], generator: torch.Generator | None
-) -> Tensor:
-    """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts)."""
-    mask = torch.empty(mask_shape, dtype=x.dtype, device=x.device)
-    mask.bernoulli_(1.0 - p, generator=generator).div_(1.0 - p)
-    return x * mask
+for _name in OPTION_NAMES:
+    setattr(LSTM, _name, _Option(_name))
+
+
+def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
+    """Returns what `torch.fx` gives in place of a tensor, where a state or lengths are such."""
+    given = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
+    return next((t for t in given if isinstance(t, Proxy)), None)
+
+
+def _arguments(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: LSTMWeights,
+    lanes: Lanes | None,
+    cell: CellCall,
+    embedding: Tensor | None = None,
+) -> LSTMArgs:
+    rows, tokens = (x, None) if embedding is None else (embedding, x)
+    begins, ends = lanes or (None, None)
+    args = LSTMArgs(rows, tokens, h0, c0, *weights, cell.mask, begins, ends, seed=cell.seed)
+    return args if cell.norm is None else args._replace(**cell.norm._asdict())

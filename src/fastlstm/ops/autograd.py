@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.variant import Extras
+    from fastlstm.ops.cell_options import CellOptions
 
     Grads = tuple[Tensor | None, ...]
 
@@ -81,7 +81,7 @@ def by_argument(args: LSTMArgs, gradients: Gradients, needs: LSTMArgs) -> Grads:
 
 
 def slow_gradients(
-    args: LSTMArgs, options: Extras, grads: Grads, needs: LSTMArgs, *, strict: bool
+    args: LSTMArgs, options: CellOptions, grads: Grads, needs: LSTMArgs, *, strict: bool
 ) -> Grads | None:
     """Returns the gradients that the kernels cannot form, or None where they can form them.
 

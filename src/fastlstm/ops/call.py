@@ -7,10 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fastlstm.ops.variant import Extras
-
-TORCHS_CELL = Extras()
-"""The options of torch's own cell."""
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 
 
 class LSTMWeights(NamedTuple):
@@ -44,7 +41,7 @@ class LSTMArgs(NamedTuple):
         mask: `(B, H)` factors of the state that enters the recurrence, or None.
         begins: `(B,)` int64 first step of each sequence, or None.
         ends: `(B,)` int64 one past the last step of each sequence, or None.
-        gamma_ih: `(4H,)` of the layer norm (ops/variant.py), or None with the next three.
+        gamma_ih: `(4H,)` of the layer norm (ops/cell_call.py), or None with the next three.
         gamma_hh: `(4H,)`.
         gamma_c: `(H,)`.
         beta_c: `(H,)`.
@@ -134,7 +131,7 @@ class LSTMCall(NamedTuple):
     device: str
     requires_grad: bool
     has_bias: bool = True
-    options: Extras = TORCHS_CELL
+    options: CellOptions = TORCHS_CELL
     has_tokens: bool = False
     has_lengths: bool = False
     max_activation_bytes: int | None = None
@@ -189,7 +186,7 @@ class Backend(Protocol):
 
 def describe_call(
     args: LSTMArgs,
-    options: Extras = TORCHS_CELL,
+    options: CellOptions = TORCHS_CELL,
     *,
     max_activation_bytes: int | None = None,
     strict: bool = False,

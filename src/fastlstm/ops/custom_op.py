@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any
 
@@ -20,10 +21,10 @@ from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
 from fastlstm.ops.autograd import NUM_ARGS, by_argument, check_mask, slow_gradients
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_options import OPTION_NAMES, CellOptions
 from fastlstm.ops.cost import lstm_flop
 from fastlstm.ops.kernels import element_dtype, empty, fastest_kernels
 from fastlstm.ops.native_call import Gradients, SavedActivations
-from fastlstm.ops.variant import Extras
 
 _OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
 _OUTPUTS = 1 + len(SavedActivations._fields)
@@ -68,15 +69,15 @@ def all_tensors(tensors: Sequence[Any], present: int, count: int) -> list[Any]:
     return [next(rest) if present >> k & 1 else None for k in range(count)]
 
 
-def options_text(options: Extras) -> str:
+def options_text(options: CellOptions) -> str:
     """Returns options as an argument of the operator, `options_of` reads it."""
-    return str(tuple(options))
+    return str(astuple(options))
 
 
 @lru_cache
-def options_of(text: str) -> Extras:
+def options_of(text: str) -> CellOptions:
     """Returns the options that `options_text` wrote."""
-    return Extras(*ast.literal_eval(text))
+    return CellOptions(**dict(zip(OPTION_NAMES, ast.literal_eval(text), strict=True)))
 
 
 @torch.library.custom_op("fastlstm::lstm_sequence", mutates_args=())

@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError, kind_of_value
-from fastlstm.ops.call import TORCHS_CELL
+from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.registry import own_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.variant import Extras
+    from fastlstm.ops.cell_options import CellOptions
 
 _WORDS = ("LSTM", "GRU", "RNN")
 
@@ -106,9 +106,7 @@ def left_to_torch(lstm: nn.LSTM, call: LSTMCall) -> str | None:
     return own_refusal(call)
 
 
-def options_of(lstm: nn.LSTM) -> Extras:
+def options_of(lstm: nn.LSTM) -> CellOptions:
     """Returns what a layer computes in its present mode; recurrent dropout is for training."""
-    extras: Extras | None = getattr(lstm, "extras", None)
-    if extras is None:
-        return TORCHS_CELL
-    return extras if lstm.training else extras._replace(recurrent_dropout=0.0)
+    options: CellOptions = getattr(lstm, "options", TORCHS_CELL)
+    return options if lstm.training else options.in_evaluation()

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlstm.errors import ShapeError
-from fastlstm.ops.call import TORCHS_CELL, LSTMArgs, LSTMOutput, describe_call
+from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
+from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.registry import select
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.variant import Extras
+    from fastlstm.ops.cell_options import CellOptions
 
 
 def lstm(
@@ -56,10 +57,8 @@ def lstm(
     Cost:
         `8 T B H (I + H)` floating-point operations forward, twice that backward.
     """
-    if x.dim() != 3:
-        raise ShapeError(f"x has shape {tuple(x.shape)}, expected (T, B, I)")
     args = LSTMArgs(x, None, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    return _checked_run(args, backend, strict)
+    return checked_run(args, backend=backend, strict=strict)
 
 
 def lstm_tokens(
@@ -99,17 +98,13 @@ def lstm_tokens(
     Cost:
         `8 T B H H + 8 V H I` floating-point operations forward, twice that backward.
     """
-    if tokens.dim() != 2 or tokens.dtype != torch.int64:
-        raise ShapeError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B)")
-    if embedding.dim() != 2:
-        raise ShapeError(f"embedding has shape {tuple(embedding.shape)}, expected (V, I)")
     args = LSTMArgs(embedding, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    return _checked_run(args, backend, strict)
+    return checked_run(args, backend=backend, strict=strict)
 
 
 def run(
     args: LSTMArgs,
-    options: Extras = TORCHS_CELL,
+    options: CellOptions = TORCHS_CELL,
     *,
     backend: str | None = None,
     strict: bool = False,
@@ -137,9 +132,27 @@ def run(
     return _empty_output(call, args) if 0 in (call.T, call.B) else runner.run(call, args)
 
 
-def _checked_run(args: LSTMArgs, backend: str | None, strict: bool) -> LSTMOutput:
+def checked_run(
+    args: LSTMArgs,
+    options: CellOptions = TORCHS_CELL,
+    *,
+    backend: str | None = None,
+    strict: bool = False,
+    max_activation_bytes: int | None = None,
+) -> LSTMOutput:
+    """As `run`, with `hT` and `cT` in the dtypes of `h0` and `c0`.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, dtype or device; the text names it.
+    """
     _check(args)
-    y, hT, cT = run(args, backend=backend, strict=strict)
+    y, hT, cT = run(
+        args,
+        options,
+        backend=backend,
+        strict=strict,
+        max_activation_bytes=max_activation_bytes,
+    )
     return LSTMOutput(y, hT.to(args.h0.dtype), cT.to(args.c0.dtype))
 
 
@@ -155,7 +168,14 @@ def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
 
 def _check(args: LSTMArgs) -> None:
     """Raises ShapeError for an argument of the wrong shape, device or dtype."""
-    rows, w_hh, weights = args.rows, args.w_hh, args.weights
+    rows, tokens, w_hh, weights = args.rows, args.tokens, args.w_hh, args.weights
+    if tokens is None:
+        if rows.dim() != 3:
+            raise ShapeError(f"x has shape {tuple(rows.shape)}, expected (T, B, I)")
+    elif tokens.dim() != 2 or tokens.dtype != torch.int64:
+        raise ShapeError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B)")
+    elif rows.dim() != 2:
+        raise ShapeError(f"embedding has shape {tuple(rows.shape)}, expected (V, I)")
     if (args.b_ih is None) != (args.b_hh is None):
         raise ShapeError("one of b_ih and b_hh is missing; give both biases or none")
     G, H = w_hh.shape if w_hh.dim() == 2 else (0, 0)

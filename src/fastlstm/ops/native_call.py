@@ -12,17 +12,16 @@ import torch
 
 from fastlstm.errors import ShapeError
 from fastlstm.ops import kernels
-from fastlstm.ops.call import TORCHS_CELL
+from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL
 from fastlstm.ops.kernels import address_of, dense, element_dtype, elements, empty, floats
 from fastlstm.ops.packed_weights import packed
-from fastlstm.ops.variant import ACTIVATIONS
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fastlstm.ops.call import LSTMArgs
-    from fastlstm.ops.variant import Extras
+    from fastlstm.ops.cell_options import CellOptions
 
 CHUNK_ROWS = 128
 """Rows of whole steps that lie together in `SavedActivations`: chunk_steps of csrc/lstm.h."""
@@ -83,7 +82,7 @@ def forward(
     args: LSTMArgs,
     is_bf16: bool,
     keep: bool,
-    options: Extras = TORCHS_CELL,
+    options: CellOptions = TORCHS_CELL,
     *,
     first_row: int = 0,
     y: Tensor | None = None,
@@ -138,7 +137,7 @@ def backward(
     saved: SavedActivations,
     grads: tuple[Tensor | None, ...],
     needs: LSTMArgs,
-    options: Extras = TORCHS_CELL,
+    options: CellOptions = TORCHS_CELL,
     *,
     first_row: int = 0,
 ) -> Gradients:
@@ -216,10 +215,10 @@ class _NativeOptions(NamedTuple):
 
 
 def _native_options(
-    args: LSTMArgs, options: Extras, first_row: int, saved: SavedActivations | None
+    args: LSTMArgs, options: CellOptions, first_row: int, saved: SavedActivations | None
 ) -> _NativeOptions | None:
     """Returns None for torch's cell."""
-    is_torchs = options is TORCHS_CELL or options._replace(recurrent_dropout=0.0) == TORCHS_CELL
+    is_torchs = options is TORCHS_CELL or options.in_evaluation() == TORCHS_CELL
     if is_torchs and args.gamma_hh is None:
         return None
     names = options.activation, options.recurrent_activation

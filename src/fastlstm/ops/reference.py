@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fastlstm.ops.call import LSTMArgs, LSTMOutput, LSTMWeights, is_autocast
-from fastlstm.ops.variant import EPSILON, Extras, Norm, Variant, activate, zoneout_masks
+from fastlstm.ops.cell_call import EPSILON, CellCall, Norm, activate, zoneout_masks
+from fastlstm.ops.cell_options import CellOptions
 
-_PLAIN = Variant()
+_PLAIN = CellCall()
 Keep = Tensor | float
 """Which units keep their old value `(B, H)` bool, or the probability that they do."""
 
@@ -20,15 +21,15 @@ def lstm_step_reference(
     h: Tensor,
     c: Tensor,
     weights: LSTMWeights,
-    variant: Variant = _PLAIN,
+    cell: CellCall = _PLAIN,
     keep: tuple[Keep, Keep] = (0.0, 0.0),
 ) -> tuple[Tensor, Tensor]:
     """One step: `x` `(B, I)`, `h` and `c` `(B, H)`; returns the new `h` and `c`.
 
     `keep` is zoneout's, of `h` and of `c`.
     """
-    norm = variant.norm
-    recurrent = h if variant.mask is None else h * variant.mask
+    options, norm = cell.options, cell.norm
+    recurrent = h if cell.mask is None else h * cell.mask
     gates_x, gates_h = x @ weights.w_ih.t(), recurrent @ weights.w_hh.t()
     if norm is not None:
         gates_x = _normalised(gates_x) * norm.gamma_ih
@@ -37,10 +38,10 @@ def lstm_step_reference(
     if weights.b_ih is not None and weights.b_hh is not None:
         gates = gates + weights.b_ih + weights.b_hh
     i, f, g, o = gates.chunk(4, dim=1)
-    i, f, o = (activate(variant.recurrent_activation, gate) for gate in (i, f, o))
-    new_c = f * c + i * activate(variant.activation, g)
+    i, f, o = (activate(options.recurrent_activation, gate) for gate in (i, f, o))
+    new_c = f * c + i * activate(options.activation, g)
     shown = new_c if norm is None else _normalised(new_c) * norm.gamma_c + norm.beta_c
-    new_h = o * activate(variant.activation, shown)
+    new_h = o * activate(options.activation, shown)
     return _zoned_out(keep[0], h, new_h), _zoned_out(keep[1], c, new_c)
 
 
@@ -49,7 +50,7 @@ def lstm_reference(
     h0: Tensor,
     c0: Tensor,
     weights: LSTMWeights,
-    variant: Variant = _PLAIN,
+    cell: CellCall = _PLAIN,
     begins: Tensor | None = None,
     ends: Tensor | None = None,
 ) -> LSTMOutput:
@@ -60,7 +61,7 @@ def lstm_reference(
         h0: initial output.
         c0: initial cell.
         weights: of torch's cell.
-        variant: what is computed beyond it.
+        cell: what is computed beyond it.
         begins: `(B,)` first step of each lane; give both or none.
         ends: `(B,)` one past the last step of each lane. Outside of it a lane keeps its state and
             its output is zero.
@@ -71,33 +72,32 @@ def lstm_reference(
     """
     T, B, H = *x.shape[:2], h0.shape[1]
     h, c, steps = h0, c0, []
-    keep: tuple[Keep, Keep] = variant.zoneout_h, variant.zoneout_c
-    masks = None if variant.seed is None else zoneout_masks(variant.seed, T, B, H, variant)
+    keep: tuple[Keep, Keep] = cell.options.zoneout
+    masks = None if cell.seed is None else zoneout_masks(cell.seed, T, B, H, cell)
     for t, x_t in enumerate(x.unbind(0)):
         if masks is not None:
             keep = masks[0][t], masks[1][t]
         if begins is None or ends is None:
-            y_t, c_t = h, c = lstm_step_reference(x_t, h, c, weights, variant, keep)
+            y_t, c_t = h, c = lstm_step_reference(x_t, h, c, weights, cell, keep)
         else:
             is_inside = ((begins <= t) & (t < ends))[:, None]
             x_t = x_t.where(is_inside, 0)  # NaN there would reach the gradient of the weights
-            y_t, c_t = lstm_step_reference(x_t, h, c, weights, variant, keep)
+            y_t, c_t = lstm_step_reference(x_t, h, c, weights, cell, keep)
             h, c = y_t.where(is_inside, h), c_t.where(is_inside, c)
             y_t = y_t.where(is_inside, 0)
         steps.append(y_t)
     return LSTMOutput(torch.stack(steps), h, c)
 
 
-def run_reference(args: LSTMArgs, options: Extras, dtype: torch.dtype) -> LSTMOutput:
+def run_reference(args: LSTMArgs, options: CellOptions, dtype: torch.dtype) -> LSTMOutput:
     """Runs any call in `dtype`, whatever autocast says."""
     device = args.rows.device.type
     with torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext():
         args = args.cast(dtype).embedded()
         norm = None if args.gamma_hh is None else Norm(*args.norm)  # type: ignore[arg-type]
-        names = options.activation, options.recurrent_activation
-        variant = Variant(*names, norm, args.mask, *options.zoneout, args.seed)
+        cell = CellCall(options, norm, args.mask, args.seed)
         lanes = args.begins, args.ends
-        return lstm_reference(args.rows, args.h0, args.c0, args.weights, variant, *lanes)
+        return lstm_reference(args.rows, args.h0, args.c0, args.weights, cell, *lanes)
 
 
 def _normalised(x: Tensor) -> Tensor:

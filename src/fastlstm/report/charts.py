@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import MissingExtraError
 from fastlstm.report.drawing import Chart, Curve, draw
+from fastlstm.report.events import number
 from fastlstm.report.forecast_charts import forecast_charts
-from fastlstm.report.history import History, number, series
+from fastlstm.report.history import History, series
 from fastlstm.report.markup import failure_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LEAST_SHARE = 1.0
-"""Percent; curves that stay below it are a chart with nothing in it."""
+"""Percent; a chart whose curves all stay below it is left out."""
 
 
 def draw_charts(history: History) -> list[Chart]:
@@ -32,17 +33,18 @@ def draw_charts(history: History) -> list[Chart]:
         raise MissingExtraError(
             "charts need matplotlib; install it with: pip install matplotlib"
         ) from error
-    is_text = not history.is_forecast
-    by_text = "tokens" if is_text else "step"
-    by = f"Quality by {'text read' if is_text else 'steps'}"
+    # Forecasters of format 1 stored no count of windows beside their steps.
+    has_units = any("units" in event for event in history.steps)
+    x = ("units", history.unit) if has_units else ("step", "steps")
+    by_amount = f"Quality by {x[1]}"
     makers: list[tuple[str, Callable[[], Chart | None]]] = [
         *forecast_charts(history),
-        (by, partial(_quality, history, by_text, by)),
-        ("Quality by time", partial(_quality, history, "elapsed_s", "Quality by time")),
-        ("Throughput", partial(_speed, history)),
+        (by_amount, partial(_quality, history, by_amount, *x)),
+        ("Quality by time", partial(_quality, history, "Quality by time", "elapsed_s", "time")),
+        ("Throughput", partial(_throughput, history)),
         ("Share of the ceiling", partial(_ceiling, history)),
-        ("Learning rate", partial(_learning_rate, history, by_text)),
-        ("Gradient norm", partial(_gradient, history, by_text)),
+        ("Learning rate", partial(_learning_rate, history, *x)),
+        ("Gradient norm", partial(_gradient_norm, history, *x)),
     ]
     charts = [_made(title, make) for title, make in makers]
     return [chart for chart in charts if chart is not None]
@@ -55,35 +57,58 @@ def _made(title: str, make: Callable[[], Chart | None]) -> Chart | None:
         return Chart(title, f"This chart could not be drawn: {failure_text(error)}", "")
 
 
-def _quality(history: History, x_key: str, title: str) -> Chart | None:
-    steps_x, steps_y = series(history.steps, x_key, history.measure)
-    evals = [{**event, "tokens": history.tokens_at(event["step"])} for event in history.validations]
-    evals_x, evals_y = series(evals, x_key, history.measure)
+def _quality(history: History, title: str, x_key: str, x_unit: str) -> Chart | None:
+    measure = history.measure
+    steps_x, steps_y = series(history.steps, x_key, measure.key)
+    evals_x, evals_y = series(history.validations, x_key, measure.key)
     if len(steps_x) < 2 and not evals_x:
         return None
     curves = [
         Curve(steps_x, steps_y, "training", "b"),
         Curve(evals_x, evals_y, "validation", "a", is_dotted=True),
     ]
-    unit = {"tokens": "tokens", "step": "steps"}.get(x_key, "time")
-    what = "loss" if history.is_forecast else "bits/char"
-    caption = "Loss" if history.is_forecast else "Bits per character"
-    svg = draw(curves, title, unit, what, may_be_log=True, name=f"quality-{unit}")
-    return Chart(title, f"{caption}; lower is better.", svg)
+    name = f"quality-{x_unit}"
+    svg = draw(curves, title, x_unit, measure.label, may_be_log=True, name=name)
+    return Chart(title, f"{measure.title}; lower is better.", svg)
 
 
-def _speed(history: History) -> Chart | None:
-    unit = history.unit
-    x, y = series(history.steps, "elapsed_s", f"{unit}_per_s")
+def _throughput(history: History) -> Chart | None:
+    caption = f"{history.unit.capitalize()} trained on per second."
+    axes = ("elapsed_s", "time", "units_per_s", f"{history.unit}/s")
+    return _one_curve(history, "Throughput", caption, *axes, bottom=0.0)
+
+
+def _learning_rate(history: History, x_key: str, x_unit: str) -> Chart | None:
+    axes = (x_key, x_unit, "lr", "learning rate")
+    return _one_curve(history, "Learning rate", "Of each step.", *axes, bottom=0.0)
+
+
+def _gradient_norm(history: History, x_key: str, x_unit: str) -> Chart | None:
+    axes = (x_key, x_unit, "grad_norm", "norm")
+    caption = "Global norm before clipping."
+    return _one_curve(history, "Gradient norm", caption, *axes, may_be_log=True)
+
+
+def _one_curve(
+    history: History,
+    title: str,
+    caption: str,
+    x_key: str,
+    x_unit: str,
+    y_key: str,
+    y_label: str,
+    **axes: Any,
+) -> Chart | None:
+    """Returns a chart of one value of the steps, None with fewer than two points."""
+    x, y = series(history.steps, x_key, y_key)
     if len(x) < 2:
         return None
-    curves = [Curve(x, y, f"{unit}/s", "a")]
-    svg = draw(curves, "Throughput", "time", f"{unit}/s", bottom=0.0, name="speed")
-    return Chart("Throughput", f"{unit.capitalize()} trained on per second.", svg)
+    svg = draw([Curve(x, y, y_label, "a")], title, x_unit, y_label, name=y_key, **axes)
+    return Chart(title, caption, svg)
 
 
 def _ceiling(history: History) -> Chart | None:
-    """Without a share of the ceiling, as of forecasters, what is left is the waiting for input."""
+    """Without a known ceiling only the waiting for input is left to show."""
     curves = []
     for key, label, colour in (
         ("ceiling_share", "share of ceiling", "a"),
@@ -94,32 +119,12 @@ def _ceiling(history: History) -> Chart | None:
             curves.append(Curve(x, [100 * value for value in y], label, colour))
     if not curves or max(y for curve in curves for y in curve.y) < _LEAST_SHARE:
         return None
-    if curves[0].label == "input wait":
-        svg = draw(curves, "Input wait", "time", "% of time", bottom=0.0, name="ceiling")
-        return Chart("Input wait", "Share of the time spent waiting for input.", svg)
+    title, label = "Share of the ceiling", "%"
     peak = number(history.start, "ceiling_gflops")
     of = f" of {peak:,.0f} GFLOP/s" if peak else ""
-    svg = draw(curves, "Share of the ceiling", "time", "%", bottom=0.0, name="ceiling")
-    return Chart(
-        "Share of the ceiling", f"Arithmetic done{of} measured; time spent waiting for input.", svg
-    )
-
-
-def _learning_rate(history: History, x_key: str) -> Chart | None:
-    x, y = series(history.steps, x_key, "lr")
-    if len(x) < 2:
-        return None
-    curves = [Curve(x, y, "learning rate", "a")]
-    unit = "steps" if x_key == "step" else x_key
-    svg = draw(curves, "Learning rate", unit, "learning rate", bottom=0.0, name="rate")
-    return Chart("Learning rate", "Of each step.", svg)
-
-
-def _gradient(history: History, x_key: str) -> Chart | None:
-    x, y = series(history.steps, x_key, "grad_norm")
-    if len(x) < 2:
-        return None
-    curves = [Curve(x, y, "gradient norm", "a")]
-    unit = "steps" if x_key == "step" else x_key
-    svg = draw(curves, "Gradient norm", unit, "norm", may_be_log=True, name="gradient")
-    return Chart("Gradient norm", "Global norm before clipping.", svg)
+    caption = f"Arithmetic done{of} measured; time spent waiting for input."
+    if curves[0].label == "input wait":
+        title, label = "Input wait", "% of time"
+        caption = "Share of the time spent waiting for input."
+    svg = draw(curves, title, "time", label, bottom=0.0, name="ceiling")
+    return Chart(title, caption, svg)

@@ -1,4 +1,4 @@
-"""Charts of a forecaster: forecasts beside what came, and how often its intervals hold."""
+"""Charts of a forecaster: forecasts beside actual values, and the calibration of its intervals."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from fastlstm.report.markup import name_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastlstm.report.history import Event, History
+    from fastlstm.report.events import Event
+    from fastlstm.report.history import History
 
 _CALIBRATION = "Calibration of the intervals"
 _MAX_LABEL = 24
-"""Characters beside an axis."""
+"""Characters of an axis label."""
 
 
 def forecast_charts(history: History) -> list[tuple[str, Callable[[], Chart | None]]]:
-    """Returns what draws the charts of the test part, by title: forecasts, and the calibration."""
+    """Returns (title, function that draws) of each chart of the test set."""
     return [
         *(
             (_title(event), partial(_forecast, event, number))
@@ -50,22 +51,22 @@ def _forecast(event: Event, number: int) -> Chart | None:
     x: list[Any] = times or list(range(1 - len(past), len(center) + 1))
     band = Band(x[len(past) :], low, high, "80 % interval")
     curves = [
-        Curve(x, [*past, *actual], "what came", "muted"),
+        Curve(x, [*past, *actual], "actual", "muted"),
         Curve(x[len(past) :], center, "forecast", "a"),
     ]
     title, label = _title(event), name_text(event.get("target"))
     label = label if len(label) <= _MAX_LABEL else label[:_MAX_LABEL] + "…"
-    unit = "date" if times else "steps from the start of the forecast"
+    unit = "date" if times else "steps from the forecast origin"
     svg = draw(curves, title, unit, label, name=f"forecast-{number}", left=None, band=band)
-    zone = f" Times are of {name_text(event['time_zone'])}." if event.get("time_zone") else ""
-    interval = (
-        "no interval: validation has too few values" if band.is_empty else "its 80 % interval"
-    )
-    return Chart(title, f"A window of the test part, with {interval}.{zone}", svg)
+    zone = f" Times in {name_text(event['time_zone'])}." if event.get("time_zone") else ""
+    interval = "its 80 % interval"
+    if band.is_empty:
+        interval = "no interval: too few validation values"
+    return Chart(title, f"A window of the test set, with {interval}.{zone}", svg)
 
 
 def _times(event: Event, count: int) -> list[datetime]:
-    """Returns the times of a forecast's rows; none where rows are counted."""
+    """Returns the times of a forecast's rows; empty where a table has no times."""
     written = event.get("times")
     if not isinstance(written, list) or len(written) != count:
         return []
@@ -79,11 +80,11 @@ def _calibration(event: Event | None) -> Chart | None:
     levels, observed = (_numbers(event or {}, key) for key in ("levels", "observed"))
     if not levels or len(levels) != len(observed):
         return None
-    promised, held = ([100 * value for value in values] for values in (levels, observed))
+    nominal, covered = ([100 * value for value in values] for values in (levels, observed))
     curves = [
-        Curve([0.0, 100.0], [0.0, 100.0], "as promised", "muted"),
-        Curve(promised, held, "observed", "a", is_dotted=True),
+        Curve([0.0, 100.0], [0.0, 100.0], "ideal", "muted"),
+        Curve(nominal, covered, "observed", "a", is_dotted=True),
     ]
     title = _CALIBRATION
-    svg = draw(curves, title, "interval, %", "values within, %", name="calibration")
-    return Chart(title, "Share of the test values within intervals of each level.", svg)
+    svg = draw(curves, title, "nominal coverage, %", "observed coverage, %", name="calibration")
+    return Chart(title, "Share of test values inside the interval of each level.", svg)

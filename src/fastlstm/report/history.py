@@ -1,47 +1,46 @@
-"""metrics.jsonl read back as series: what the charts and tables of a report are drawn from.
+"""metrics.jsonl read back: what the charts and tables of a report are drawn from.
 
-A run may still be writing the file, or have been killed while it did: lines that are no JSON object
-are left out, and a line without the needed numbers is no point.
+A run may still be writing the file, or have been killed while it did: lines that are not a JSON
+object are skipped, and so are points without the numbers they need.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
-from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import FastLSTMError
+from fastlstm.report.events import Measure, current, measure_of, number, unit_of
+from fastlstm.report.lines import rate_of
 from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-Event = dict[str, Any]
+    from fastlstm.report.events import Event
 
 MAX_POINTS = 800
-"""Points per curve; more cannot be told apart on a page and make it heavy."""
+"""Points per curve: more cannot be told apart on a page."""
 MAX_EVENTS = 1 << 15
-"""Events of one kind that are kept: of a longer run evenly spread ones, and the best evaluation."""
+"""Events kept of one kind; of a longer run, evenly spaced ones and the best evaluation."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The events of a run, sorted by kind; a step that a resumed run took anew is kept once.
+    """The events of a run by kind; of a step that was repeated after a resume, the newer one.
 
     Attributes:
         starts: one per start of the run, oldest first.
-        steps: progress of training, with `elapsed_s` and, of a text, `tokens`.
+        steps: progress of training.
         evals: evaluations.
-        samples: texts the model wrote on the way.
+        samples: texts written during training.
         notes: messages, and steps that were skipped.
-        test: what a forecaster scored on its test part, or None.
-        calibration: how often its intervals hold, or None.
-        forecasts: some of its forecasts with what came.
+        test: errors of a forecaster on the test set, or None.
+        calibration: coverage of its intervals, or None.
+        forecasts: some of its forecasts beside the actual values.
         end: the last end event, or None while the run goes on.
     """
 
@@ -61,14 +60,14 @@ class History:
         return self.starts[-1] if self.starts else {}
 
     @property
-    def is_forecast(self) -> bool:
-        """Whether a forecaster was trained, not a language model."""
-        return self.start.get("task") == "forecast"
+    def measure(self) -> Measure:
+        """What evaluations are judged by."""
+        return measure_of(self.start)
 
     @property
-    def measure(self) -> str:
-        """What an evaluation is judged by: the key of its event."""
-        return "loss" if self.is_forecast else "bits_per_char"
+    def unit(self) -> str:
+        """What is counted: tokens, windows or sequences."""
+        return unit_of(self.start)
 
     @property
     def validations(self) -> list[Event]:
@@ -76,53 +75,20 @@ class History:
         return [
             event
             for event in self.evals
-            if event.get("split", "valid") == "valid" and number(event, self.measure) is not None
+            if event.get("split", "valid") == "valid"
+            and number(event, self.measure.key) is not None
         ]
 
     @property
     def best(self) -> Event | None:
-        """The validation with the fewest bits per character, or the least loss."""
-        return min(self.validations, key=lambda event: event[self.measure], default=None)
-
-    @cached_property
-    def _tokens(self) -> tuple[list[float], list[float]]:
-        """Steps and the tokens trained on at them."""
-        known = [event for event in self.steps if _has(event, "tokens")]
-        return [event["step"] for event in known], [event["tokens"] for event in known]
-
-    def tokens_at(self, step: float) -> float | None:
-        """Returns the tokens trained on at a step, from the nearest progress line at or before."""
-        steps, counts = self._tokens
-        if not steps:
-            return None
-        index = max(bisect_right(steps, step) - 1, 0)
-        at, tokens = steps[index], counts[index]
-        return float(tokens) * step / at if at else 0.0
-
-    def mean(self, key: str) -> float | None:
-        """Returns the mean of a step value weighted by the steps it is of, or None without."""
-        total = weight_sum = before = 0.0
-        for event in self.steps:
-            weight, before = max(0.0, event["step"] - before), event["step"]
-            value = number(event, key)
-            if value is not None:
-                total += weight * value
-                weight_sum += weight
-        return total / weight_sum if weight_sum else None
-
-    @property
-    def unit(self) -> str:
-        """What is counted: tokens, or windows of a forecaster."""
-        return "windows" if self.is_forecast else "tokens"
+        """The validation with the fewest bits per character, or the lowest loss."""
+        return min(self.validations, key=lambda event: event[self.measure.key], default=None)
 
     @property
     def rate(self) -> float | None:
-        """Tokens or windows over training time; from the end event where there is one."""
-        if self.end is not None:
-            count, seconds = number(self.end, self.unit), number(self.end, "train_s")
-            if count and seconds:
-                return count / seconds
-        return self.mean(f"{self.unit}_per_s")
+        """Units per second of training time; from the end event where there is one."""
+        rates = [rate for e in self.steps if (rate := number(e, "units_per_s")) is not None]
+        return rate_of(self.end or {}) or (sum(rates) / len(rates) if rates else None)
 
     @property
     def elapsed_s(self) -> float | None:
@@ -132,20 +98,11 @@ class History:
         return max((value for value in times if value is not None), default=None)
 
 
-def number(event: Event, key: str) -> float | None:
-    """Returns a finite number of an event, else None."""
-    value = event.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # A whole number may be beyond what a float holds.
-    return float(value) if abs(value) <= sys.float_info.max else None
-
-
 def read_history(path: Path) -> History:
-    """Reads metrics.jsonl; a missing or damaged file gives what can be read of it."""
+    """Reads metrics.jsonl; of a damaged file as much as can be read, of a missing one nothing."""
     kept = {kind: _Kept() for kind in dict.fromkeys(_KINDS.values())}
     end: Event | None = None
-    judged: dict[str, Any] = {}
+    tested: dict[str, Any] = {}
     for event, num_bytes in _events(path):
         kind = str(event.get("event"))
         if kind == "start":
@@ -153,30 +110,33 @@ def read_history(path: Path) -> History:
                 kept[name].forget_after(number(event, "resumed_from") or 0.0)
             end = None
         if kind in ("test", "calibration"):
-            judged[kind] = event
+            tested[kind] = event
         if kind == "test":
             kept["forecasts"] = _Kept()
         elif kind == "end":
             end = event
-        elif kind in _KINDS and (kind not in ("step", "eval") or _has(event, "step")):
+        elif kind in _KINDS and (kind not in ("step", "eval") or number(event, "step") is not None):
+            if kind == "eval" and (newest := kept["steps"].newest):
+                event = {"units": _units_at(event, newest), **event}
             kept[_KINDS[kind]].add(event, num_bytes)
     lists: dict[str, Any] = {name: part.events for name, part in kept.items()}
-    return History(**lists, **judged, end=end)
+    return History(**lists, **tested, end=end)
+
+
+def _units_at(event: Event, line: Event) -> float | None:
+    """Returns the units trained on at an evaluation, from the line of progress before it."""
+    units, step = number(line, "units"), number(line, "step")
+    return units * event["step"] / step if units is not None and step else None
 
 
 _KINDS = {
-    "start": "starts",
-    "step": "steps",
-    "eval": "evals",
-    "sample": "samples",
-    "message": "notes",
-    "skip": "notes",
-    "forecast": "forecasts",
+    **{"start": "starts", "step": "steps", "eval": "evals", "sample": "samples"},
+    **{"message": "notes", "skip": "notes", "forecast": "forecasts"},
 }
 
 
 class _Kept:
-    """Events of one kind: all, or of very many evenly spread ones, the best and the newest."""
+    """Events of one kind: all; of very many, evenly spaced ones, the best and the newest."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Event, int]] = []
@@ -186,26 +146,28 @@ class _Kept:
     def events(self) -> list[Event]:
         return [event for event, _ in self._pairs]
 
+    @property
+    def newest(self) -> Event:
+        return self._pairs[-1][0] if self._pairs else {}
+
     def add(self, event: Event, num_bytes: int) -> None:
-        """Takes an event that was written in so many bytes."""
+        """Adds an event whose line has so many bytes."""
         self._pairs.append((event, num_bytes))
         self._num_bytes += num_bytes
         if len(self._pairs) > MAX_EVENTS or self._num_bytes > MAX_JSON_BYTES:
             best = min(self._pairs, key=lambda pair: _score(pair[0]))
             newest_first = enumerate(reversed(self._pairs))
-            self._keep([p for at, p in newest_first if at % 2 == 0 or p is best][::-1])
+            self._pairs = [p for at, p in newest_first if at % 2 == 0 or p is best][::-1]
+            self._num_bytes = sum(num_bytes for _, num_bytes in self._pairs)
 
     def forget_after(self, step: float) -> None:
-        """Drops what came after a step; events are written in the order of their steps."""
+        """Drops the events after a step; they are stored in the order of their steps."""
         while self._pairs and (number(self._pairs[-1][0], "step") or 0) > step:
             self._num_bytes -= self._pairs.pop()[1]
 
-    def _keep(self, pairs: list[tuple[Event, int]]) -> None:
-        self._pairs, self._num_bytes = pairs, sum(num_bytes for _, num_bytes in pairs)
-
 
 def _score(event: Event) -> float:
-    """Returns what a validation is judged by, infinity of anything else."""
+    """Returns the score of a validation, infinity for anything else."""
     if event.get("split", "valid") != "valid":
         return math.inf
     score = number(event, "bits_per_char")
@@ -220,20 +182,16 @@ def _events(path: Path) -> Iterator[tuple[Event, int]]:
             open_regular(path) as (descriptor, _),
             open(descriptor, "rb", closefd=False) as file,  # a run may be adding lines
         ):
-            # What is longer comes in pieces, which are no JSON.
+            # A longer line is read in pieces, which are not JSON.
             for line in iter(lambda: file.readline(MAX_JSON_BYTES), b""):
                 try:
                     event = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(event, dict):
-                    yield event, len(line)
+                    yield current(event), len(line)
     except FastLSTMError:
         return
-
-
-def _has(event: Event, *keys: str) -> bool:
-    return all(number(event, key) is not None for key in keys)
 
 
 def series(events: Sequence[Event], x_key: str, y_key: str) -> tuple[list[float], list[float]]:

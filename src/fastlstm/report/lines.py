@@ -1,7 +1,6 @@
-"""What an event says: the wording shared by the terminal and the plain output.
+"""The wording of events, shared by the terminal, plain lines and the report.
 
-Events come from the trainer as plain dicts; a key may be missing or None, and then its part of the
-line is left out.
+A key of an event may be missing or None; its part of a line is then left out.
 """
 
 from __future__ import annotations
@@ -12,33 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastlstm.errors import counted
-from fastlstm.report.terminal import (
-    Glyphs,
-    clean,
-    clock,
-    is_number,
-    percent,
-    short_bytes,
-    short_count,
-)
+from fastlstm.report.events import SPLITS, Event, measure_of, number, text_of, unit_of
+from fastlstm.report.markup import visible
+from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 
-Event = dict[str, Any]
-
-
-def text_of(event: Event, key: str) -> str:
-    """Returns the value as one clean line of text; empty when absent."""
-    value = event.get(key)
-    if value is None:
-        return ""
-    if isinstance(value, list | tuple):
-        value = ", ".join(str(part) for part in value)
-    return clean(str(value)).replace("\n", " ").replace("\t", " ")
-
-
-def number(event: Event, key: str) -> float | None:
-    """Returns the value when it is a finite number, else None."""
-    value = event.get(key)
-    return float(value) if is_number(value) else None  # type: ignore[arg-type]
+Row = tuple[str, str]
+"""A label and a text; a row without a label belongs to the one above."""
 
 
 def count_of(event: Event, key: str, noun: str) -> str:
@@ -48,123 +26,145 @@ def count_of(event: Event, key: str, noun: str) -> str:
 
 
 def joined(parts: list[str], separator: str = ", ") -> str:
-    """Joins the parts that say something."""
+    """Joins the parts that are not empty."""
     return separator.join(part for part in parts if part)
 
 
-def header_rows(event: Event, glyphs: Glyphs) -> list[tuple[str, str]]:
-    """Returns (label, text) rows for the start of a run: data, model, precision, kernels, end."""
+def _filled(form: str, value: object) -> str:
+    """Returns a text with a value in it; empty where the value is None or empty."""
+    return "" if value in (None, "") else form.format(value)
+
+
+def labelled(label: str, lines: object) -> list[Row]:
+    """Returns rows for a list of lines, the label before the first; none for anything else."""
+    texts = [visible(line) for line in lines] if isinstance(lines, list) else []
+    return [("" if index else label, text) for index, text in enumerate(texts)]
+
+
+# the start of a run ------------------------------------------------------------------------------
+
+
+def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
+    """Returns the rows for the start of a run: data, model, training, machine, kernels, end."""
     rows = [
-        ("run", text_of(event, "run")),
-        ("data", _data_text(event)),
-        ("tokens", _split_text(event)),
-        ("windows", _windows_text(event)),
-        ("", _order_text(event)),
-        ("model", _model_text(event)),
-        ("", _cost_text(event)),
-        ("", _variant_text(event)),
-        ("training", _training_text(event, glyphs)),
-        ("machine", _machine_text(event)),
-        ("precision", _precision_text(event)),
+        ("run", text_of(start, "run")),
+        ("data", _data_text(start)),
+        (unit_of(start), _split_text(start)),
+        ("", _columns_text(start)),
+        ("", _order_text(start)),
+        *labelled("model", model_lines(start)),
+        ("training", _training_text(start, glyphs)),
+        ("machine", _machine_text(start)),
+        ("precision", joined([text_of(start, "precision"), text_of(start, "precision_why")], ": ")),
+        *labelled("kernels", start.get("kernels")),
+        ("ends", _end_text(text_of(start, "end"))),
+        ("resumed", _resumed_text(start)),
     ]
-    kernels = [clean(str(line)) for line in event.get("kernels") or []]
-    rows += [("kernels" if index == 0 else "", line) for index, line in enumerate(kernels)]
-    end = text_of(event, "end")
-    what = "of wall clock, report included" if end.startswith("budget ") else ""
-    after = joined([end.removeprefix("budget "), what], " ")
-    rows.append(("ends", f"after {after}" if end else ""))
-    if event.get("resumed_from") is not None:
-        used = number(event, "resumed_s")
-        after = "" if used is None else f", after {clock(used)} of wall clock"
-        rows.append(("resumed", f"from step {event['resumed_from']:,}{after}"))
     return [(label, text) for label, text in rows if text]
 
 
-def _data_text(event: Event) -> str:
-    if event.get("task") == "forecast":
-        series = number(event, "series") or 1
-        many = f" of {series:,.0f} series" if series > 1 else ""
-        every = f"every {text_of(event, 'frequency').removeprefix('1 ')}"
-        rows = count_of(event, "rows", "row") + many
-        return joined([text_of(event, "source"), rows, every])
-    size = number(event, "vocab_size")
-    vocab = text_of(event, "vocab")
-    words = f"{vocab} vocabulary of {size:,.0f}" if size is not None else vocab
-    return joined([text_of(event, "source"), words])
-
-
-def _split_text(event: Event) -> str:
-    splits = ("train_tokens", "train"), ("valid_tokens", "validation"), ("test_tokens", "test")
-    return joined([f"{n:,.0f} {word}" for key, word in splits if (n := number(event, key))])
-
-
-def _windows_text(event: Event) -> str:
-    parts = ("train_windows", "training"), ("valid_windows", "validation")
-    found = [f"{n:,.0f} {word}" for key, word in parts if (n := number(event, key))]
-    roles = ("target", "of"), ("past", "past"), ("future", "known ahead"), ("static", "static")
-    named = [f"{word} {text_of(event, role)}" for role, word in roles if event.get(role)]
-    return joined([joined([*found, *named[:1]]), *named[1:]], "; ")
-
-
-def _model_text(event: Event) -> str:
-    model = event.get("model")
-    if not isinstance(model, dict):
-        return ""
-    if "horizon" in model:
-        return _forecaster_text(model)
+def _data_text(start: Event) -> str:
+    series, size = number(start, "series") or 1, number(start, "vocab_size")
     return joined(
         [
-            f"{_layers_text(model)} of {count_of(model, 'rnn_size', 'unit') or '? units'}",
-            f"embedding {model['embed_size']}" if "embed_size" in model else "",
+            text_of(start, "source"),
+            count_of(start, "rows", "row") + (f" of {series:,.0f} series" if series > 1 else ""),
+            _filled("every {}", text_of(start, "frequency").removeprefix("1 ")),
+            text_of(start, "vocab") + _filled(" vocabulary of {:,.0f}", size),
         ]
     )
 
 
-def _forecaster_text(model: dict[str, Any]) -> str:
+def _split_text(start: Event) -> str:
+    sizes = start.get("num_units")
+    sizes = sizes if isinstance(sizes, dict) else {}
+    return joined([f"{n:,.0f} {word}" for key, word in SPLITS.items() if (n := number(sizes, key))])
+
+
+def _columns_text(start: Event) -> str:
+    roles = {
+        **{"target": "target", "past": "past covariates", "future": "future covariates"},
+        "static": "static covariates",
+    }
+    return joined(
+        [_filled(word + " {}", text_of(start, role)) for role, word in roles.items()], "; "
+    )
+
+
+def _order_text(start: Event) -> str:
+    """How training windows are drawn, where that is not each once an epoch."""
+    if number(start, "tbptt") is not None:
+        return f"series in order, {count_of(start, 'tbptt', 'step')} per chunk, state carried over"
+    return "all series sampled equally often" if start.get("balance") is True else ""
+
+
+def model_lines(start: Event) -> list[str]:
+    """Returns the layers of a model, its cost, and its dropout and other options."""
+    found = start.get("model")
+    model: Event = found if isinstance(found, dict) else {}
+    units = count_of(model, "rnn_size", "unit") or count_of(model, "hidden_size", "unit")
+    layers = count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer") if model else ""
+    flop, unit = number(start, "flop_per_unit"), unit_of(start).removesuffix("s")
+    rates = {
+        **{"dropout": "dropout", "weight_drop": "weight drop"},
+        "recurrent_dropout": "recurrent dropout",
+    }
+    kinds = {"dropout": _filled("{} ", text_of(model, "dropout_kind"))}
+    switches = {
+        **{"layer_norm": "layer norm", "output_norm": "output norm", "residual": "residual"},
+        "tie_weights": "tied weights",
+    }
+    lines = [
+        [
+            *_window_parts(model),
+            joined([layers, _filled("of {}", units)], " "),
+            _filled("{} channels", text_of(model, "channels")),
+        ],
+        [
+            count_of(start, "num_parameters", "parameter"),
+            "" if flop is None else f"{si(flop)}FLOP per {unit}",
+        ],
+        [
+            f"{kinds.get(key, '')}{word} {rate:.3g}"
+            for key, word in rates.items()
+            if (rate := number(model, key))
+        ]
+        + [word for key, word in switches.items() if model.get(key) is True],
+    ]
+    return [text for parts in lines if (text := joined(parts))]
+
+
+def _window_parts(model: Event) -> list[str]:
+    """What goes into a model: a forecaster's windows, or the embedding of a text's tokens."""
+    steps = count_of(model, "input_size", "step")
+    if not steps:
+        return [_filled("embedding {}", text_of(model, "embed_size"))]
+    patch = text_of(model, "patch") or text_of(model, "segment")
+    return [f"{steps} in, {text_of(model, 'horizon')} out", _filled("patches of {}", patch)]
+
+
+def _training_text(start: Event, glyphs: Glyphs) -> str:
+    length, accumulate = number(start, "seq_length"), number(start, "accumulate") or 1
+    noun = unit_of(start).removesuffix("s") if length is None else "lane"
+    size = [count_of(start, "batch_size", noun), count_of(start, "seq_length", "token")]
+    size += [f"{accumulate:.0f}"] if accumulate > 1 else []
     return joined(
         [
-            f"{count_of(model, 'input_size', 'step')} read, {model['horizon']} answered, in"
-            f" segments of {model.get('segment')}",
-            f"{_layers_text(model)} of {count_of(model, 'hidden_size', 'unit') or '? units'}",
-            f"targets {model.get('channels')}",
+            text_of(start, "optimizer"),
+            _filled("learning rate {:.3g}", number(start, "learning_rate")),
+            _filled("{} per step", joined(size, f" {glyphs.times} ")),
+            _filled("seed {}", text_of(start, "seed")),
         ]
     )
 
 
-def _layers_text(model: dict[str, Any]) -> str:
-    return count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer")
-
-
-def _order_text(event: Event) -> str:
-    """How a forecaster's training windows are drawn, where it is not each once an epoch."""
-    if is_number(event.get("tbptt")):
-        return f"streams in order, {count_of(event, 'tbptt', 'step')} a chunk, state carried on"
-    return "every series equally often" if event.get("balance") is True else ""
-
-
-def _variant_text(event: Event) -> str:
-    model = event.get("model")
-    if not isinstance(model, dict):
-        return ""
-    parts = []
-    kind = f"{model['dropout_kind']} " if "dropout_kind" in model else ""
-    for key, word in (
-        ("dropout", f"{kind}dropout"),
-        ("recurrent_dropout", "recurrent dropout"),
-    ):
-        if is_number(model.get(key)) and model[key] > 0:
-            parts.append(f"{word} {model[key]:.3g}")
-    extras = {"layer_norm": "layer norm", "residual": "residual", "tie_weights": "tied weights"}
-    return joined(parts + [word for key, word in extras.items() if model.get(key)])
-
-
-def _cost_text(event: Event) -> str:
-    unit = "window" if event.get("task") == "forecast" else "token"
-    flop = number(event, f"flop_per_{unit}")
+def _machine_text(start: Event) -> str:
+    peak, how = number(start, "ceiling_gflops"), text_of(start, "ceiling_how") or "measured"
     return joined(
         [
-            count_of(event, "num_parameters", "parameter"),
-            f"{si(flop)}FLOP per {unit}" if flop is not None else "",
+            text_of(start, "device"),
+            count_of(start, "threads", "thread"),
+            "" if peak is None else f"ceiling {si(1e9 * peak)}FLOP/s ({how})",
         ]
     )
 
@@ -175,215 +175,224 @@ def si(value: float) -> str:
     return f"{short[:-1]} {short[-1]}" if short[-1] in "kMGT" else f"{short} "
 
 
-def _training_text(event: Event, glyphs: Glyphs) -> str:
-    rate, batch, length = (number(event, k) for k in ("learning_rate", "batch_size", "seq_length"))
-    accumulate = number(event, "accumulate") or 1
-    size = ""
-    if batch is not None and length is not None:
-        factor = f" {glyphs.times} {accumulate:.0f}" if accumulate > 1 else ""
-        lanes, tokens = counted(batch, "lane"), counted(length, "token")
-        size = f"{lanes} {glyphs.times} {tokens}{factor} per step"
-    elif batch is not None:
-        size = f"{counted(batch, 'window')} per step"
-    seed = event.get("seed")
-    return joined(
-        [
-            text_of(event, "optimizer"),
-            f"learning rate {rate:.3g}" if rate is not None else "",
-            size,
-            f"seed {seed}" if seed is not None else "",
-        ]
-    )
+def _end_text(end: str) -> str:
+    if end.startswith("budget "):
+        return f"after {end.removeprefix('budget ')} of wall-clock time, including the report"
+    return _filled("after {}", end)
 
 
-def _machine_text(event: Event) -> str:
-    peak = number(event, "ceiling_gflops")
-    how = text_of(event, "ceiling_how") or "measured"
-    return joined(
-        [
-            text_of(event, "device"),
-            count_of(event, "threads", "thread"),
-            f"ceiling {si(1e9 * peak)}FLOP/s ({how})" if peak is not None else "",
-        ]
-    )
+def _resumed_text(start: Event) -> str:
+    step, used = number(start, "resumed_from"), number(start, "resumed_s")
+    after = "" if used is None else f", after {clock(used)} of wall-clock time"
+    return "" if step is None else f"from step {step:,.0f}{after}"
 
 
-def _precision_text(event: Event) -> str:
-    why = text_of(event, "precision_why")
-    return text_of(event, "precision") + (f": {why}" if why else "")
+# while it runs -----------------------------------------------------------------------------------
 
 
 def eval_parts(event: Event) -> list[str]:
     """Returns the parts of an evaluation's line; the caller chooses separator and emphasis."""
-    split = {"valid": "validation"}.get(text_of(event, "split"), text_of(event, "split"))
-    bits, loss, perplexity = (number(event, k) for k in ("bits_per_char", "loss", "perplexity"))
+    split = text_of(event, "split")
+    bits, loss = number(event, "bits_per_char"), number(event, "loss")
     return [
         f"step {number(event, 'step') or 0:,.0f}",
-        split,
-        f"{bits:.4f} bits/char" if bits is not None else "",
-        f"{loss:.4f} {'loss' if bits is None else 'nats'}" if loss is not None else "",
-        f"perplexity {perplexity:.4g}" if perplexity is not None else "",
+        SPLITS.get(split, split),
+        _filled("{:.4f} bits/char", bits),
+        _filled("{:.4f} " + ("loss" if bits is None else "nats"), loss),
+        *(
+            f"{key} {value:.4g}"
+            for key in ("perplexity", "accuracy")
+            if (value := number(event, key)) is not None
+        ),
     ]
 
 
 def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
-    """Returns the text of a sample without control characters, at most `max_lines` lines of it."""
-    text = clean(str(event.get("text") or "")).expandtabs(4)
+    """Returns the text of a sample, control characters shown, at most `max_lines` lines of it."""
+    text = visible(str(event.get("text") or "").replace("\r\n", "\n"), "\n\t").expandtabs(4)
     lines = text.strip("\n").rstrip().split("\n")
     return lines if len(lines) <= max_lines else [*lines[:max_lines], "..."]
+
+
+def progress_text(event: Event) -> str:
+    """Returns ``evaluating the test set: 512 of 3,389 windows, 15%``."""
+    done, total = number(event, "done") or 0, number(event, "total") or 0
+    share = f", {percent(done / total)}" if total else ""
+    doing, unit = text_of(event, "doing"), text_of(event, "unit")
+    return f"{doing}: {done:,.0f} of {total:,.0f} {unit}{share}"
+
+
+def prepare_text(event: Event) -> str:
+    """Returns ``reading: 123 MB of 1.00 GB, 12%``."""
+    done, total = number(event, "done_bytes") or 0, number(event, "total_bytes")
+    of = f" of {short_bytes(total)}, {percent(done / total)}" if total else ""
+    return f"reading: {short_bytes(done)}{of}"
 
 
 def skip_text(event: Event) -> str:
     """Returns one sentence about a step that was skipped or rolled back."""
     what = joined([text_of(event, "what"), text_of(event, "tensor")], " in ")
-    action = text_of(event, "action")
-    return f"step {number(event, 'step') or 0:,.0f}: {what}" + (f"; {action}" if action else "")
+    told = f"step {number(event, 'step') or 0:,.0f}: {what}"
+    return joined([told, text_of(event, "action")], "; ")
 
 
 def checkpoint_text(event: Event) -> str:
     """Returns one sentence about a saved checkpoint."""
-    size, seconds = number(event, "bytes"), number(event, "seconds")
-    details = joined(
+    size, name = number(event, "bytes"), os.path.basename(text_of(event, "path").rstrip("/"))
+    return joined(
         [
-            short_bytes(size) if size is not None else "",
-            f"{seconds:.2f} s" if seconds is not None else "",
+            f"step {number(event, 'step') or 0:,.0f}",
+            _filled("saved {}", name),
+            "" if size is None else short_bytes(size),
+            _filled("{:.2f} s", number(event, "seconds")),
         ]
     )
-    name = os.path.basename(text_of(event, "path").rstrip("/"))
-    step = f"step {number(event, 'step') or 0:,.0f}"
-    return joined([step, f"saved {name}" if name else "", details])
 
 
-def test_rows(event: Event) -> list[tuple[str, str]]:
-    """Returns (label, text) rows of a forecaster's errors beside those of naive forecasts."""
+# the end of a run --------------------------------------------------------------------------------
+
+
+def test_rows(event: Event) -> list[Row]:
+    """Returns rows of a forecaster's errors beside those of naive forecasts."""
     scores = event.get("scores")
-    rows = []
-    for who, found in scores.items() if isinstance(scores, dict) else ():
-        rows.append((clean(str(who)).replace("_", " "), score_text(found)))
-    windows, of_windows = number(event, "windows"), number(event, "of_windows")
-    if rows and windows is not None:
-        share = f"{windows:,.0f} of " if of_windows and of_windows > windows else ""
-        judged = f"{share}{counted(max(windows, of_windows or 0), 'window')}"
-        rows.insert(0, ("test", f"{judged}, in units of the table"))
+    rows = [
+        (visible(who).replace("_", " "), score_text(found))
+        for who, found in (scores.items() if isinstance(scores, dict) else ())
+    ]
+    if rows and number(event, "windows") is not None:
+        rows.insert(0, ("test", f"{windows_text(event)}, errors in units of the table"))
     return rows
+
+
+def windows_text(event: Event) -> str:
+    """Returns how many windows of the test set were evaluated: ``512 of 3,389 windows``."""
+    return _share_text(event, "windows", "of_windows", "window")
+
+
+def _share_text(event: Event, part: str, whole: str, noun: str) -> str:
+    done, total = number(event, part) or 0, number(event, whole) or 0
+    share = f"{done:,.0f} of " if total > done else ""
+    return share + counted(max(done, total), noun)
 
 
 def score_text(found: Mapping[str, Any]) -> str:
     """Returns ``num_values 13,440  mse 0.357  mae 0.389 …``."""
-    return "  ".join(
-        f"{name} {value:{score_form(name)}}" for name, value in found.items() if is_number(value)
-    )
+    shown = {name: figure_text(dict(found), name, score_form(name)) for name in found}
+    return "  ".join(f"{name} {text}" for name, text in shown.items() if text)
+
+
+def figure_text(event: Event, key: str, form: str = ".4f") -> str:
+    """Returns a number of an event as text, empty when absent."""
+    value = number(event, key)
+    return "" if value is None else format(value, form)
 
 
 def score_form(name: str) -> str:
-    """Returns how the figure of that name is written: counts whole, errors with four digits."""
+    """Returns the format of a score: counts whole, errors with four digits."""
     return ",.0f" if name.startswith("num_") else ".4g"
 
 
-def is_unfinished(event: Event) -> bool:
+def is_unfinished(end: Event) -> bool:
     """True when an end event says that the run was stopped from outside."""
-    reason = text_of(event, "reason").lower()
-    return any(word in reason for word in ("stopped", "signal", "sigterm", "sigint", "interrupt"))
+    return text_of(end, "reason").startswith("stopped")
+
+
+def rate_of(end: Event) -> float | None:
+    """Returns the units per second of training steps that an end event tells."""
+    units, seconds = number(end, "units"), number(end, "train_s")
+    return units / seconds if units and seconds else None
 
 
 def ceiling_share(start: Event, rate: float | None) -> float | None:
-    """Returns the share of the ceiling that so many tokens per second reach, where it is known."""
-    flop, ceiling = number(start, "flop_per_token"), number(start, "ceiling_gflops")
+    """Returns the share of the ceiling that so many units per second reach, where it is known."""
+    flop, ceiling = number(start, "flop_per_unit"), number(start, "ceiling_gflops")
     return rate * flop / 1e9 / ceiling if rate and flop and ceiling else None
 
 
-def end_rows(event: Event, start: Event) -> list[tuple[str, str]]:
-    """Returns (label, text) rows for the end of a run; `start` is the event of its start."""
-    elapsed, train_s = number(event, "elapsed_s"), number(event, "train_s")
-    is_forecast = event.get("task") == "forecast"
-    unit = "windows" if is_forecast else "tokens"
-    measure = "loss" if is_forecast else "bits/char"
-    tokens = number(event, unit)
-    best = number(event, "best_loss" if is_forecast else "best_bits_per_char")
-    rate = tokens / train_s if tokens and train_s else None
-    share = ceiling_share(start, rate)
-    memory = number(event, "peak_memory_bytes")
-    best_step = number(event, "best_step")
-    where = f" at step {best_step:,.0f}" if best_step is not None else ""
-    overall = tokens / elapsed if tokens and elapsed else None
-    rows = (
-        ("best", [f"{best:.4f} validation {measure}{where}" if best is not None else ""]),
-        (
-            "speed",
-            [
-                f"{short_count(rate)} {unit}/s in the steps alone" if rate is not None else "",
-                f"{percent(share)} of the ceiling" if share is not None else "",
-                f"{short_count(overall)} {unit}/s over the whole time" if overall else "",
-            ],
-        ),
-        (
-            "trained",
-            [
-                count_of(event, "step", "step"),
-                count_of(event, unit, unit[:-1]),
-                f"{short_bytes(memory)} of memory at most" if memory is not None else "",
-            ],
-        ),
-        ("time", [f"{clock(elapsed)} in all" if elapsed is not None else "", spent_text(event)]),
-    )
-    return [(label, text) for label, parts in rows if (text := joined(parts))]
+def end_rows(end: Event, start: Event) -> list[Row]:
+    """Returns the rows for the end of a run; `start` is the event of its start."""
+    unit, measure = unit_of(start), measure_of({**start, **end})
+    elapsed, rate = number(end, "elapsed_s"), rate_of(end)
+    share, units = ceiling_share(start, rate), number(end, "units")
+    memory, best_step = number(end, "peak_memory_bytes"), number(end, "best_step")
+    best = figure_text(end, f"best_{measure.key}")
+    overall = units / elapsed if units and elapsed else None
+    found = end.get("test")
+    test: Event = found if isinstance(found, dict) else {}
+    rows = {
+        "best": [
+            _filled(f"{{}} validation {measure.label}", best)
+            + (_filled(" at step {:,.0f}", best_step) if best else "")
+        ],
+        "test": [
+            _filled(f"{{}} {measure.label}", figure_text(test, measure.key)),
+            _filled("perplexity {}", figure_text(test, "perplexity", ".4g")),
+            _share_text(test, "num_units", "of_units", unit.removesuffix("s")) if test else "",
+        ],
+        "speed": [
+            "" if rate is None else f"{short_count(rate)} {unit}/s in training steps",
+            "" if share is None else f"{percent(share)} of the ceiling",
+            "" if overall is None else f"{short_count(overall)} {unit}/s overall",
+        ],
+        "trained": [
+            count_of(end, "step", "step"),
+            count_of(end, "units", unit.removesuffix("s")),
+            "" if memory is None else f"peak memory {short_bytes(memory)}",
+        ],
+        "time": ["" if elapsed is None else f"{clock(elapsed)} total", spent_text(end)],
+    }
+    return [(label, text) for label, parts in rows.items() if (text := joined(parts))]
 
 
-_PARTS = {"setup": "set-up", "steps": "steps"}
-
-
-def spent_text(event: Event) -> str:
-    """Returns what the time went into: ``set-up 9.8 s, steps 21.3 s …``; it adds up to all."""
-    spent, elapsed = event.get("spent_s"), number(event, "elapsed_s")
+def spent_text(end: Event) -> str:
+    """Returns what the time went into: ``setup 9.8 s, steps 21.3 s …``; it adds up to all."""
+    spent, elapsed = end.get("spent_s"), number(end, "elapsed_s")
     if not isinstance(spent, dict) or elapsed is None:
         return ""
-    known = {"setup": spent.get("setup"), "steps": event.get("train_s"), **spent}
-    parts = {name: float(s) for name, s in known.items() if is_number(s)}
+    known: Event = {"setup": spent.get("setup"), "steps": end.get("train_s"), **spent}
+    parts = {name: s for name in known if (s := number(known, name)) is not None}
     parts["other"] = max(elapsed - sum(parts.values()), 0.0)
-    return joined([f"{_PARTS.get(name, name)} {s:.1f} s" for name, s in parts.items() if s >= 0.05])
+    return joined([f"{visible(name)} {s:.1f} s" for name, s in parts.items() if s >= 0.05])
 
 
-def end_notes(event: Event) -> list[str]:
-    """Returns what to know about the model of a run that went to its end."""
-    if is_unfinished(event):
+def end_notes(end: Event) -> list[str]:
+    """Returns warnings about the model of a run that went to its end."""
+    if is_unfinished(end):
         return []
-    notes = []
-    errors = event.get("test_error")
-    if isinstance(errors, dict) and is_number(errors.get("forecaster")):
-        measure, own = errors.get("measure"), errors["forecaster"]
-        better = {
-            name: errors[name]
-            for name in ("seasonal_naive", "naive")
-            if is_number(errors.get(name)) and errors[name] <= own
-        }
-        notes += [
-            f"{'no better' if f'{error:.4g}' == f'{own:.4g}' else 'worse'} than the"
-            f" {name.replace('_', ' ')} forecast on the test part: {measure} {own:.4g} against"
-            f" {error:.4g}; do not rely on this model"
-            for name, error in better.items()
-        ]
-    if event.get("still_improving") is True:
-        text = "still improving: the validation loss was falling at the end"
-        notes.append(f"{text}; a longer run would be better")
+    notes, found = [], end.get("test_error")
+    errors: Event = found if isinstance(found, dict) else {}
+    own = number(errors, "forecaster")
+    for name in ("seasonal_naive", "naive"):
+        error = number(errors, name)
+        if own is None or error is None or error > own:
+            continue
+        is_equal = f"{error:.4g}" == f"{own:.4g}"
+        notes.append(
+            f"{'no better' if is_equal else 'worse'} than the {name.replace('_', ' ')} forecast on"
+            f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; do not rely"
+            " on this model"
+        )
+    if end.get("still_improving") is True:
+        notes.append("the validation loss was still falling at the end; a longer run would help")
     return notes
 
 
-def next_commands(event: Event) -> list[str]:
-    """Returns what to type after a run."""
-    run = text_of(event, "run") or "RUN"
-    name, is_forecast = shlex.quote(run), event.get("task") == "forecast"
-    commands = ["the same command with --resume"] if is_unfinished(event) else []
-    # Before the first evaluation there is nothing that can forecast or write.
-    has_model = (number(event, "best_step") or 0) >= 0
-    if has_model and is_forecast:
-        commands.append(f"fastlstm forecast {name} DATA --out pred.csv")
-    elif has_model:
-        commands.append(f"fastlstm generate {name} --length 500")
-    if has_model and (is_forecast or not is_unfinished(event)):
-        source = "DATA" if is_forecast else "TEXT"
-        commands += [f"fastlstm evaluate {name} {source}", f"fastlstm info {name}"]
-    if report := text_of(event, "report"):
+_NEXT = {
+    "text": ("fastlstm generate {} --length 500", "fastlstm evaluate {} TEXT"),
+    "forecast": ("fastlstm forecast {} DATA --out pred.csv", "fastlstm evaluate {} DATA"),
+}
+
+
+def next_commands(end: Event, start: Event) -> list[str]:
+    """Returns what to type after a run; `start` is the event of its start."""
+    commands = ["the same command with --resume"] if is_unfinished(end) else []
+    # Before the first evaluation there is no model to use.
+    if (number(end, "best_step") or 0) >= 0:
+        run = shlex.quote(text_of(end, "run") or "RUN")
+        known = _NEXT.get(text_of({**start, **end}, "task") or "text", ())
+        commands += [command.format(run) for command in (*known, "fastlstm info {}")]
+    if report := text_of(end, "report"):
         commands.append(f"{report} (open it in a browser)")
-    if logs := text_of(event, "tensorboard"):
+    if logs := text_of(end, "tensorboard"):
         commands.append(f"tensorboard --logdir {shlex.quote(logs)}")
     return commands

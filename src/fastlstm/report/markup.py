@@ -1,4 +1,4 @@
-"""Text of a run as HTML: the one place where it is made visible, clipped and escaped."""
+"""Text from outside made safe to show: control characters visible, long text cut, HTML escaped."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import unicodedata
 from html import escape
 
 MAX_NAME = 80
-"""Characters of a name that are shown; a file may call a column anything, at any length."""
+"""Characters shown of a name, such as of a column; a file may hold names of any length."""
 MAX_TEXT = 1000
-"""Characters of a longer text, such as a message or a setting."""
+"""Characters shown of a longer text, such as a message or a setting."""
 _DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 """Characters that change the order in which the text around them is shown."""
 
@@ -18,14 +18,14 @@ def visible(value: object, keep: str = "") -> str:
     r"""Returns a text whose control characters can be seen: ESC is written as ``\x1b``.
 
     Args:
-        value: what is to be shown.
-        keep: control characters that stay, such as line ends.
+        value: what to show.
+        keep: control characters to leave as they are, such as line ends.
     """
     return str(value).translate(_shown(keep))
 
 
 class _Shown(dict[int, str]):
-    """What stands for each character, found once: a text may have millions."""
+    """The shown form of each character, found once: a text may have millions."""
 
     def __init__(self, keep: str) -> None:
         super().__init__({ord(char): char for char in keep})
@@ -50,20 +50,20 @@ def _written(char: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """Returns at most `limit` characters, and how many there are where that is not all."""
+    """Returns at most `limit` characters of a text; where some are cut, says how many it has."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
 
 
 def name_text(value: object) -> str:
-    """Returns a name as one short line, such as of a column or a series; an empty one as quotes."""
+    """Returns the name of a column or a series as one short line; ``""`` for an empty one."""
     return clipped(visible(value), MAX_NAME) or '""'
 
 
 def to_html(value: object, keep: str = "") -> str:
-    """Returns a text for HTML, between tags or in a quoted attribute; see `visible`."""
+    """Returns a text for HTML, between tags or in a quoted attribute; `keep` is as in `visible`."""
     return escape(visible(value, keep))
 
 
 def failure_text(error: Exception) -> str:
-    """Returns an error as one line: its kind and what it says."""
+    """Returns an error as one line: its class and its message."""
     return clipped(visible(f"{type(error).__name__}: {error}".removesuffix(": ")), MAX_TEXT)

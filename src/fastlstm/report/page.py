@@ -1,8 +1,8 @@
 """`write_report(run_dir)`: numbers, charts, samples and settings of a run as report.html.
 
-One file, no script, nothing loaded from elsewhere, and a policy that forbids both. It can be
-written at any moment of a run, also from a half-written metrics.jsonl. Everything that comes from
-the run goes through `markup.to_html`. A section or chart that fails says so in its place.
+One file without scripts or external resources; a content security policy forbids both. It can be
+written at any time, also from a half-written metrics.jsonl. All text of the run goes through
+`markup.to_html`. A section or chart that fails says so in its place.
 """
 
 from __future__ import annotations
@@ -10,23 +10,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastlstm.errors import FastLSTMError, MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
-from fastlstm.report.history import Event, History, number, read_history
-from fastlstm.report.lines import ceiling_share, end_notes, score_form
+from fastlstm.report.events import SPLITS, Event, number, text_of
+from fastlstm.report.history import History, read_history
+from fastlstm.report.lines import (
+    ceiling_share,
+    end_notes,
+    figure_text,
+    header_rows,
+    is_unfinished,
+    joined,
+    score_form,
+    skip_text,
+    windows_text,
+)
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
+from fastlstm.report.terminal import Glyphs
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""Styles stand in the page and in its charts; nothing else is needed."""
+"""Only the styles of the page and of its charts are allowed."""
 _MAX_LISTED = 20
-"""Names shown of a list."""
+"""Names shown of a longer list."""
 OPEN_SAMPLES = 2
-"""Newest samples shown at once; older ones are behind a fold."""
+"""Newest samples shown; the older ones are folded away."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -53,11 +65,11 @@ def page(run_dir: Path, history: History) -> str:
     sections: list[tuple[str, Callable[[], str]]] = [
         ("Run", lambda: _head(name, history)),
         ("Numbers", lambda: _numbers(history)),
-        ("On the test part", lambda: _test(history)),
+        ("Test set", lambda: _test(history)),
         ("Charts", lambda: _charts(history)),
         ("Samples", lambda: _samples(history)),
         ("Evaluations", lambda: _evaluations(history)),
-        ("Kernels", lambda: _kernels(history)),
+        ("Setup", lambda: _setup(history)),
         ("Settings", lambda: _settings(_config(run_dir), history)),
         ("Notes", lambda: _notes(history)),
     ]
@@ -76,58 +88,53 @@ def page(run_dir: Path, history: History) -> str:
 def _made(title: str, make: Callable[[], str]) -> str:
     try:
         return make()
-    except Exception as error:  # a section is worth less than the page, and than the run it is of
+    except Exception as error:  # one broken section must not cost the page
         text = to_html(f"This section could not be written: {failure_text(error)}")
         return f'<h2>{title}</h2>\n<p class="quiet">{text}</p>'
 
 
 def _head(name: str, history: History) -> str:
     start = history.start
-    parts = [_source_text(start)]
-    if (parameters := number(start, "num_parameters")) is not None:
-        parts.append(counted(parameters, "parameter"))
-    if start.get("device"):
-        parts.append(f"{start['device']}, {start.get('precision', '')}".rstrip(", "))
-    lead = " · ".join(part for part in parts if part)
+    parameters = number(start, "num_parameters")
+    lead = [
+        text_of(start, "source"),
+        "" if parameters is None else counted(parameters, "parameter"),
+        joined([text_of(start, "device"), text_of(start, "precision")]),
+    ]
     return (
         f'<p class="eyebrow">fastlstm training run</p>\n<h1>{to_html(name)}</h1>\n'
-        f'<p class="lead">{to_html(clipped(lead, MAX_TEXT))}</p>\n{_state(history)}'
+        f'<p class="lead">{to_html(clipped(joined(lead, " · "), MAX_TEXT))}</p>\n{_state(history)}'
     )
-
-
-def _source_text(start: Event) -> str:
-    source = start.get("source")
-    if isinstance(source, list | tuple):
-        return ", ".join(str(part) for part in source)
-    return str(source) if source else ""
 
 
 def _state(history: History) -> str:
     if history.end is not None:
-        reason = str(history.end.get("reason", ""))
-        kind, word = ("warn", "") if "stopped" in reason else ("good", "Finished: ")
-        said = [f'<p class="state {kind}">{to_html(word + reason)}</p>']
-        said += [f'<p class="state warn">{to_html(note)}</p>' for note in end_notes(history.end)]
-        return "\n".join(said)
-    if not history.steps:
-        return '<p class="state warn">No steps recorded yet</p>'
-    done = number(history.steps[-1], "progress")
-    share = f", {100 * done:.0f}% done" if done is not None else ""
-    return f'<p class="state warn">No end recorded{share}</p>'
+        kind, word = ("warn", "") if is_unfinished(history.end) else ("good", "Finished: ")
+        said = [(kind, word + text_of(history.end, "reason"))]
+        said += [("warn", note) for note in end_notes(history.end)]
+    elif not history.steps:
+        said = [("warn", "No steps recorded yet")]
+    else:
+        done = number(history.steps[-1], "progress")
+        share = f", {100 * done:.0f}% done" if done is not None else ""
+        said = [("warn", f"No end recorded{share}")]
+    return "\n".join(f'<p class="state {kind}">{to_html(text)}</p>' for kind, text in said)
 
 
 def _numbers(history: History) -> str:
-    cells = []
+    cells, measure, unit = [], history.measure, history.unit
     if (best := history.best) is not None:
-        unit = "loss" if history.is_forecast else "bits/char"
-        cells.append(_number("Best validation", f"{best[history.measure]:.4f}", unit, _at(best)))
+        figure = f"{best[measure.key]:.4f}"
+        cells.append(_number("Best validation", figure, measure.label, _at(best)))
+    test = (history.end or {}).get("test")
+    if isinstance(test, dict) and (figure := figure_text(test, measure.key)):
+        cells.append(_number("Test", figure, measure.label, "the best model, on a text of its own"))
     if (rate := history.rate) is not None:
-        total = number(history.end or history.steps[-1], history.unit) if history.steps else None
-        note = f"{total:,.0f} {history.unit}" if total is not None else ""
-        cells.append(_number("Speed", f"{rate:,.0f}", f"{history.unit}/s", note))
+        total = number(history.end or history.steps[-1], "units") if history.steps else None
+        note = f"{total:,.0f} {unit}" if total is not None else ""
+        cells.append(_number("Speed", f"{rate:,.0f}", f"{unit}/s", note))
     if (elapsed := history.elapsed_s) is not None:
-        value, unit = _duration(elapsed)
-        cells.append(_number("Time", value, unit, "evaluations and saves included"))
+        cells.append(_number("Time", *_duration(elapsed), "including evaluations and saving"))
     if (share := ceiling_share(history.start, history.rate)) is not None:
         peak = number(history.start, "ceiling_gflops")
         note = f"of {peak:,.0f} GFLOP/s measured" if peak is not None else ""
@@ -136,7 +143,7 @@ def _numbers(history: History) -> str:
 
 
 def _test(history: History) -> str:
-    """The forecaster's errors beside those of naive forecasts."""
+    """Errors of a forecaster beside those of naive forecasts."""
     test = history.test or {}
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
@@ -144,36 +151,36 @@ def _test(history: History) -> str:
     names = list(dict.fromkeys(key for found in scores.values() for key in found))
     rows = [
         [name_text(who).replace("_", " ")]
-        + [_figure_text(found, name, score_form(name)) for name in names]
+        + [figure_text(found, name, score_form(name)) for name in names]
         for who, found in scores.items()
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None
-    windows, of_windows = (number(test, key) or 0 for key in ("windows", "of_windows"))
-    share = f"{windows:,.0f} of " if of_windows > windows else ""
     note = (
-        f"{share}{counted(max(windows, of_windows), 'window')} of the test part, all targets"
-        " together, in units of the table. Lower is better; a coverage should be near its level."
+        f"{windows_text(test)} of the test set, all targets together, in units of the table."
+        " Lower errors are better; a coverage should be close to its level."
     )
     heads = ["", *(name_text(name) for name in names)]
     table = _table(heads, rows, best)
-    return f"<h2>On the test part</h2>\n{_note(note)}\n{table}{_targets(test)}"
+    return f"<h2>Test set</h2>\n{_note(note)}\n{table}{_targets(test)}"
 
 
 def _targets(test: Event) -> str:
-    """The errors of each target, and how they grow with the step ahead."""
+    """Errors of each target, and by the number of steps ahead."""
     targets = test.get("targets")
     if not isinstance(targets, list) or not targets:
         return ""
     figures = ("num_values", "mse", "mae", "seasonal_naive_mae")
     rows = [
         [name_text(event["target"])]
-        + [_figure_text(event, name, score_form(name)) for name in figures]
-        + [_figure_text(part, "mae", ".4g") for part in event["by_step"]]
+        + [figure_text(event, name, score_form(name)) for name in figures]
+        + [figure_text(part, "mae", ".4g") for part in event["by_step"]]
         for event in targets
     ]
-    heads = ["target", "num_values", "mse", "mae", "seasonal naive mae"]
+    heads = ["target", *(name.replace("seasonal_naive", "seasonal naive") for name in figures)]
     heads += [_steps_text(part) for part in targets[0]["by_step"]]
-    note = _note("Each target in its own unit; on the right the mae by how many steps ahead.")
+    note = _note(
+        "Each target in its own unit; the columns on the right are the MAE by steps ahead."
+    )
     return f"\n<h3>By target</h3>\n{note}\n{_table(heads, rows)}"
 
 
@@ -187,7 +194,7 @@ def _note(text: str) -> str:
 
 
 def _table(heads: list[str], rows: list[list[str]], best: int | None = None) -> str:
-    """Returns a table that scrolls where it is long; the best row stays in sight."""
+    """Returns a table that scrolls when it is long; the best row stays visible."""
 
     def line(cells: list[str], tag: str) -> str:
         return "".join(f"<{tag}>{to_html(cell)}</{tag}>" for cell in cells)
@@ -244,8 +251,8 @@ def _samples(history: History) -> str:
         return ""
     older = "".join(shown[OPEN_SAMPLES:])
     count = len(shown) - OPEN_SAMPLES
-    fold = f"<details><summary>{count} earlier</summary>{older}</details>" if older else ""
-    return f"<h2>What it wrote</h2>\n{''.join(shown[:OPEN_SAMPLES])}{fold}"
+    fold = f"<details><summary>{count} earlier samples</summary>{older}</details>" if older else ""
+    return f"<h2>Samples</h2>\n{''.join(shown[:OPEN_SAMPLES])}{fold}"
 
 
 def _sample(event: Event) -> str:
@@ -254,56 +261,43 @@ def _sample(event: Event) -> str:
     return f'<div class="sample"><h3>{to_html(at)}</h3><pre>{text}</pre></div>\n'
 
 
+_FIGURES = {
+    **{"bits_per_char": "bits/char", "bits_per_byte": "bits/byte", "perplexity": "perplexity"},
+    **{"accuracy": "accuracy", "loss": "loss"},
+}
+"""Key of an evaluation -> heading of its column."""
+
+
 def _evaluations(history: History) -> str:
     if not history.evals:
         return ""
-    shown = [column for column in _COLUMNS if any(column.key in e for e in history.evals)]
+    shown = {key: name for key, name in _FIGURES.items() if any(key in e for e in history.evals)}
     best = history.best
     place = next((n for n, event in enumerate(history.evals) if event is best), None)
-    heads = ["step", "split", *(column.title for column in shown), "time", ""]
-    rows = [_evaluation(event, event is best, shown) for event in history.evals]
+    rows = []
+    for event in history.evals:
+        split, elapsed = str(event.get("split", "valid")), number(event, "elapsed_s")
+        rows.append(
+            [
+                f"{event['step']:,.0f}",
+                SPLITS.get(split, split),
+                *(
+                    figure_text(event, key, ".4g" if key == "perplexity" else ".4f")
+                    for key in shown
+                ),
+                "" if elapsed is None else " ".join(_duration(elapsed)),
+                "best" if event is best else "",
+            ]
+        )
+    heads = ["step", "split", *shown.values(), "time", ""]
     return f"<h2>Evaluations</h2>\n{_table(heads, rows, place)}"
 
 
-class _Column(NamedTuple):
-    key: str
-    title: str
-    form: str = ".4f"
-
-
-_COLUMNS = (
-    _Column("bits_per_char", "bits/char"),
-    _Column("bits_per_byte", "bits/byte"),
-    _Column("perplexity", "perplexity", ".4g"),
-    _Column("loss", "loss"),
-)
-
-
-def _evaluation(event: Event, is_best: bool, shown: list[_Column]) -> list[str]:
-    elapsed = number(event, "elapsed_s")
-    split = str(event.get("split", "valid"))
-    return [
-        f"{event['step']:,.0f}",
-        {"valid": "validation"}.get(split, split),
-        *(_figure_text(event, column.key, column.form) for column in shown),
-        " ".join(_duration(elapsed)) if elapsed is not None else "",
-        "best" if is_best else "",
-    ]
-
-
-def _figure_text(event: Event, key: str, form: str = ".4f") -> str:
-    value = number(event, key)
-    return "" if value is None else format(value, form)
-
-
-def _kernels(history: History) -> str:
-    lines = history.start.get("kernels")
-    if not isinstance(lines, list) or not lines:
-        return ""
-    why = history.start.get("precision_why")
-    note = f"precision {history.start.get('precision', '')}: {why}\n" if why else ""
-    text = to_html(note + "\n".join(str(line) for line in lines), keep="\n")
-    return f"<h2>Kernels</h2>\n<pre>{text}</pre>"
+def _setup(history: History) -> str:
+    """What the terminal showed at the start of the run."""
+    rows = header_rows(history.start, Glyphs()) if history.start else []
+    lines = "".join(to_html(f"{label:<12}{text}") + "\n" for label, text in rows)
+    return f"<h2>Setup</h2>\n<pre>{lines}</pre>" if rows else ""
 
 
 def _config(run_dir: Path) -> dict[str, Any]:
@@ -315,33 +309,17 @@ def _config(run_dir: Path) -> dict[str, Any]:
     return train if isinstance(train, dict) else {}
 
 
+_CHOSEN = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")
+
+
 def _settings(config: dict[str, Any], history: History) -> str:
+    """The configuration; what it left open is taken from the start of the run."""
+    values = config or dict.fromkeys(_CHOSEN)
     start = history.start
-    if not config:
-        names = (
-            "vocab",
-            "batch_size",
-            "seq_length",
-            "optimizer",
-            "learning_rate",
-            "dropout",
-            "seed",
-        )
-        config = {name: start[name] for name in names if start.get(name) is not None}
-    resolved = {name: start.get(name) for name, value in config.items() if value in (None, [])}
-    facts = {
-        name: start[name]
-        for name in (
-            *("vocab_size", "train_tokens", "valid_tokens", "test_tokens"),
-            *("rows", "series", "frequency", "train_windows", "valid_windows", "end"),
-        )
-        if start.get(name) is not None
-    }
-    merged = {**config, **resolved, **facts}
     rows = "".join(
         f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
-        for name, value in merged.items()
-        if value not in (None, [])
+        for name, given in values.items()
+        if (value := start.get(name) if given in (None, []) else given) not in (None, [])
     )
     return f"<h2>Settings</h2>\n<dl>{rows}</dl>" if rows else ""
 
@@ -360,14 +338,9 @@ def _setting(value: Any) -> str:
 def _notes(history: History) -> str:
     rows = []
     for event in history.notes:
-        if event.get("event") == "skip":
-            parts = [str(event.get(key) or "") for key in ("what", "tensor", "action")]
-            step = number(event, "step") or 0
-            text, is_warning = f"step {step:,.0f}: " + " · ".join(p for p in parts if p), True
-        else:
-            text, is_warning = str(event.get("text") or ""), event.get("level") == "warning"
-        rows.append(
-            f"<li{' class=warn' if is_warning else ''}>{to_html(clipped(text, MAX_TEXT))}</li>"
-        )
-    once = dict.fromkeys(rows)  # a resumed run says the same again
+        is_skip = event.get("event") == "skip"
+        kind = " class=warn" if is_skip or event.get("level") == "warning" else ""
+        text = skip_text(event) if is_skip else str(event.get("text") or "")
+        rows.append(f"<li{kind}>{to_html(clipped(text, MAX_TEXT))}</li>")
+    once = dict.fromkeys(rows)  # a resumed run repeats its notes
     return f"<h2>Notes</h2>\n<ul>{''.join(once)}</ul>" if once else ""

@@ -1,8 +1,7 @@
-"""What a terminal can show: colour, width in columns, safe characters, short numbers."""
+"""What a terminal can show: colour, width in columns, box-drawing characters, short numbers."""
 
 from __future__ import annotations
 
-import math
 import shutil
 import unicodedata
 from dataclasses import dataclass
@@ -133,26 +132,6 @@ def _chop(word: str, width: int) -> list[str]:
         piece += char
         used += _char_width(char)
     return [*pieces, piece]
-
-
-def clean(text: str) -> str:
-    r"""Drops control characters (ESC, other C0 and C1, DEL) except ``\n`` and ``\t``."""
-    return "".join(
-        char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs")
-    )
-
-
-def one_line(text: str) -> str:
-    r"""Writes newlines and control characters as escapes, so that an error stays one line."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
-
-
-def is_number(value: object) -> bool:
-    """True for a finite int or float that is no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def short_count(value: float) -> str:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from fastlstm.errors import FormatError, Message, RunDirectoryError, nearest_hint
-from fastlstm.runs.run_directory import RunDirectory, kind_of_run
+from fastlstm.runs.run_directory import Kind, RunDirectory, kind_of_run
 
-Kind = Literal["text", "forecaster"]
+_OPENED_BY: dict[Kind, tuple[str, str, str]] = {
+    "text": ("a text model", "fastlstm.LM.load", "fastlstm generate {} writes text with it"),
+    "forecaster": (
+        "a forecaster", "fastlstm.Forecaster.load", "fastlstm forecast {} DATA forecasts with it"
+    ),
+    "sequence": (
+        "a sequence model", "fastlstm.SequenceRegressor.load or SequenceClassifier.load",
+        "fastlstm info {} shows it, fastlstm.SequenceRegressor.load opens it in Python",
+    ),
+}  # fmt: skip
+"""What a run of each kind holds, and what it is opened by in Python and on the command line."""
 
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
@@ -21,7 +30,7 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
 
     Raises:
         RunDirectoryError: nothing is there, or something else, or what came is no path.
-        FormatError: it holds a model of the other kind.
+        FormatError: it holds a model of another kind.
     """
     place = RunDirectory(path).path
     if not os.path.exists(path):
@@ -48,23 +57,17 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
             f"{path}: holds no model and no checkpoint; train one with: ",
             _training(wanted, run=str(path)),
         )
-    if wanted == "text" and kind == "forecaster":
-        use = Message(
-            f"fastlstm.Forecaster.load({str(path)!r}) opens it",
-            flags=f"fastlstm forecast {path} DATA forecasts with it",
-        )
-        raise FormatError(f"{path} holds a forecaster, expected a text model: ", use)
-    if wanted == "forecaster" and kind == "text":
-        use = Message(
-            f"fastlstm.LM.load({str(path)!r}) opens it",
-            flags=f"fastlstm generate {path} writes text with it",
-        )
-        raise FormatError(f"{path} holds a text model, expected a forecaster: ", use)
+    if wanted is not None and kind not in (wanted, None):
+        what, python, command = _OPENED_BY[kind]
+        use = Message(f"{python}({str(path)!r}) opens it", flags=command.format(path))
+        raise FormatError(f"{path} holds {what}, expected {_OPENED_BY[wanted][0]}: ", use)
 
 
 def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> Message:
     """Returns how a run is trained, in Python and on the command line; what is None is named."""
     out = "RUN" if run is None else repr(run)
+    if wanted == "sequence":
+        return Message(f"fastlstm.SequenceRegressor().fit(X, y, out={out})")
     if wanted == "forecaster":
         table = "DATA" if source is None else repr(source)
         return Message(

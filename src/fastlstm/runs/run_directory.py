@@ -45,7 +45,9 @@ from fastlstm.system import storage
 
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
-"""The kind that config.json of a forecaster states; a language model's states none."""
+SEQUENCE = "sequence"
+"""The kinds that config.json of a forecaster and of a sequence model state; a language model's
+states none."""
 TEXT_RUN = "fastlstm-run"
 """The format that config.json of a language model states."""
 METRICS_KEY = "metrics"
@@ -326,7 +328,10 @@ class RunDirectory:
         return [mark for mark in marks if mark is not None]
 
 
-def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] | None:
+Kind = Literal["text", "forecaster", "sequence"]
+
+
+def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
     """Returns what a run, or a checkpoint, says in its config.json that it is of; None: no run."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
@@ -335,9 +340,12 @@ def kind_of_run(path: str | os.PathLike[str]) -> Literal["text", "forecaster"] |
             config = json.loads(data)
         except (FastLSTMError, ValueError, RecursionError):
             continue
-        if isinstance(config, dict) and config.get("kind") == FORECASTER:
-            return "forecaster"
-        return "text" if isinstance(config, dict) and config.get("format") == TEXT_RUN else None
+        if not isinstance(config, dict):
+            return None
+        if config.get("kind") in (FORECASTER, SEQUENCE):
+            kind: Kind = config["kind"]
+            return kind
+        return "text" if config.get("format") == TEXT_RUN else None
     return None
 
 

@@ -350,17 +350,14 @@ def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int])
         return _measure_cuda(x, weight, flop, allow_tf32=dtype == "tf32")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), measurements.CpuTimer(threads) as timer:
             seconds = {name: _best_seconds(call) for name, call in _cpu_products(x, weight).items()}
     finally:
         torch.set_num_threads(before)
-    # Threads that are given their cores use them all the time: a matrix product waits for nothing.
-    used = (time.process_time() - start_cpu_s) / (time.perf_counter() - start_s) / threads
     by = min(seconds, key=lambda name: seconds[name])
     copied = native().copy_gb_s(threads, _COPY_BYTES // threads, 3)
-    return Ceilings(flop / seconds[by] / 1e9, by, copied, is_busy=used < _QUIET_SHARE)
+    return Ceilings(flop / seconds[by] / 1e9, by, copied, is_busy=timer.was_busy(_QUIET_SHARE))
 
 
 def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], object]]:

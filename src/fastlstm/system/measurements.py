@@ -1,15 +1,15 @@
-"""What was measured on this machine before, in the user's cache: how fast things go, nothing else.
+"""Measurements of speed: kept in the user's cache, and checked for other load on the machine.
 
-``<cache>/measured/<kind>-<SHA-256>.json`` holds what was measured and of what. The name and the
-content say the machine, the versions and the shape, so that a measurement of anything else is never
-found. Files are replaced whole: two processes may both measure, one of them stays. A file that is
-damaged, or a cache that cannot be written, costs the measurement and nothing else.
+``<cache>/measured/<kind>-<SHA-256>.json`` holds one measurement. Its name and content include the
+machine, the versions and the shape, so only a measurement of exactly the same is found. Files are
+replaced atomically. A damaged file or a read-only cache only means measuring again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from fastlstm.errors import FastLSTMError
 from fastlstm.system import environment, storage
 
 _FORMAT = 1
+_SHORT_S = 0.01
+"""CPU time is counted too coarsely to judge blocks shorter than this."""
 
 
 def directory() -> Path:
-    """Returns where measurements are kept; it need not exist yet. Deleting it is always safe."""
+    """Returns where measurements are kept; it may not exist yet. Deleting it is always safe."""
     return environment.cache_dir() / "measured"
 
 
 def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
-    """Returns what `remember` stored of exactly the same, or None.
+    """Returns the measurement that `remember` stored for the same `of`, or None.
 
     Args:
         kind: what was measured.
@@ -43,7 +45,7 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
 
 
 def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -> None:
-    """Stores a measurement; where that is not possible the next process measures again."""
+    """Stores a measurement; if that fails, the next process measures again."""
     content = {"format": _FORMAT, "of": dict(of), "value": dict(value)}
     try:
         directory().mkdir(parents=True, exist_ok=True)
@@ -53,8 +55,40 @@ def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -
 
 
 def note(what: str) -> str:
-    """Returns the sentence that says that `what` was not measured in this run."""
+    """Returns the sentence that says that `what` was measured in an earlier run."""
     return f"{what} measured earlier on this machine; delete {directory()} to measure again"
+
+
+class CpuTimer:
+    """Times a `with` block and tells whether other processes used the machine meanwhile.
+
+    Computing threads that wait for nothing use all the CPU time they are given. If they used less,
+    other processes had the cores.
+
+    Args:
+        threads: computing threads in the block.
+
+    Attributes:
+        wall_s: duration of the block.
+        cpu_share: CPU time of this process, divided by ``threads * wall_s``.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self.wall_s = self.cpu_share = 0.0
+
+    def __enter__(self) -> CpuTimer:
+        self._start_s, self._start_cpu_s = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        cpu_s = time.process_time() - self._start_cpu_s
+        self.wall_s = time.perf_counter() - self._start_s
+        self.cpu_share = cpu_s / max(self.wall_s * self._threads, 1e-9)
+
+    def was_busy(self, min_share: float) -> bool:
+        """Returns whether `cpu_share` was below `min_share`; False for blocks under 10 ms."""
+        return self.wall_s > _SHORT_S and self.cpu_share < min_share
 
 
 def _path(kind: str, of: Mapping[str, object]) -> Path:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import Precision, built, check_fields, parse_split
+from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.system.fields import built, check_fields, key_fields, parse_split
+from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
-Optimizer = Literal["muon", "adam", "adamw", "nadam", "sgd"]
-Device = Literal["auto", "cpu", "cuda"]
 Order = Literal["lanes", "windows"]
+Initializer = Literal["xavier_orthogonal", "xavier", "orthogonal", "torch"]
 
+PARTS = {"valid": "validation", "test": "test"}
+"""Parts that are shares of the text, or texts of their own in the options of these names."""
+
+FORMAT_VERSION = 2
+"""Of config.json."""
 OPTIONS_OF_TABLES = frozenset(
     {
         *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
         *("duplicates", "evaluations", "future", "gaps", "hidden_size", "horizon", "ignore"),
         *("input_size", "keep_value", "loss", "missing_value", "normalize", "output", "past"),
-        *("segment", "series", "static", "target", "tbptt", "time", "time_format"),
+        *("patch", "series", "static", "target", "tbptt", "time", "time_format"),
     }
 )
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
+WHY_NOT_OF_TEXTS = {
+    "bidirectional": "a language model reads forward only: backward it would see what comes next"
+}
+"""Reasons why one of these has no meaning for a text."""
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"rnn_size": 128, "embed_size": 64, "num_layers": 1},
@@ -33,8 +45,8 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Architecture of a language model; stored in config.json beside the weights.
+class ModelConfig(CellOptions):
+    """Architecture of a language model, with the options of its cells; stored in config.json.
 
     Attributes:
         vocab_size: V, number of tokens.
@@ -43,8 +55,8 @@ class ModelConfig:
         num_layers: L.
         dropout: probability between layers and before the output; a third of it on embeddings.
         dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
-        recurrent_dropout: DropConnect probability on the recurrent weights.
-        layer_norm: normalise the output of every layer.
+        weight_drop: DropConnect probability on the recurrent weights.
+        output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where widths agree.
         tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
     """
@@ -55,15 +67,56 @@ class ModelConfig:
     num_layers: int = 1
     dropout: float = 0.0
     dropout_kind: Literal["variational", "plain"] = "variational"
-    recurrent_dropout: float = 0.0
-    layer_norm: bool = False
+    weight_drop: float = 0.0
+    output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
 
+    @property
+    def identity(self) -> str:
+        """What states of a model depend on, beside its weights, as format 1 wrote it."""
+        values = key_fields(self, _FIRST_FIELDS.values())
+        first = {old: values.pop(name) for old, name in _FIRST_FIELDS.items()}
+        pairs = ", ".join(f"{name}={value!r}" for name, value in [*first.items(), *values.items()])
+        return f"ModelConfig({pairs})"
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """Everything `fastlstm train` can be told. `None` means: decided at start and said aloud.
+
+FORMAT_1_NAMES = {"recurrent_dropout": "weight_drop", "layer_norm": "output_norm"}
+"""Name in a config.json of format 1 -> today's. There `layer_norm` was no option of the cell."""
+_FIRST_FIELDS = {
+    name: FORMAT_1_NAMES.get(name, name)
+    for name in (
+        *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
+        *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
+    )
+}
+"""Fields of format 1, which always count for `identity`, with their names of today."""
+
+
+def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a config.json of any format with the names of this one.
+
+    Raises:
+        FormatError: of a newer format.
+    """
+    version = config.get("format_version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(
+            f"has format version {version!s:.60}, this fastlstm reads up to {FORMAT_VERSION};"
+            " update it: pip install -U fastlstm"
+        )
+    found = dict(config, format_version=FORMAT_VERSION)
+    for part in ("model", "train", "given"):
+        if version == 1 and isinstance(config.get(part), dict):
+            found[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TrainingOptions, CellOptions):
+    """Options of `fastlstm train` for a text. `None` means: decided at the start and said.
+
+    With the attributes of `CellOptions`, the options of the LSTM's cell.
 
     Attributes:
         vocab: unit of text the model predicts: char, byte or bpe.
@@ -72,6 +125,9 @@ class TrainConfig:
         keep_crlf: keep CRLF line ends instead of turning them into LF.
         invalid_utf8: error stops at the first bad byte and names it; replace puts U+FFFD there.
         split: train/validation/test shares of the text, contiguous, in percent.
+        valid: text to validate on instead of a share of SOURCE, in any form that SOURCE has; its
+            share of --split is trained on.
+        test: text that the best model is scored on at the end, instead of a share of SOURCE.
         cache_dir: where encoded text is kept (default ~/.cache/fastlstm).
         preset: model size: tiny, small, medium or large.
         rnn_size: hidden units per layer, H.
@@ -80,40 +136,26 @@ class TrainConfig:
         dropout: probability between layers and before the output, a third of it on embeddings;
             default is chosen from how often the text will be seen.
         dropout_kind: variational keeps one mask per sequence, plain draws one per step.
-        recurrent_dropout: DropConnect probability on the recurrent weights.
-        layer_norm: normalise the output of every layer.
+        weight_drop: DropConnect probability on the recurrent weights.
+        output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where the widths agree.
         tie_weights: share the embedding with the output projection.
-        steps: stop after this many optimizer steps.
-        epochs: stop after this many passes over the training split.
+        zoneout: probability that a unit keeps its old value for a step, or X,Y, one of the output
+            and one of the cell.
+        initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
+            orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
+            1/sqrt(H)); forget-gate biases are 1.
         budget: end this much wall clock after the start of the command, e.g. 90s, 5m, 1h30m:
             set-up, evaluations and the report are within it; default 5m without another end.
         batch_size: lanes per forward pass, B.
         seq_length: steps of truncated backpropagation, T; default is 128, and 64 for a short run,
             where more steps count for more than longer ones.
-        accumulate: forward passes per optimizer step; the loss is normalised by token count.
         order: lanes carries the state through contiguous text, windows shuffles (for comparison).
         lane_reset: probability per lane and step of starting again from a zero state.
         optimizer: muon (recurrent matrices; Adam for the rest), adam, adamw, nadam or sgd.
         learning_rate: peak learning rate; default depends on the optimizer.
-        weight_decay: weight decay, decoupled (adam and sgd add it to the gradient).
-        warmup: share of the run that raises the learning rate from zero.
-        cooldown: share of the run, at its end, that lowers it to zero.
-        grad_clip: largest global gradient norm.
-        ema: decay of the averaged weights used for evaluation; 0 switches them off.
-        patience: stop early after this many evaluations without improvement; 0 never does.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
-        checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
-        keep_checkpoints: how many checkpoints to keep.
         sample_every: evaluations between text samples; 0 switches samples off.
-        log_every: steps between progress lines; default is about one a second.
-        tensorboard: write TensorBoard event files.
-        device: auto takes the GPU when there is one.
-        precision: auto measures which of the machine's precisions is fastest.
-        threads: CPU threads; default is every core this process may use.
-        memory_limit_gb: upper bound on GPU memory.
-        strict_kernels: make a slow path an error.
-        seed: of initialisation, order and dropout.
     """
 
     vocab: Vocab = "char"
@@ -122,6 +164,8 @@ class TrainConfig:
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
     split: str = "90/5/5"
+    valid: str | None = None
+    test: str | None = None
     cache_dir: str | None = None
 
     preset: Preset = "small"
@@ -130,51 +174,27 @@ class TrainConfig:
     embed_size: int | None = None
     dropout: float | None = None
     dropout_kind: Literal["variational", "plain"] = "variational"
-    recurrent_dropout: float = 0.0
-    layer_norm: bool = False
+    weight_drop: float = 0.0
+    output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
+    zoneout: float | tuple[float, float] = 0.0  # type: ignore[assignment]
+    initializer: Initializer = "xavier_orthogonal"
 
-    steps: int | None = None
-    epochs: float | None = None
-    budget: str | None = None
-    batch_size: int = 32
     seq_length: int | None = None
-    accumulate: int = 1
     order: Order = "lanes"
     lane_reset: float = 0.0
-    optimizer: Optimizer = "muon"
-    learning_rate: float | None = None
-    weight_decay: float = 0.0
-    warmup: float = 0.02
-    cooldown: float = 0.7
-    grad_clip: float = 1.0
-    ema: float = 0.0
-    patience: int = 0
-
-    eval_every: int | None = None
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
+    optimizer: OptimizerName = "muon"
     sample_every: int = 1
-    log_every: int | None = None
-    tensorboard: bool = True
-    device: Device = "auto"
-    precision: Precision = "auto"
-    threads: int | None = None
-    memory_limit_gb: float | None = None
-    strict_kernels: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in PARTS:
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
+        super().__post_init__()
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
-        if self.warmup + self.cooldown > 1:
-            raise ConfigError(
-                Setting("warmup", self.warmup),
-                " plus ",
-                Setting("cooldown", self.cooldown),
-                " is more than the whole run; their sum must be at most 1",
-            )
+        self.check_schedule()
         if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError(
                 Setting("lane_reset"), " works on lanes; with ", Setting("order", "windows"),
@@ -183,7 +203,7 @@ class TrainConfig:
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
-        size = dict(PRESETS[self.preset])
+        size: dict[str, Any] = dict(PRESETS[self.preset])
         for name in size:
             if getattr(self, name) is not None:
                 size[name] = getattr(self, name)
@@ -202,54 +222,38 @@ class TrainConfig:
             vocab_size=vocab_size,
             dropout=dropout,
             dropout_kind=self.dropout_kind,
-            recurrent_dropout=self.recurrent_dropout,
-            layer_norm=self.layer_norm,
+            weight_drop=self.weight_drop,
+            output_norm=self.output_norm,
             residual=self.residual,
             tie_weights=self.tie_weights,
+            **dataclasses.asdict(CellOptions.of(self)),
             **size,
         )
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
+    **BOUNDS,
+    "batch_size": (1, 65_536),
     "vocab_size": (257, 1_000_000),
     "rnn_size": (1, 65_536),
     "num_layers": (1, 64),
     "embed_size": (1, 65_536),
     "dropout": (0.0, 0.95),
-    "recurrent_dropout": (0.0, 0.95),
-    "steps": (1, 10**12),
-    "epochs": (1e-6, 10**6),
-    "batch_size": (1, 65_536),
+    "weight_drop": (0.0, 0.95),
     "seq_length": (1, 65_536),
-    "accumulate": (1, 65_536),
     "lane_reset": (0.0, 1.0),
-    "learning_rate": (0.0, 100.0),
-    "weight_decay": (0.0, 10.0),
-    "warmup": (0.0, 1.0),
-    "cooldown": (0.0, 1.0),
-    "grad_clip": (1e-9, 1e9),
-    "ema": (0.0, 0.999999),
-    "patience": (0, 10**9),
-    "eval_every": (1, 10**12),
-    "checkpoint_every": (1, 10**12),
-    "keep_checkpoints": (1, 10_000),
     "sample_every": (0, 10**9),
-    "log_every": (1, 10**9),
-    "threads": (1, 4096),
-    "memory_limit_gb": (0.1, 10_000),
-    "seed": (0, 2**63 - 1),
 }
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
+    **CHOICES,
     "vocab": get_args(Vocab),
     "invalid_utf8": ("error", "replace"),
     "preset": get_args(Preset),
     "dropout_kind": ("variational", "plain"),
+    "initializer": get_args(Initializer),
     "order": get_args(Order),
-    "optimizer": get_args(Optimizer),
-    "device": get_args(Device),
-    "precision": get_args(Precision),
 }
 
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, NonFiniteError, counted, nearest_hint
+from fastlstm.errors import (
+    ConfigError,
+    KernelError,
+    NonFiniteError,
+    Setting,
+    counted,
+    nearest_hint,
+)
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
@@ -65,12 +73,14 @@ class Decoder:
     Attributes:
         config: as given.
         weight_format: as given.
+        output_bias: `(V,)`, added to the logits; can be written to.
         nbytes: bytes of all weights as they lie in memory.
         bytes_per_token: bytes of weights that one step of one stream reads.
         model_hash: SHA-256 of weights, sizes and format, in hex; states belong to it.
 
     Raises:
         ConfigError: an unknown format.
+        KernelError: options of the cell that these kernels have not got; `make_decoder` runs them.
     """
 
     def __init__(
@@ -80,6 +90,8 @@ class Decoder:
         weight_format: str = "fp32",
     ) -> None:
         check_format(weight_format)
+        if (why := native_refusal(config)) is not None:
+            raise KernelError(why)
         self.config, self.weight_format = config, weight_format
         self._kernels = hardware.native().decode_kernels(
             _isa(weight_format), FORMATS.index(weight_format)
@@ -87,7 +99,7 @@ class Decoder:
         self._kept: list[NDArray[Any]] = []
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
         given = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
-        self.model_hash = _hash(given, config, weight_format)
+        self.model_hash = model_hash(given, config, weight_format)
         embedding = given["embedding.weight"]
         table = (
             self._table(given) if V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES else None
@@ -96,6 +108,7 @@ class Decoder:
         layers = [self._layer(given, k, table is not None) for k in range(config.num_layers)]
         w_out = given.get("output.weight", embedding)
         output, bias = self._pack(w_out, is_gates=False), self._output_bias(given["output.bias"])
+        self.output_bias = bias[:V]
         self._kept += [a for a in (table, embedding if needs_rows else None, bias) if a is not None]
         self._native = hardware.native().DecodeModel(
             self._kernels, V, E, H, config.residual,
@@ -110,11 +123,11 @@ class Decoder:
         self._paces: dict[int, ThreadTuner] = {}
         self._macs = config.num_layers * 4 * H * 2 * H + V * H
 
-    @classmethod
-    def of(cls, model: LanguageModel, weight_format: str = "fp32") -> Decoder:
-        """Copies a model's weights as they are now, wherever it lives."""
+    @staticmethod
+    def of(model: LanguageModel, weight_format: str = "fp32") -> Decoder:
+        """Copies a model's weights as they are now, wherever it lives; raises as `make_decoder`."""
         weights = {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
-        return cls(weights, model.config, weight_format)
+        return make_decoder(weights, model.config, weight_format, strict=model.strict_kernels)
 
     @property
     def isa(self) -> str:
@@ -193,7 +206,7 @@ class Decoder:
             bias = self._by_group(self._bias(given, k)[None])
             self._kept.append(bias)
             addresses[6] = _address(bias)
-        if self.config.layer_norm:
+        if self.config.output_norm:
             norm = [given[f"norms.{k}.weight"], given[f"norms.{k}.bias"]]
             self._kept += norm
             addresses[7:] = [_address(array) for array in norm]
@@ -222,6 +235,49 @@ class Decoder:
         padded[:] = -np.inf
         padded[:V] = bias
         return padded
+
+
+def native_refusal(config: ModelConfig) -> str | None:
+    """Returns why the native decoder cannot run a model, or None."""
+    if names := config.active(training=False):
+        return f"the native decoder has no {', '.join(names)}"
+    return None
+
+
+def make_decoder(
+    weights: Mapping[str, NDArray[Any]],
+    config: ModelConfig,
+    weight_format: str = "fp32",
+    *,
+    strict: bool = False,
+) -> Decoder:
+    """Returns a `Decoder`; one that runs on torch where the native one cannot run the model.
+
+    Args:
+        weights: as in `Decoder`.
+        config: as in `Decoder`.
+        weight_format: as in `Decoder`.
+        strict: refuse torch, which is slow.
+
+    Raises:
+        ConfigError: an unknown format, or one that torch does not write in.
+        KernelError: with `strict`, options of the cell that need torch.
+
+    Warns:
+        UserWarning: text is written on torch, and why.
+    """
+    why = native_refusal(config)
+    if why is None:
+        return Decoder(weights, config, weight_format)
+    if strict:
+        raise KernelError(
+            f"{why}: text would be written on torch, token by token; leave out the option or ",
+            Setting("strict_kernels"),
+        )
+    from fastlstm.text.torch_decoder import TorchDecoder
+
+    warnings.warn(f"{why}: text is written on torch, token by token", stacklevel=3)
+    return TorchDecoder(weights, config, weight_format)
 
 
 class ThreadTuner:
@@ -347,7 +403,7 @@ class Stream:
 
     def fork(self) -> Stream:
         """Returns a stream at the same place; settings are the default."""
-        other = Stream(self.decoder)
+        other = self.decoder.stream()
         other.restore(self.save())
         return other
 
@@ -361,8 +417,11 @@ def _isa(weight_format: str) -> str:
     return cpu.isa
 
 
-def _hash(given: dict[str, NDArray[np.float32]], config: ModelConfig, weight_format: str) -> str:
-    digest = hashlib.sha256(f"{config} {weight_format}".encode())
+def model_hash(
+    given: Mapping[str, NDArray[np.float32]], config: ModelConfig, weight_format: str
+) -> str:
+    """Returns the SHA-256 of weights, sizes, options and format, in hex."""
+    digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
     for name in sorted(given):
         digest.update(name.encode())
         digest.update(given[name].data)

@@ -16,10 +16,10 @@ import torch
 
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.system.storage import encode_json
+from fastlstm.text.config import FORMAT_VERSION
 from fastlstm.text.stored_model import (
     CONFIG_FILE,
     FORMAT,
-    FORMAT_VERSION,
     GENERATION_DEFAULTS,
     GENERATION_FILE,
     MODEL_FILE,
@@ -28,6 +28,9 @@ from fastlstm.text.stored_model import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fastlstm.text.config import ModelConfig, TrainConfig
     from fastlstm.text.data.text import TextDataset
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -67,6 +70,7 @@ def model_files(
     generation: Mapping[str, Any] | None = None,
     *,
     given: TrainConfig | None = None,
+    held_out: Mapping[str, TextDataset] | None = None,
 ) -> dict[str, bytes]:
     """Returns config.json, tokenizer.json and generation_config.json, without the weights.
 
@@ -76,16 +80,21 @@ def model_files(
         text: what it was trained on.
         generation: sampling defaults.
         given: the configuration as the user gave it; `train` where None.
+        held_out: the texts of their own that it is validated and tested on, by part.
     """
-    data = {
+    data = {**_about(text), **{part: _about(own) for part, own in (held_out or {}).items()}}
+    begun = dataclasses.asdict(train)
+    first = begun if given is None else dataclasses.asdict(given)
+    return settings_files(model, text.tokenizer, begun, data, generation, first)
+
+
+def _about(text: TextDataset) -> dict[str, Any]:
+    return {
         "source": text.source,
         "key": text.key,
         "num_bytes": text.num_bytes,
         "num_chars": text.num_chars,
     }
-    begun = dataclasses.asdict(train)
-    first = begun if given is None else dataclasses.asdict(given)
-    return settings_files(model, text.tokenizer, begun, data, generation, first)
 
 
 def settings_files(
@@ -128,19 +137,24 @@ def save_language_model(
 
 def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:
     """Loads the model of a run or of a checkpoint; raises what `load_stored_model` does."""
-    from fastlstm.text.model import LanguageModel
-
     stored = load_stored_model(path)
-    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
-        model = LanguageModel(stored.model_config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(stored.weights[name].copy()))
     return LoadedModel(
-        model.eval(),
+        build_model(stored.weights, stored.model_config).eval(),
         stored.tokenizer,
         stored.config,
         stored.generation,
         stored.path,
         stored.note,
     )
+
+
+def build_model(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LanguageModel:
+    """Returns a model with copies of these weights, by the names of its parameters."""
+    from fastlstm.text.model import LanguageModel
+
+    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
+        model = LanguageModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[name].copy()))
+    return model

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ShapeError
-from fastlstm.nn.lstm import LSTMLayer
+from fastlstm.nn.cell_parameters import reset_norms
+from fastlstm.nn.lstm import LSTM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fastlstm.text.config import Initializer
     from fastlstm.text.model import LanguageModel
 
 FORGET_BIAS = 1.0
@@ -21,12 +23,15 @@ FORGET_BIAS = 1.0
 
 @torch.no_grad()
 def initialize(
-    model: LanguageModel, token_counts: NDArray[np.integer] | None = None, seed: int = 0
+    model: LanguageModel,
+    token_counts: NDArray[np.integer] | None = None,
+    seed: int = 0,
+    initializer: Initializer = "xavier_orthogonal",
 ) -> None:
     """Fills every parameter; the global random generator is not touched.
 
-    Embeddings N(0, 1) (tied ones N(0, 1/H)); input weights Xavier per gate; recurrent weights
-    orthogonal per gate; forget bias 1 in `bias_ih_l0`, `bias_hh_l0` zero; output weights N(0, 1/H);
+    Embeddings N(0, 1) (tied ones N(0, 1/H)); LSTM weights by `initializer`, gate by gate; layer
+    norms 1 and 0; forget bias 1 in `bias_ih_l0`, `bias_hh_l0` zero; output weights N(0, 1/H);
     output bias the log of the smoothed unigram frequencies, so that the first loss is the unigram
     entropy and not log V.
 
@@ -34,6 +39,8 @@ def initialize(
         model: changed in place, whatever its device; the values depend on `seed` alone.
         token_counts: `(V,)` how often each token occurs in the training text, or None.
         seed: of a private CPU generator.
+        initializer: of input and recurrent weights: "xavier_orthogonal" (Xavier and orthogonal),
+            "xavier", "orthogonal", or "torch" (uniform up to 1/sqrt(H)).
 
     Raises:
         ShapeError: token_counts of another length than the vocabulary.
@@ -42,8 +49,8 @@ def initialize(
     H = model.config.rnn_size
     _fill_normal(model.embedding.weight, H**-0.5 if model.config.tie_weights else 1.0, generator)
     for layer in model.layers:
-        assert isinstance(layer, LSTMLayer)
-        _initialize_layer(layer, generator)
+        assert isinstance(layer, LSTM)
+        _initialize_layer(layer, generator, initializer)
     for norm in model.norms:
         assert isinstance(norm, nn.LayerNorm)
         norm.reset_parameters()
@@ -54,19 +61,41 @@ def initialize(
         model.output.bias.copy_(_log_unigram(token_counts, model.config.vocab_size))
 
 
-def _initialize_layer(layer: LSTMLayer, generator: torch.Generator) -> None:
+def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Initializer) -> None:
     H = layer.hidden_size
+    of_input, of_state = _FILLS[initializer]
     for gate in range(4):
         rows = slice(gate * H, (gate + 1) * H)
-        w_ih = torch.empty(H, layer.input_size)
-        nn.init.xavier_uniform_(w_ih, generator=generator)
-        layer.weight_ih_l0[rows].copy_(w_ih)
-        w_hh = torch.empty(H, H)
-        nn.init.orthogonal_(w_hh, generator=generator)
-        layer.weight_hh_l0[rows].copy_(w_hh)
+        for weight, fill in ((layer.weight_ih_l0, of_input), (layer.weight_hh_l0, of_state)):
+            drawn = torch.empty(H, weight.shape[1])
+            fill(drawn, H, generator)
+            weight[rows].copy_(drawn)
     layer.bias_ih_l0.zero_()
     layer.bias_ih_l0[H : 2 * H] = FORGET_BIAS
     layer.bias_hh_l0.zero_()
+    if layer.options.layer_norm:
+        reset_norms(layer)
+
+
+def _xavier(weight: torch.Tensor, H: int, generator: torch.Generator) -> None:
+    nn.init.xavier_uniform_(weight, generator=generator)
+
+
+def _orthogonal(weight: torch.Tensor, H: int, generator: torch.Generator) -> None:
+    nn.init.orthogonal_(weight, generator=generator)
+
+
+def _uniform(weight: torch.Tensor, H: int, generator: torch.Generator) -> None:
+    weight.uniform_(-(H**-0.5), H**-0.5, generator=generator)
+
+
+_FILLS = {
+    "xavier_orthogonal": (_xavier, _orthogonal),
+    "xavier": (_xavier, _xavier),
+    "orthogonal": (_orthogonal, _orthogonal),
+    "torch": (_uniform, _uniform),
+}
+"""How input and recurrent weights are drawn."""
 
 
 def _fill_normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:

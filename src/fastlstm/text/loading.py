@@ -1,4 +1,4 @@
-"""A run as something that writes text: `load_decoder`, without torch."""
+"""A run as something that writes text: `load_decoder`, without torch where the kernels can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.text.decoder import Decoder
+from fastlstm.text.decoder import Decoder, make_decoder
 from fastlstm.text.sampling import known_settings
 from fastlstm.text.stored_model import load_stored_model
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextModel:
-    """What is needed to write with a model.
+class InferenceModel:
+    """A trained language model for inference.
 
     Attributes:
         decoder: the weights.
@@ -34,14 +34,14 @@ class TextModel:
     note: str | None = None
 
 
-def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> TextModel:
+def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
 
     Raises:
         What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
     """
     stored = load_stored_model(path)
-    decoder = Decoder(stored.weights, stored.model_config, weight_format)
+    decoder = make_decoder(stored.weights, stored.model_config, weight_format)
     name = Path(path).resolve().name
     generation = known_settings(stored.generation)
-    return TextModel(decoder, stored.tokenizer, generation, name, stored.note)
+    return InferenceModel(decoder, stored.tokenizer, generation, name, stored.note)

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.nn.dropout import WeightDrop, dropped
 from fastlstm.nn.loss import projected_cross_entropy, projected_nats
-from fastlstm.nn.lstm import LSTMLayer, dropped
+from fastlstm.nn.lstm import LSTM
+from fastlstm.ops.cell_options import CellOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +43,10 @@ class LanguageModel(nn.Module):
     """Predicts the next token from the ones before it.
 
     Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
-    `bias_ih_l0`, `bias_hh_l0`; `norms.<k>.weight`, `.bias` with layer norm; `output.weight`
-    `(V, H)` (absent when tied: the embedding serves); `output.bias` `(V,)`. Built with torch's
-    random initialisation; `text.initialization.initialize` gives the one that trains well.
+    `bias_ih_l0`, `bias_hh_l0` and what options of the cell add (`fastlstm.LSTM`);
+    `norms.<k>.weight`, `.bias` with output norm; `output.weight` `(V, H)` (absent when tied: the
+    embedding serves); `output.bias` `(V,)`. Built with torch's random initialisation;
+    `text.initialization.initialize` gives the one that trains well.
 
     Raises:
         ConfigError: tied weights of two widths.
@@ -57,9 +60,9 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(V, E)
         self.layers = nn.ModuleList(
-            LSTMLayer(E if k == 0 else H, H) for k in range(config.num_layers)
+            _layer(E if k == 0 else H, config) for k in range(config.num_layers)
         )
-        num_norms = config.num_layers if config.layer_norm else 0
+        num_norms = config.num_layers if config.output_norm else 0
         self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(num_norms))
         self.output = OutputProjection(H, V, tied=config.tie_weights)
 
@@ -81,7 +84,7 @@ class LanguageModel(nn.Module):
     @strict_kernels.setter
     def strict_kernels(self, value: bool) -> None:
         for layer in self.layers:
-            assert isinstance(layer, LSTMLayer)
+            assert isinstance(layer, LSTM)
             layer.strict = value
 
     def initial_state(
@@ -98,15 +101,12 @@ class LanguageModel(nn.Module):
             torch.zeros(shape, dtype=dtype, device=device),
         )
 
-    def features(
-        self, tokens: Tensor, state: State, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, State]:
+    def features(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Everything before the output projection.
 
         Args:
             tokens: `(T, B)` int64.
             state: `(h, c)`, each `(L, B, H)`; not modified.
-            generator: of the dropout masks; torch's global one by default.
 
         Returns:
             Features `(T, B, H)` and the state after the last token, attached to the graph; detach
@@ -119,20 +119,19 @@ class LanguageModel(nn.Module):
         # Tokens go into the first layer as they are: its kernel gathers instead of multiplying.
         keeps_tokens = not (self.config.residual or (self.training and self.config.dropout > 0))
         x = tokens if keeps_tokens else self.embedding(tokens)
-        x = x if keeps_tokens else self._drop(x, generator, EMBEDDING_SHARE)
+        x = x if keeps_tokens else self._drop(x, EMBEDDING_SHARE)
         hs, cs = [], []
         for k, layer in enumerate(self.layers):
-            assert isinstance(layer, LSTMLayer)
-            w_hh = self._drop_recurrent(layer.weight_hh_l0, generator)
+            assert isinstance(layer, LSTM)
             embedding = self.embedding.weight if keeps_tokens and k == 0 else None
-            y, h, c = layer.run(x, state[0][k], state[1][k], w_hh=w_hh, embedding=embedding)
-            if self.config.layer_norm:
+            y, h, c = layer.run(x, state[0][k], state[1][k], embedding=embedding)
+            if self.config.output_norm:
                 norm = self.norms[k]
                 assert isinstance(norm, nn.LayerNorm)
                 y = norm(y.to(norm.weight.dtype))
             if self.config.residual and x.shape == y.shape:
                 y = x + y
-            x = self._drop(y, generator)
+            x = self._drop(y)
             hs.append(h)
             cs.append(c)
         return x, (torch.stack(hs), torch.stack(cs))
@@ -147,26 +146,18 @@ class LanguageModel(nn.Module):
         features, state = self.features(tokens, state)
         return self.logits(features), state
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        state: State,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, State]:
+    def loss(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """Cross-entropy of `targets`, summed.
 
         Args:
             tokens: `(T, B)` int64.
             targets: `(T, B)` int64, the token after each.
             state: `(h, c)`, each `(L, B, H)`.
-            generator: of the dropout masks.
 
         Returns:
             The sum of nats over the `T*B` targets (a float32 scalar) and the new state.
         """
-        features, state = self.features(tokens, state, generator=generator)
+        features, state = self.features(tokens, state)
         total = projected_cross_entropy(
             features.flatten(0, 1), self.output_weight, self.output.bias, targets.reshape(-1)
         )
@@ -181,18 +172,20 @@ class LanguageModel(nn.Module):
             )
         return nats.view(targets.shape), state
 
-    def _drop(self, x: Tensor, generator: torch.Generator | None, share: float = 1.0) -> Tensor:
+    def _drop(self, x: Tensor, share: float = 1.0) -> Tensor:
         p = self.config.dropout * share
         if not self.training or p == 0.0:
             return x
         T = 1 if self.config.dropout_kind == "variational" else x.shape[0]
-        return dropped(x, p, (T, x.shape[1], x.shape[2]), generator)
+        return dropped(x, p, (T, x.shape[1], x.shape[2]))
 
-    def _drop_recurrent(self, w_hh: Tensor, generator: torch.Generator | None) -> Tensor:
-        p = self.config.recurrent_dropout
-        if not self.training or p == 0.0:
-            return w_hh
-        return dropped(w_hh, p, tuple(w_hh.shape), generator)
+
+def _layer(input_size: int, config: ModelConfig) -> LSTM:
+    layer = LSTM(input_size, config.rnn_size, options=CellOptions.of(config))
+    layer.is_drop_in = False  # `run` is called
+    if config.weight_drop > 0:
+        layer.weight_hook = WeightDrop(config.weight_drop)
+    return layer
 
 
 def reset_state(state: State, reset: Tensor) -> State:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fastlstm.errors import ConfigError, DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
 from fastlstm.text.data.tokenizer import Ids
@@ -45,23 +45,6 @@ class Resolved:
     ending: StopCriterion
     precision: PrecisionChoice
     notes: tuple[str, ...]
-
-
-def choose_device(asked: str) -> torch.device:
-    """Returns the device; `auto` takes the GPU when there is one.
-
-    Raises:
-        ConfigError: cuda was asked for and there is none.
-    """
-    if asked == "cpu":
-        return torch.device("cpu")
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        raise ConfigError(
-            Setting("device", "cuda"), ": no usable NVIDIA GPU here; use ",
-            Setting("device", "cpu"), " or auto",
-        )  # fmt: skip
-    return torch.device("cuda" if available else "cpu")
 
 
 def choose_seq_length(

@@ -17,6 +17,7 @@ import numpy as np
 import safetensors
 
 from fastlstm.errors import (
+    ConfigError,
     CorruptFileError,
     DataError,
     FormatError,
@@ -25,11 +26,12 @@ from fastlstm.errors import (
     counted,
     nearest_hint,
 )
+from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
 from fastlstm.system.storage import parse_json
-from fastlstm.text.config import ModelConfig
+from fastlstm.text.config import ModelConfig, in_todays_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +46,6 @@ AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 FORMAT = TEXT_RUN
-FORMAT_VERSION = 1
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 _SIZES = {"vocab_size": 2**24, "embed_size": 65_536, "rnn_size": 65_536, "num_layers": 64}
@@ -200,6 +201,9 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"layers.{k}.weight_hh_l0"] = (4 * H, H)
         shapes[f"layers.{k}.bias_ih_l0"] = shapes[f"layers.{k}.bias_hh_l0"] = (4 * H,)
         if config.layer_norm:
+            shapes[f"layers.{k}.gamma_ih_l0"] = shapes[f"layers.{k}.gamma_hh_l0"] = (4 * H,)
+            shapes[f"layers.{k}.gamma_c_l0"] = shapes[f"layers.{k}.beta_c_l0"] = (H,)
+        if config.output_norm:
             shapes[f"norms.{k}.weight"] = shapes[f"norms.{k}.bias"] = (H,)
     if not config.tie_weights:
         shapes["output.weight"] = (V, H)
@@ -233,7 +237,7 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
     """Parses config.json.
 
     Returns:
-        The whole of it, and the architecture in it.
+        The whole of it in the names of this format, and the architecture in it.
 
     Raises:
         CorruptFileError: not strict JSON.
@@ -242,12 +246,10 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
     config = parse_json(data, origin)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise FormatError(f"{origin}: is not the config.json of a fastlstm run")
-    version = config.get("format_version")
-    if type(version) is not int or version > FORMAT_VERSION:
-        raise FormatError(
-            f"{origin}: has format version {version!s:.60}, this fastlstm reads up to"
-            f" {FORMAT_VERSION}; update it: pip install -U fastlstm"
-        )
+    try:
+        config = in_todays_names(config)
+    except FormatError as error:
+        raise FormatError(f"{origin}: {error}") from None
     model, digest = config.get("model"), config.get("tokenizer_sha256")
     if not isinstance(model, dict) or not isinstance(digest, str):
         raise FormatError(f"{origin}: lacks 'model' or 'tokenizer_sha256'")
@@ -262,10 +264,12 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
                 f"{origin}: unknown key 'model.{name}'{nearest_hint(name, fields)};"
                 " a newer fastlstm may have written it"
             )
+        if name in OPTION_NAMES:
+            continue  # checked by CellOptions
         if name in _SIZES:
             good = type(value) is int and 1 <= value <= _SIZES[name]
             expected = f"a whole number from 1 to {_SIZES[name]}"
-        elif name in ("dropout", "recurrent_dropout"):
+        elif name in ("dropout", "weight_drop"):
             good = type(value) in (int, float) and 0 <= value < 1
             expected = "a number from 0 to below 1"
         elif name == "dropout_kind":
@@ -278,6 +282,8 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
         config = ModelConfig(**values)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
+    except ConfigError as error:
+        raise FormatError(f"{origin}: model.{error}") from None
     if config.tie_weights and config.embed_size != config.rnn_size:
         raise FormatError(
             f"{origin}: model.tie_weights needs embed_size equal to rnn_size,"

@@ -16,60 +16,56 @@ import torch
 from fastlstm.errors import (
     ConfigError,
     DataError,
-    FormatError,
-    Setting,
     UnknownCharacterError,
-    UsageError,
-    counted,
     kind_of_value,
 )
 from fastlstm.ops.explain import LayerReport, explain
 from fastlstm.report.progress import default_output
-from fastlstm.runs.metrics import Event, Observer, checked_observers
+from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import hardware, measurements
-from fastlstm.text.config import OPTIONS_OF_TABLES, TrainConfig, from_dict
-from fastlstm.text.data.lanes import LaneBatches, WindowBatches
+from fastlstm.system import measurements
+from fastlstm.text.config import (
+    OPTIONS_OF_TABLES,
+    PARTS,
+    WHY_NOT_OF_TEXTS,
+    TrainConfig,
+    from_dict,
+    in_todays_names,
+)
+from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import Source as Documents
 from fastlstm.text.data.sources import open_source
-from fastlstm.text.data.text import Splits, TextDataset, prepare_text
-from fastlstm.text.data.tokenizer import load_tokenizer
+from fastlstm.text.data.text import Splits, TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import model_files, weights_file
+from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.pass_time import time_precision
 from fastlstm.text.plan import (
     LONG,
     Resolved,
-    choose_device,
     choose_seq_length,
     fit_batch,
     open_batches,
     resolve,
 )
-from fastlstm.text.token_cost import training_flop_per_token
-from fastlstm.text.trainer import Trainer, TrainPlan
+from fastlstm.text.task import FinalTest, Samples, TextTask
+from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.precision import autocast
-from fastlstm.training.session import RunSession, resumed, resumed_config, torch_settings_kept
+from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
+from fastlstm.training.trainer import TrainingPlan
 
 Source = str | Path | Sequence[str | Path]
 
 _SAMPLE_LENGTH = 200
-_ANNOUNCED = (
-    *("batch_size", "seq_length", "accumulate", "optimizer", "learning_rate", "dropout", "seed"),
-    *("vocab", "precision", "threads"),
-)
-_MAY_CHANGE = frozenset(
-    {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every", "keep_checkpoints"}
-    | {"sample_every", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"strict_kernels", "cache_dir"}
-)
-"""Fields that a resumed run may be given anew; the others belong to what was begun."""
+_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", *PARTS}
+"""A text may be found under another name: a resumed run compares what is in it."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,12 @@ class Run:
     Attributes:
         path: the run directory; `LM.load(run)` takes it.
         evaluation: the last evaluation of the validation split.
+        test: the best model on the text given as `test`; None where none was given.
     """
 
     path: Path
     evaluation: Evaluation
+    test: Evaluation | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -99,6 +97,7 @@ def train(
     resume: bool = False,
     config: TrainConfig | None = None,
     observers: Sequence[Observer] | None = None,
+    callbacks: Sequence[Callback] = (),
     stop: StopFlag | None = None,
     given: Collection[str] = (),
     began: float | None = None,
@@ -114,6 +113,7 @@ def train(
         config: all settings at once; or give single `fields` of TrainConfig instead.
         observers: called with every event, a plain dict (docs/architecture.md lists them);
             by default progress is shown on standard output, `()` is silent.
+        callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
         given: the fields of `config` that were chosen and are no defaults; a resumed run checks
             them against what it was begun with.
@@ -143,22 +143,18 @@ def train(
     opened = open_source(source)
     if not (as_text or resume):
         _refuse_tables(source)
-    run = RunDirectory(Path("runs") / _source_name(source) if out is None else out)
-    run.create()
+        _refuse_tables([name for name in (config.valid, config.test) if name is not None])
+    own = checked_callbacks(callbacks)
+    path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
         if stop is None:
             stop = stack.enter_context(StopFlag())
-        stack.enter_context(run.lock())
+        run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        names = {*given, *fields}
-        session = _Session(opened, config, names, run, observers, stop, began)
-        try:
-            return session.train(resume)
-        except UsageError:
-            run.remove_if_empty()
-            raise
+        session = _Session(opened, run, observers, stop, began)
+        return session.train(config, {*given, *fields}, resume, own)
 
 
 class _Session(RunSession):
@@ -167,175 +163,185 @@ class _Session(RunSession):
     def __init__(
         self,
         source: Documents,
-        config: TrainConfig,
-        names: Collection[str],
-        run: RunDirectory,
+        run: RunDirectory | None,
         observers: list[Observer],
         stop: StopFlag,
         began: float,
     ) -> None:
-        super().__init__(run, observers, began)
-        self._source, self._config, self._stop, self._names = source, config, stop, names
+        super().__init__(run, observers, stop, began)
+        self._source = source
 
-    def train(self, resume: bool) -> Run:
-        found = self.find(resume)
-        config = self._config
-        if found is not None:
-            with reading(found):
-                begun = from_dict(json.loads(found.files["config.json"])["train"], "config.json")
-                first = given_config(found.files)
-            config = resumed_config(config, self._names, begun, first, _MAY_CHANGE)
-        self.set_threads(config.threads)
-        device = _set_up_device(config)
-        devices = [torch.cuda.current_device()] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices):  # the caller's random numbers stay as they are
-            return self._train(config, device, found)
+    def train(
+        self,
+        config: TrainConfig,
+        names: Collection[str],
+        resume: bool,
+        callbacks: Sequence[Callback],
+    ) -> Run:
+        with self.start(config, names, resume, stored_configs, _MAY_CHANGE) as start:
+            return self._train(start, callbacks)
 
-    def _train(self, config: TrainConfig, device: torch.device, found: Checkpoint | None) -> Run:
-        text = self._prepare(config, found)
+    def _train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
+        config, device, found = start.options, start.device, start.found
+        assert self.run is not None
+        texts = self._prepare(config, found)
         self.mark()
-        splits = text.split(config.split)
+        text, splits = texts.source, texts.splits()
         model = LanguageModel(
             config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ).to(device)
-        precision = time_precision(
-            config.precision, model, device, (config.seq_length or LONG, config.batch_size)
-        )
+        precision = _precision(config, model, device)
         model.strict_kernels = config.strict_kernels
         notes: tuple[str, ...] = ()
         if found is None:
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
-        batches = open_batches(config, splits.train)
-        initialize(model, text.train_counts(config.split), config.seed)
-        torch.default_generator.manual_seed(config.seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(config.seed)
-        sizes = (len(splits.train), len(splits.valid), batches.steps_per_epoch)
+        loader = TextLoader(open_batches(config, splits.train), self.stop)
+        initialize(model, texts.train_counts(), config.seed, config.initializer)
+        sizes = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
         if precision.is_recalled:
             self.notes.append(measurements.note("the times of a pass were"))
-        plan = TrainPlan(
-            config=config,
-            given=self._config if found is None else given_config(found.files),
-            ending=self.remaining(found, resolved.ending),
-            device=device,
-            flop_per_token=training_flop_per_token(model.config),
-            ceiling_gflops=ceiling["ceiling_gflops"],
-            started=self.began,
-        )
-        with self.outputs(found, config.tensorboard):
-            self._announce(text, splits, plan, model, resolved, found, ceiling)
-            for note in (*self.notes, *text.notes, *notes, *resolved.notes):
-                self.say("info", note)
-            plan = dataclasses.replace(plan, report_s=self.report_s())
-            trainer = self._trainer(plan, model, batches, splits, text)
-            evaluation = trainer.train(found)
-        return Run(self.run.path, evaluation)
+        self.notes += [*texts.notes(), *notes, *resolved.notes]
+        plan = TrainingPlan(
+            config, self.ending(config, found, loader.steps_per_epoch), device, config.eval_every,
+            ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
+        )  # fmt: skip
+        files = model_files(model.config, config, text, given=start.given, held_out=texts.held_out)
+        with self.files(found, config.tensorboard):
+            task = TextTask(
+                config, model, loader, splits.valid, text.tokenizer, device, files,
+                lambda weights: self._publish(files, weights), self.report_s(),
+                self._final_test(texts, plan),
+            )  # fmt: skip
+            about = self._about(text, splits, plan, model, resolved)
+            self.announce(task, plan, found, {**ceiling, **about})
+            own = [_samples(config, text.tokenizer)] if config.sample_every else []
+            result = self.fit(task, plan, found, [*own, *callbacks])
+        return Run(self.run.path, result.last.detail, task.tested)
 
-    def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> TextDataset:
-        tokenizer = None
+    def _final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
+        if "test" not in texts.held_out:
+            return None
+        assert self.run is not None
+        path, text = self.run.path, texts.held_out["test"]
+        return FinalTest(
+            text.source, text.ids, plan.ending.budget_s,
+            lambda: load_language_model(path).model.to(plan.device),
+            self.watch("scoring the test text", "tokens"),
+        )  # fmt: skip
+
+    def _publish(self, files: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> None:
+        assert self.run is not None
+        self.run.publish({**files, "model.safetensors": weights_file(weights)})
+
+    def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> RunText:
+        assert self.run is not None
+        opened = open_held_out(config, self._source)
+        tokenizer, begun = None, None
         if found is not None:
             with reading(found):
                 tokenizer = load_tokenizer(found.files["tokenizer.json"])
-                _begun_with(found)
+                begun = _begun_with(found)
+            for part in PARTS:
+                if (part in begun) != (part in opened):
+                    raise another_text(self.run.path, begun.get(part), opened.get(part), part)
         try:
-            text = prepare_text(
-                self._source,
-                vocab=config.vocab,
-                vocab_size=config.vocab_size,
-                text_field=config.text_field,
-                keep_crlf=config.keep_crlf,
-                invalid_utf8=config.invalid_utf8,
-                cache_dir=config.cache_dir,
-                tokenizer=tokenizer,
-                on_progress=lambda done, total: self.emit(
-                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
-                ),
-                should_stop=self._stop,
-            )
+            text = self._encode(self._source, config, tokenizer)
         except UnknownCharacterError:
-            assert found is not None  # a new run takes all characters of its text
-            raise self._another_text(found) from None
-        if found is not None and text.key != _begun_with(found)["key"]:
-            raise self._another_text(found)
-        return text
+            assert begun is not None  # a new run takes all characters of its text
+            raise another_text(self.run.path, begun, self._source) from None
+        if begun is not None and text.key != begun["key"]:
+            raise another_text(self.run.path, begun, self._source)
+        held_out = {}
+        for part, source in opened.items():
+            held_out[part] = self._encode(source, config, text.tokenizer, "count")
+            if begun is not None and held_out[part].key != begun[part]["key"]:
+                raise another_text(self.run.path, begun[part], source, part)
+        return RunText(text, held_out, config.split)
 
-    def _another_text(self, found: Checkpoint) -> FormatError:
-        data = _begun_with(found)
-        name, size = data["source"], counted(data["num_chars"], "character")
-        told = f"'{self.run.path}' was started with {name} ({size})"
-        if name == self._source.name:
-            told += ", which has changed since; resume with it as it was"
-        else:
-            told += f", not with {self._source.name}; resume with {name}"
-        return FormatError(f"{told}, or start a new run with another ", Setting("out"))
-
-    def _trainer(
+    def _encode(
         self,
-        plan: TrainPlan,
-        model: LanguageModel,
-        batches: LaneBatches | WindowBatches,
-        splits: Splits,
-        text: TextDataset,
-    ) -> Trainer:
-        files = model_files(model.config, plan.config, text, given=plan.given)
-
-        def publish(weights: Mapping[str, torch.Tensor]) -> None:
-            self.run.publish({**files, "model.safetensors": weights_file(weights)})
-
-        def sample(model: LanguageModel) -> str:
-            return sample_text(model, text.tokenizer, "", _SAMPLE_LENGTH, 0.8, plan.config.seed)
-
-        return Trainer(
-            plan, model, batches, splits.valid, text.tokenizer, self.run, files,
-            publish=publish, emit=self.emit, stop=self._stop, sample=sample,
-            watch=self.watch("evaluating", "tokens"),
-        )  # fmt: skip
-
-    def _announce(
-        self,
-        text: TextDataset,
-        splits: Splits,
-        plan: TrainPlan,
-        model: LanguageModel,
-        resolved: Resolved,
-        found: Checkpoint | None,
-        ceiling: Event,
-    ) -> None:
-        config = plan.config
-        self.emit(
-            {
-                "event": "start",
-                "run": str(self.run.path),
-                "source": text.source,
-                "device": str(plan.device),
-                "precision_why": resolved.precision.why,
-                "model": dataclasses.asdict(model.config),
-                "num_parameters": model.num_parameters,
-                "flop_per_token": plan.flop_per_token,
-                **ceiling,
-                "vocab_size": text.tokenizer.vocab_size,
-                "train_tokens": len(splits.train),
-                "valid_tokens": len(splits.valid),
-                "test_tokens": len(splits.test),
-                "kernels": [str(line) for line in explain_training(model, plan)],
-                "end": plan.ending.text,
-                **resumed(found),
-                **{name: getattr(config, name) for name in _ANNOUNCED},
-            }
+        source: Documents,
+        config: TrainConfig,
+        tokenizer: Tokenizer | None,
+        unknown: UnknownPolicy = "refuse",
+    ) -> TextDataset:
+        return prepare_text(
+            source,
+            vocab=config.vocab,
+            vocab_size=config.vocab_size,
+            text_field=config.text_field,
+            keep_crlf=config.keep_crlf,
+            invalid_utf8=config.invalid_utf8,
+            cache_dir=config.cache_dir,
+            tokenizer=tokenizer,
+            unknown=unknown,
+            on_progress=lambda done, total: self.emit(
+                {"event": "prepare", "done_bytes": done, "total_bytes": total}
+            ),
+            should_stop=self.stop,
         )
 
+    def _about(
+        self,
+        text: TextDataset,
+        splits: Splits,
+        plan: TrainingPlan,
+        model: LanguageModel,
+        resolved: Resolved,
+    ) -> Event:
+        """Returns what the `start` event holds of a text."""
+        config = resolved.config
+        return {
+            "source": text.source,
+            "precision_why": resolved.precision.why,
+            "model": dataclasses.asdict(model.config),
+            "vocab": config.vocab,
+            "vocab_size": text.tokenizer.vocab_size,
+            "seq_length": config.seq_length,
+            "dropout": config.dropout,
+            "num_units": {
+                "train": len(splits.train),
+                "valid": len(splits.valid),
+                "test": len(splits.test),
+            },
+            "kernels": [str(line) for line in explain_training(model, config, plan.device)],
+        }
 
-def explain_training(model: LanguageModel, plan: TrainPlan) -> list[LayerReport]:
+
+def _precision(config: TrainConfig, model: LanguageModel, device: torch.device) -> PrecisionChoice:
+    """Returns the precision to train in; `auto` times the candidates on the real model."""
+    shape = (config.seq_length or LONG, config.batch_size)
+    tokens = torch.zeros(shape, dtype=torch.long, device=device)
+
+    def forward() -> torch.Tensor:
+        state = model.initial_state(config.batch_size, device=device)
+        return model.loss(tokens, tokens, state)[0]
+
+    about = {"model": dataclasses.asdict(model.config), "batch": list(shape)}
+    return choose_precision(
+        config.precision, device, about, lambda name: pass_seconds(model, forward, name, device)
+    )
+
+
+def _samples(config: TrainConfig, tokenizer: Tokenizer) -> Samples:
+    def write(model: LanguageModel) -> str:
+        return sample_text(model, tokenizer, "", _SAMPLE_LENGTH, 0.8, config.seed)
+
+    return Samples(config.sample_every, write)
+
+
+def explain_training(
+    model: LanguageModel, config: TrainConfig, device: torch.device
+) -> list[LayerReport]:
     """Returns one report per layer for the batch and precision that training uses."""
-    config = plan.config
     assert config.seq_length is not None
-    tokens = torch.zeros(config.seq_length, config.batch_size, dtype=torch.long, device=plan.device)
-    with autocast(config.precision, plan.device):
+    tokens = torch.zeros(config.seq_length, config.batch_size, dtype=torch.long, device=device)
+    with autocast(config.precision, device):
         return explain(model, tokens)
 
 
@@ -343,31 +349,18 @@ def _begun_with(found: Checkpoint) -> dict[str, Any]:
     """Returns what a checkpoint says of the text that the run was started with."""
     data: dict[str, Any] = json.loads(found.files["config.json"])["data"]
     kinds = {"source": str, "key": str, "num_chars": int}
-    for name, kind in kinds.items():
-        if type(data[name]) is not kind:
-            raise TypeError(f"data.{name} of config.json is {data[name]!r:.80}")
+    for text in (data, *(data[part] for part in PARTS if part in data)):
+        for name, kind in kinds.items():
+            if type(text[name]) is not kind:
+                raise TypeError(f"data.{name} of config.json is {text[name]!r:.80}")
     return data
 
 
-def given_config(files: dict[str, bytes]) -> TrainConfig:
-    """Returns the configuration as the user first gave it, before anything was decided."""
-    return from_dict(json.loads(files["config.json"])["given"], "config.json")
-
-
-def _set_up_device(config: TrainConfig) -> torch.device:
-    hardware.keep_freed_memory()
-    device = choose_device(config.device)
-    if device.type == "cpu" and config.memory_limit_gb is not None:
-        raise ConfigError(
-            Setting("memory_limit_gb"),
-            " bounds GPU memory and this run is on the CPU; leave it out",
-        )
-    if config.memory_limit_gb is not None:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(
-            min(1.0, config.memory_limit_gb * 2**30 / total), device
-        )
-    return device
+def stored_configs(found: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
+    """Returns the options of a checkpoint, resolved and as the user first gave them."""
+    stored = in_todays_names(json.loads(found.files["config.json"]))
+    begun, first = (from_dict(stored[name], "config.json") for name in ("train", "given"))
+    return begun, first
 
 
 def _refuse_tables(source: Source) -> None:
@@ -384,9 +377,10 @@ def _refuse_tables(source: Source) -> None:
 def _refuse_options_of_tables(fields: Collection[str]) -> None:
     for name in fields:
         if name in OPTIONS_OF_TABLES:
+            why = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
             raise ConfigError(
-                f"train() trains a text model and '{name}' is for a table; to train a forecaster:"
-                f" fastlstm.Forecaster({name}=…).fit(table)"
+                f"train() trains a text model and '{name}' is for a table{why}; to train a"
+                f" forecaster: fastlstm.Forecaster({name}=…).fit(table)"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.ops.backends.onednn import bf16_instructions
@@ -19,8 +21,8 @@ from fastlstm.system.fields import Precision
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_GAIN = 1.1
 _QUIET_SHARE = 0.7
-"""Of the threads' time that was spent computing, where the machine was ours."""
-_SHORT_S = 0.01
+"""Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
+_TIMED_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def choose_precision(
     asked: Precision,
     device: torch.device,
     about: Mapping[str, Any],
-    time_pass: Callable[[str], float],
+    time_pass: Callable[[str], float] | None,
 ) -> PrecisionChoice:
     """Returns the precision to train in; `auto` times the candidates.
 
@@ -69,9 +71,12 @@ def choose_precision(
         device: where the steps run.
         about: the model and the batch, which the seconds are remembered for.
         time_pass: returns the seconds of a forward and backward pass in the precision of that
-            name; may switch TF32 on or off.
+            name; may switch TF32 on or off. None leaves a precision that is asked for untimed.
     """
     check_precision(asked, device)
+    if time_pass is None:
+        allow_tf32(asked)
+        return PrecisionChoice(asked, "as asked")
     times = _PassTimes(device, about, time_pass)
     choice = _choose(asked, device, times)
     allow_tf32(choice.name)
@@ -114,14 +119,39 @@ class _PassTimes:
         if isinstance(known, float) and 0 < known < math.inf:
             return known
         self.is_recalled = False
-        start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        seconds = self._time_pass(name)
-        wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        is_long = self._on_cpu and wall_s > _SHORT_S  # a GPU's seconds are not the processors'
-        if is_long and cpu_s < _QUIET_SHARE * wall_s * self._threads:
-            return seconds  # others had the machine: not what to remember of it
-        measurements.remember("pass", about, {"seconds": seconds})
+        with measurements.CpuTimer(self._threads) as timer:
+            seconds = self._time_pass(name)
+        is_busy = self._on_cpu and timer.was_busy(_QUIET_SHARE)  # a GPU leaves the cores idle
+        if not is_busy:
+            measurements.remember("pass", about, {"seconds": seconds})
         return seconds
+
+
+def pass_seconds(
+    model: nn.Module, forward: Callable[[], torch.Tensor], name: str, device: torch.device
+) -> float:
+    """Returns the median seconds of a forward and backward pass.
+
+    Args:
+        model: its gradients are cleared; its weights and the RNG are left alone.
+        forward: returns the loss of one pass.
+        name: of the precision.
+        device: where the model is.
+    """
+    allow_tf32(name)
+    generator_state = torch.get_rng_state()
+    seconds = []
+    for _ in range(_TIMED_PASSES):
+        start = time.perf_counter()
+        with autocast(name, device):
+            loss = forward()
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+    torch.set_rng_state(generator_state)
+    return statistics.median(seconds[1:])
 
 
 def allow_tf32(name: str) -> None:

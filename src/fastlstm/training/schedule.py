@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from fastlstm.errors import BudgetError, Setting, counted
 from fastlstm.system.fields import parse_duration
+from fastlstm.training.options import TrainingOptions
 
-DEFAULT_BUDGET_S = 300.0
 _FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
-
-
-class HasEnd(Protocol):
-    """A configuration which says how long a run lasts, by one of three fields or by none."""
-
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def epochs(self) -> float | None: ...
-    @property
-    def budget(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -45,19 +34,17 @@ class StopCriterion:
     over_at: int = 0
 
     @staticmethod
-    def of(config: HasEnd, steps_per_epoch: int) -> StopCriterion:
-        """Reads the end from the configuration; without one a run lasts five minutes."""
-        if config.steps is not None:
-            return StopCriterion("steps", config.steps, None, counted(config.steps, "step"))
-        if config.epochs is not None:
-            steps = max(1, math.ceil(config.epochs * steps_per_epoch))
-            text = f"{counted(config.epochs, 'epoch')} = {counted(steps, 'step')}"
+    def of(options: TrainingOptions, steps_per_epoch: int) -> StopCriterion:
+        """Reads the end from the options; without one the default budget is the end."""
+        if options.steps is not None:
+            return StopCriterion("steps", options.steps, None, counted(options.steps, "step"))
+        if options.epochs is not None:
+            steps = max(1, math.ceil(options.epochs * steps_per_epoch))
+            text = f"{counted(options.epochs, 'epoch')} = {counted(steps, 'step')}"
             return StopCriterion("epochs", steps, None, text)
-        if config.budget is not None:
-            return StopCriterion(
-                "budget", None, parse_duration(config.budget), f"budget {config.budget}"
-            )
-        return StopCriterion("budget", None, DEFAULT_BUDGET_S, "budget 5m (default)")
+        budget, default = options.budget, options.default_budget
+        text = f"budget {default} (default)" if budget is None else f"budget {budget}"
+        return StopCriterion("budget", None, parse_duration(budget or default), text)
 
     def progress(
         self, step: int, elapsed_s: float, setup_s: float = 0.0, reserve_s: float = 0.0

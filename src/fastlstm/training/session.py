@@ -1,55 +1,68 @@
-"""What every start of a run needs: its observers, its files, and the checkpoint it goes on from."""
+"""One start of a run: its directory, its options, its device, its observers."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
 
 import torch
 
-from fastlstm.errors import (
-    BudgetError,
-    ConfigError,
-    CorruptFileError,
-    FastLSTMError,
-    Message,
-    RunDirectoryError,
-    Setting,
-    counted,
-)
-from fastlstm.report.history import number, read_history
-from fastlstm.report.page import write_report
-from fastlstm.runs.metrics import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.errors import UsageError, counted
+from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
-from fastlstm.training.checkpoint import (
-    Checkpoint,
-    find_checkpoint,
-    reading,
-    truncate_metrics,
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.device import generators, set_up_device
+from fastlstm.training.options import TrainingOptions
+from fastlstm.training.outputs import EventHub
+from fastlstm.training.resuming import (
+    OptionsT,
+    checkpoint_to_resume,
+    remaining,
+    resumed,
+    resumed_config,
 )
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.snapshots import RunSnapshots
+from fastlstm.training.task import Task
+from fastlstm.training.trainer import Trainer, TrainingPlan, TrainingResult
 
-ConfigT = TypeVar("ConfigT")
-
-_ENDS = frozenset({"steps", "epochs", "budget"})
 _REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
-_MOST_BUSY = 3.0
-_CLEAR_GAIN = 0.005
-"""Of the loss, in the last tenth of the steps."""
+_MAX_BUSY = 3.0
 _SHOW_EVERY_S = 0.5
+_ANNOUNCED = ("batch_size", "accumulate", "optimizer", "learning_rate", "precision", "seed")
+
+
+@dataclass(frozen=True)
+class Start(Generic[OptionsT]):
+    """How a run starts, or continues.
+
+    Attributes:
+        options: resolved where the run continues, else as given.
+        given: as the user first gave them.
+        device: where it runs.
+        found: the checkpoint that it continues from, or None.
+    """
+
+    options: OptionsT
+    given: OptionsT
+    device: torch.device
+    found: Checkpoint | None
 
 
 class RunSession:
     """One start of a run: hands events out and keeps the run directory's files.
 
     Args:
-        run: the locked run directory.
+        run: the locked run directory, or None: nothing is written.
         observers: called with every event.
+        stop: polled; see `Trainer`.
         began: `time.perf_counter()` when the wall clock of this start began; default now.
 
     Attributes:
@@ -59,39 +72,72 @@ class RunSession:
     """
 
     def __init__(
-        self, run: RunDirectory, observers: list[Observer], began: float | None = None
+        self,
+        run: RunDirectory | None,
+        observers: list[Observer],
+        stop: Callable[[], bool] | None = None,
+        began: float | None = None,
     ) -> None:
-        self.run, self._observers = run, observers
+        self.run, self.stop, self._hub = run, stop, EventHub(run, observers)
         self.notes: list[str] = []
         self.began = time.perf_counter() if began is None else began
-        self._files: list[MetricsFile | TensorBoardWriter] = []
-        self._early: list[Event] = []
-        self._end: tuple[float, Event] | None = None
-        self._losses: list[tuple[float, float]] = []
         self._mark = time.perf_counter(), time.thread_time()
 
     def emit(self, event: Event) -> None:
-        """Hands an event to every observer; one whose disk or pipe fails gets no more.
+        """Hands an event to every observer and file."""
+        self._hub.emit(event)
 
-        The end is shown when the report is written; until then only files get it.
+    def say(self, level: str, text: str) -> None:
+        """Hands out a message; level is info or warning."""
+        self._hub.say(level, text)
+
+    def files(self, found: Checkpoint | None, tensorboard: bool) -> AbstractContextManager[None]:
+        """Opens metrics.jsonl and TensorBoard's files; the report is written at the end."""
+        return self._hub.files(found, tensorboard)
+
+    @contextmanager
+    def start(
+        self,
+        options: OptionsT,
+        names: Collection[str],
+        resume: bool,
+        stored: Callable[[Checkpoint], tuple[OptionsT, OptionsT]],
+        may_change: frozenset[str],
+    ) -> Iterator[Start[OptionsT]]:
+        """Sets up threads and device for the length of the block; random numbers outside stay.
+
+        Args:
+            options: of this start.
+            names: those of them that were given; the others are defaults.
+            resume: continue where there is a checkpoint.
+            stored: returns the options of a checkpoint, resolved and as they were given.
+            may_change: options that a resumed run may be given anew.
         """
-        if event["event"] == "eval":
-            self._losses.append((event["step"], event["loss"]))
-        if event["event"] == "end":
-            event = {**event, "still_improving": is_still_improving(self._losses)}
-            self._end = time.perf_counter(), event
-            self._hand_out(event, [o for o in self._observers if o in self._files])
-        else:
-            self._hand_out(event, self._observers)
+        given, found = options, None
+        if self.run is not None:
+            found = checkpoint_to_resume(self.run, resume, self.say)
+        if found is not None:
+            with reading(found):
+                begun, given = stored(found)
+            options = resumed_config(options, names, begun, given, may_change)
+        if self.run is not None or options.threads is not None:
+            self.set_threads(options.threads)
+        device = set_up_device(options)
+        with torch.random.fork_rng(generators(device)):
+            yield Start(options, given, device, found)
 
-    def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
-        for observer in list(observers):
-            try:
-                observer(event)
-            except OSError as error:
-                self._observers.remove(observer)
-                name = type(observer).__name__
-                self.say("warning", f"{name} stopped ({error.strerror}); the run goes on")
+    def ending(
+        self, options: TrainingOptions, found: Checkpoint | None, steps_per_epoch: int
+    ) -> StopCriterion:
+        """Returns when the run ends.
+
+        Raises:
+            BudgetError: it is resumed and ended by this very budget before.
+        """
+        ending = StopCriterion.of(options, steps_per_epoch)
+        if found is None or self.run is None:
+            return ending
+        return remaining(self.run, found, ending, self.notes)
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; more than cores are said at once."""
@@ -101,27 +147,54 @@ class RunSession:
             text = f"{threads:,} threads share the {counted(cores, 'core')} of this process"
             self.say("warning", f"{text}, which is slower than one thread for each")
 
-    def remaining(self, found: Checkpoint | None, ending: StopCriterion) -> StopCriterion:
-        """Returns the end of a run that may be resumed; says where nothing is left to train.
+    def fit(
+        self,
+        task: Task,
+        plan: TrainingPlan,
+        found: Checkpoint | None,
+        callbacks: Sequence[Callback],
+    ) -> TrainingResult:
+        """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
+        run, snapshots = self.run, None
+        if run is not None:
+            snapshots = RunSnapshots(run, plan.options.keep_checkpoints)
+        trainer = Trainer(
+            task, plan, self.emit, self.stop, snapshots, callbacks,
+            None if run is None else str(run.path), self.watch("evaluating", task.unit),
+        )  # fmt: skip
+        return trainer.fit(found)
 
-        Raises:
-            BudgetError: the run came to its end by this very budget.
+    def announce(
+        self, task: Task, plan: TrainingPlan, found: Checkpoint | None, about: Event
+    ) -> None:
+        """Emits the `start` event, then the notes.
+
+        Args:
+            task: what is trained.
+            plan: how.
+            found: the checkpoint that it continues from.
+            about: what the event holds beside what all tasks share.
         """
-        if found is None:
-            return ending
-        if ending.total_steps is not None and found.step >= ending.total_steps:
-            told = f"already complete: it ends after {ending.text} and has trained {found.step:,};"
-            more = Setting(ending.kind)
-            self.notes.append(Message(f"{told} nothing is trained now, give more ", more))
-        end = read_history(self.run.metrics_path).end or {}
-        reason = str(end.get("reason"))
-        by_budget = reason.startswith(("budget", "trained 0"))
-        if ending.budget_s is None or not by_budget or end.get("step") != found.step:
-            return ending
-        ending = dataclasses.replace(ending, over_at=found.step)
-        if reason == ending.text:
-            ending.require_steps(found.step, 0.0)
-        return ending
+        options = plan.options
+        self.emit(
+            {
+                "event": "start",
+                "task": task.name,
+                "unit": task.unit,
+                "run": None if self.run is None else str(self.run.path),
+                "device": str(plan.device),
+                "num_parameters": sum(p.numel() for p in task.model.parameters()),
+                "flop_per_unit": task.flop_per_unit,
+                "ceiling_gflops": plan.ceiling_gflops,
+                "end": plan.ending.text,
+                **{name: getattr(options, name) for name in _ANNOUNCED},
+                "threads": torch.get_num_threads(),
+                **resumed(found),
+                **about,
+            }
+        )
+        for note in self.notes:
+            self.say("info", note)
 
     def mark(self) -> None:
         """Begins the measurement of how busy the machine is; see `report_s`."""
@@ -129,10 +202,10 @@ class RunSession:
 
     def report_s(self) -> float:
         """Returns about how long the report will take: as busy as the machine was since `mark`."""
-        if not self._files:
+        if not self._hub.has_files:
             return 0.0
         wall_s, own_s = time.perf_counter() - self._mark[0], time.thread_time() - self._mark[1]
-        return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MOST_BUSY)
+        return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
         """Returns what a start event says of the ceiling: ceiling_gflops, and how it was measured.
@@ -165,116 +238,25 @@ class RunSession:
 
         return show
 
-    def say(self, level: str, text: str) -> None:
-        """Hands out a message; level is info or warning. The files get it once they are open."""
-        event = {"event": "message", "level": level, "text": text}
-        self.emit(event)
-        if not self._files:
-            self._early.append(event)
 
-    def find(self, resume: bool) -> Checkpoint | None:
-        """Returns the newest intact checkpoint to go on from, None to start.
+@contextmanager
+def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
+    """Creates and locks a run directory; one that was not used is removed again.
 
-        Raises:
-            RunDirectoryError: there is a run, and it is not to be resumed.
-            CorruptFileError: all its checkpoints are damaged.
-        """
-        run = self.run
-        found, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
-        if found is not None and not resume:
-            raise RunDirectoryError(
-                f"'{run.path}' holds a run already (step {found.step}); ",
-                Setting("resume", True),
-                " goes on with it, another ",
-                Setting("out"),
-                " starts a new one",
-            )
-        if not run.checkpoints() and run.has_published():
-            raise RunDirectoryError(
-                f"'{run.path}' holds a model without a checkpoint to go on from; give another ",
-                Setting("out"),
-            )
-        for error in damage:
-            if found is None:
-                raise error
-            self.say("warning", f"{error}; going on from {found.path.name}")
-        return found
-
-    @contextmanager
-    def outputs(self, found: Checkpoint | None, tensorboard: bool) -> Iterator[None]:
-        """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
-        if tensorboard and self.run.tensorboard_dir.is_symlink():
-            raise RunDirectoryError(
-                f"{self.run.tensorboard_dir} is a symbolic link, expected a directory of the"
-                " run; remove it, or give ",
-                Setting("tensorboard", False),
-            )
-        self.run.unseal_metrics()
-        if found is not None and "metrics" in found.meta:
-            self._continue_metrics(found)
-        self._files = [MetricsFile(self.run.metrics_path)]
-        if tensorboard:
-            first = 0 if found is None else found.step
-            self._files.append(TensorBoardWriter(self.run.tensorboard_dir, first))
-        for event in self._early:
-            self._hand_out(event, self._files)
-        self._observers[:0] = self._files
-        is_trained = True
+    Args:
+        path: of the directory; None has none.
+    """
+    if path is None:
+        yield None
+        return
+    run = RunDirectory(path)
+    run.create()
+    with run.lock():
         try:
-            yield
-        except BudgetError as error:
-            is_trained = False
-            step = 0 if found is None else found.step
-            self._hand_out({"event": "end", "reason": str(error), "step": step}, self._files)
+            yield run
+        except UsageError:
+            run.remove_if_empty()
             raise
-        finally:
-            for output in self._files:
-                if output in self._observers:
-                    self._observers.remove(output)
-                self._try(output.close)
-            self._try(self.run.seal_metrics)
-            if is_trained:
-                self._try(lambda: write_report(self.run.path))
-            self._show_end()
-
-    def _show_end(self) -> None:
-        """Shows the end with the time that the report took and what there is to look at."""
-        if self._end is None:
-            return
-        at, event = self._end
-        report_s = time.perf_counter() - at
-        spent = {**event.get("spent_s", {}), "report": report_s}
-        shown = {"elapsed_s": event["elapsed_s"] + report_s, "spent_s": spent}
-        places = {"report": self.run.report_path, "tensorboard": self.run.tensorboard_dir}
-        shown |= {name: str(path) for name, path in places.items() if path.exists()}
-        self._hand_out({**event, **shown}, self._observers)
-
-    def _try(self, finish: Callable[[], object]) -> None:
-        """Does what a run can end without: its own outcome counts for more."""
-        try:
-            finish()
-        except (FastLSTMError, OSError) as error:
-            self.say("warning", str(error))
-
-    def _continue_metrics(self, found: Checkpoint) -> None:
-        try:
-            truncate_metrics(self.run.metrics_path, found.meta["metrics"])
-        except CorruptFileError as error:
-            aside = self.run.metrics_path.with_suffix(".damaged")
-            self.run.metrics_path.replace(aside)
-            self.say("warning", f"{error}; it is kept as {aside.name}, a new one is begun")
-        for event in read_history(self.run.metrics_path).validations:
-            step, loss = number(event, "step"), number(event, "loss")
-            if step is not None and loss is not None:
-                self._losses.append((step, loss))
-
-
-def resumed(found: Checkpoint | None) -> Event:
-    """Returns what a start event says of the checkpoint that it goes on from."""
-    if found is None:
-        return {"resumed_from": None, "resumed_s": None}
-    with reading(found):
-        return {"resumed_from": found.step, "resumed_s": float(found.meta["progress"]["elapsed_s"])}
 
 
 @contextmanager
@@ -292,53 +274,3 @@ def torch_settings_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
         for switch, is_on in zip(switches, before, strict=True):
             switch.allow_tf32 = is_on
-
-
-def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
-    """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way.
-
-    Args:
-        losses: (step, validation loss) of the evaluations of all starts, in order.
-    """
-    if not losses:
-        return False
-    last_step, last = losses[-1]
-    earlier = [loss for step, loss in losses if step <= 0.9 * last_step]
-    if last > min(loss for _, loss in losses):
-        return False
-    return not earlier or min(earlier) - last > _CLEAR_GAIN * abs(last)
-
-
-def resumed_config(
-    new: ConfigT, names: Collection[str], begun: ConfigT, first: ConfigT, may_change: frozenset[str]
-) -> ConfigT:
-    """Returns the configuration a run was begun with, with what may change taken from the new one.
-
-    Args:
-        new: what is asked for now.
-        names: the fields of it that were given; the others are defaults.
-        begun: the resolved configuration of the run.
-        first: the same as the user first gave it.
-        may_change: fields that a resumed run may be given anew.
-
-    Raises:
-        ConfigError: a field is given that belongs to what was begun and differs from it.
-    """
-    changes: dict[str, Any] = {}
-    for name in names:
-        value = getattr(new, name)
-        if name in may_change:
-            if value != getattr(begun, name):
-                changes[name] = value
-            continue
-        if value not in (getattr(first, name), getattr(begun, name)):
-            before = getattr(begun, name)
-            raise ConfigError(
-                Setting(name, value),
-                f": this run was begun {'without it' if before is None else f'with {before}'};"
-                " leave it out to resume, or start a new run with another ",
-                Setting("out"),
-            )
-    if changes.keys() & _ENDS:
-        changes = {**dict.fromkeys(_ENDS), **changes}
-    return dataclasses.replace(begun, **changes)  # type: ignore[type-var]

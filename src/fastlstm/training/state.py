@@ -40,7 +40,8 @@ class Progress:
         evaluations: number of evaluations.
         without_gain: evaluations since the best one.
         lr_scale: lowered by roll-backs.
-        scored: validation tokens that evaluations of a text score; 0 before the first.
+        scored: validation units that each evaluation scores; 0 before the first.
+        slot: of evaluations spread evenly over a run, how many were due at the last one.
     """
 
     step: int = 0
@@ -56,6 +57,7 @@ class Progress:
     without_gain: int = 0
     lr_scale: float = 1.0
     scored: int = 0
+    slot: int = 0
 
     @property
     def setup_s(self) -> float:
@@ -125,14 +127,12 @@ class TrainingState:
         model: the model.
         optimizers: its optimizers.
         average: its averaged weights, or None.
-        carried: the LSTM state `(L, B, H)` twice, carried from batch to batch; none of windows.
         scaler: fp16 loss scaler, or None.
     """
 
     model: torch.nn.Module
     optimizers: OptimizerSet
     average: WeightAverage | None
-    carried: tuple[torch.Tensor, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     progress: Progress = field(default_factory=Progress)
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
@@ -144,9 +144,9 @@ class TrainingState:
         if device.type == "cuda":
             rng["rng_cuda"] = torch.cuda.get_rng_state(device)
         tensors: Tensors = {
-            "model": {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())},
+            "model": weights_of(self.model),
             "optimizer": self.optimizers.tensors(),
-            "state": {**dict(zip("hc", self.carried, strict=False)), **rng},
+            "state": rng,
         }
         meta: dict[str, Any] = {
             "progress": self.progress.to_meta(),
@@ -170,14 +170,9 @@ class TrainingState:
             meta: plain values, as captured.
             keep_guard: keep today's trouble counters (a roll-back must not forget them).
         """
-        carried = dict(zip("hc", self.carried, strict=False))
         require_like(dict(self.model.named_parameters()), tensors["model"], "model")
-        require_like(carried, tensors["state"], "state")
         # Not strict: of tied weights one is stored, and buffers came later than format 1.
         self.model.load_state_dict(tensors["model"], strict=False)
-        with torch.no_grad():
-            for name, tensor in carried.items():
-                tensor.copy_(tensors["state"][name])
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
         if "rng_cuda" in tensors["state"]:
@@ -188,15 +183,23 @@ class TrainingState:
             self.average.load(tensors["average"], int(meta["average_updates"]))
         if self.scaler is not None:
             self.scaler.load_state_dict(meta["scaler"])
-        self.progress = _built(Progress, meta["progress"])
+        self.progress = _built(Progress, _of_format_1(meta))
         if not keep_guard:
             self.guard = _built(NonFiniteGuard, meta["guard"])
         loader: dict[str, int] = meta["loader"]
         return loader
 
-    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Every float tensor that must be finite for the checkpoint to count as good."""
-        tensors, _ = self.capture({})
-        return [
-            (f"{stem} {name}", t) for stem, group in tensors.items() for name, t in group.items()
-        ]
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns parameters and buffers by name; of tied weights one."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _of_format_1(meta: dict[str, Any]) -> dict[str, Any]:
+    """Returns the counters of a checkpoint, with those that format 1 kept elsewhere."""
+    counters = dict(meta["progress"])
+    if "slot" not in counters:
+        counters["slot"] = counters.get("evaluations", 0)
+        counters.setdefault("scored", 0)
+        counters["scored"] = meta.get("valid_windows", counters["scored"])
+    return counters

@@ -1,99 +1,83 @@
-"""How fast a run goes: rates since the last progress line, and the time it still needs."""
+"""How fast a run is: rates since the last `step` event, and what its parts take."""
 
 from __future__ import annotations
 
-import math
 import time
-from typing import Any, Protocol
+from typing import Any
 
+from fastlstm.training.task import Task
 
-class _Plan(Protocol):
-    @property
-    def flop_per_token(self) -> float: ...
-    @property
-    def ceiling_gflops(self) -> float: ...
+_LOG_INTERVAL_S = 1.0
 
 
 class ThroughputMeter:
-    """Collects steps between two progress lines.
+    """Collects steps between two `step` events.
 
     Args:
-        plan: for the operations per token and the ceiling.
-        tokens_per_char: tokens per character of the text.
+        task: for the operations per unit, and what a unit is.
+        ceiling_gflops: measured GEMM rate of the device, 0 if unmeasured.
 
     Attributes:
         evaluation_s: seconds of the newest evaluation, 0 before the first.
         save_s: seconds of the newest checkpoint.
-        seconds_per_token: of a training step, a moving mean; 0 before the first.
+        seconds_per_step: a moving mean; 0 before the first.
     """
 
-    _LOG_INTERVAL_S = 1.0
-
-    def __init__(self, plan: _Plan, tokens_per_char: float) -> None:
-        self._plan = plan
-        self._tokens_per_char = tokens_per_char
-        self.evaluation_s = 0.0
-        self.save_s = 0.5
-        self._wait_s = 0.0
-        self.seconds_per_token = 0.0
+    def __init__(self, task: Task, ceiling_gflops: float) -> None:
+        self._task, self._ceiling_gflops = task, ceiling_gflops
+        self.evaluation_s, self.save_s, self.seconds_per_step = 0.0, 0.5, 0.0
+        self._scored, self._wait_s = 0, 0.0
         self._clear()
 
     def _clear(self) -> None:
         self._loss = self._norm = self._seconds = 0.0
-        self._tokens = self._steps = 0
+        self._units = self._steps = 0
         self._since = time.perf_counter()
 
-    def add_step(self, loss: float, norm: float, tokens: int, seconds: float) -> None:
-        """Records one optimizer step: mean nats per token, gradient norm, tokens and seconds."""
-        self._loss += loss * tokens
+    @property
+    def unit_s(self) -> float:
+        """Returns the seconds of scoring a validation unit; before an evaluation, from steps."""
+        if self._scored:
+            return self.evaluation_s / self._scored
+        return self._task.forward_share * self.seconds_per_step / self._task.step_units
+
+    def add_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
+        """Records one optimizer step: mean loss, gradient norm, units and seconds."""
+        self._loss += loss * units
         self._norm += norm
-        self._tokens += tokens
+        self._units += units
         self._steps += 1
         self._seconds += seconds
-        rate = seconds / tokens
-        self.seconds_per_token = (
-            rate if not self.seconds_per_token else 0.9 * self.seconds_per_token + 0.1 * rate
-        )
+        mean = self.seconds_per_step
+        self.seconds_per_step = seconds if not mean else 0.9 * mean + 0.1 * seconds
 
-    def forget_wait(self) -> None:
-        """Tells that the loader, and with it its count of waiting, is new."""
-        self._wait_s = 0.0
+    def add_evaluation(self, seconds: float, units: int) -> None:
+        """Records an evaluation of so many units."""
+        self.evaluation_s, self._scored = seconds, units
 
     def log_due(self, every: int | None, step: int) -> bool:
-        """True when a progress line is due: every so many steps, or about once a second."""
+        """Returns whether to emit a `step` event: every so many steps, or about once a second."""
         if every is not None:
             return step % every == 0
-        return time.perf_counter() - self._since >= self._LOG_INTERVAL_S
-
-    def reserve_s(self, valid_tokens: int) -> float:
-        """Seconds to keep for the last evaluation and checkpoint of a budgeted run."""
-        # Scoring in float32 takes about half of a bf16 step; the first evaluation tells.
-        forward_only = 0.5 * self.seconds_per_token * valid_tokens
-        return (self.evaluation_s or forward_only) + self.save_s + 0.5
-
-    def remaining_s(self, steps: int, tokens_per_step: int) -> float:
-        return max(steps, 0) * tokens_per_step * self.seconds_per_token
+        return time.perf_counter() - self._since >= _LOG_INTERVAL_S
 
     def take(self, wait_s: float) -> dict[str, Any]:
         """Returns the rates since the last call and starts anew.
 
         Args:
-            wait_s: seconds the loader has kept the loop waiting since it was opened.
+            wait_s: seconds the loader has kept the loop waiting in all.
         """
-        tokens, seconds = max(self._tokens, 1), max(self._seconds, 1e-9)
-        waited = max(wait_s - self._wait_s, 0.0)
-        loss = self._loss / tokens
-        gflops = tokens / seconds * self._plan.flop_per_token / 1e9
-        ceiling = self._plan.ceiling_gflops
-        values = {
-            "loss": loss,
-            "bits_per_char": loss / math.log(2) * self._tokens_per_char,
+        units, seconds = max(self._units, 1), max(self._seconds, 1e-9)
+        gflops = units / seconds * self._task.flop_per_unit / 1e9
+        ceiling = self._ceiling_gflops
+        rates = {
+            "loss": self._loss / units,
             "grad_norm": self._norm / max(self._steps, 1),
-            "tokens_per_s": tokens / seconds,
+            "units_per_s": units / seconds,
             "gflops": gflops,
             "ceiling_share": gflops / ceiling if ceiling else None,
-            "input_wait_share": waited / seconds,
+            "input_wait_share": max(wait_s - self._wait_s, 0.0) / seconds,
         }
         self._wait_s = wait_s
         self._clear()
-        return values
+        return rates

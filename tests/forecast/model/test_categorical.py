@@ -57,7 +57,7 @@ def test_a_category_that_comes_after_training_is_forecast_like_the_known_ones(ro
     kinds[170:] = "new"  # behind the training rows
     table = long_table(rows, 1, y=y.astype(np.float32), temp=None, kind=kinds)
     given: dict[str, Any] = {
-        "horizon": 5, "input_size": 10, "segment": 5, "hidden_size": 16, "steps": 150,
+        "horizon": 5, "input_size": 10, "patch": 5, "hidden_size": 16, "steps": 150,
         "dropout": 0.0, "learning_rate": 0.01, "split": (140, 30, 30), "normalize": "none",
     }  # fmt: skip
     if role == "static":

@@ -22,7 +22,7 @@ HELD = """
 import sys, time
 from pathlib import Path
 from fastlstm.cli.main import main
-from fastlstm.forecast.windows import WindowForecaster
+from fastlstm.forecast.window_forecaster import WindowForecaster
 run, gate = WindowForecaster.run, Path(sys.argv.pop())
 def held(*given):
     while not gate.exists():

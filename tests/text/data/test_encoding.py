@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastlstm.errors import DataError, Stopped, StorageError
+from fastlstm.text.data.blocks import TextRules
 from fastlstm.text.data.encoding import Pass, find_unseen, learn_bpe, scan, write_ids
 from fastlstm.text.data.sources import Document, Source
-from fastlstm.text.data.streams import TextRules
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 

@@ -74,7 +74,7 @@ class VariantCell {
   }
 
  private:
-  // Of 65,536 draws, how many keep the old value: Variant.thresholds of ops/variant.py.
+  // Of 65,536 draws, how many keep the old value: CellCall.thresholds of ops/cell_call.py.
   static FASTLSTM_INLINE uint32_t threshold(double p) {
     return static_cast<uint32_t>(__builtin_rint(p * 65536.0));
   }

@@ -8,7 +8,7 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr float kEpsilon = 1e-5f;  // EPSILON of ops/variant.py
+inline constexpr float kEpsilon = 1e-5f;  // EPSILON of ops/cell_call.py
 
 // `kSums` sums per row and group: [sum][group][row], rows padded to whole vectors.
 template <int kSums>

@@ -15,7 +15,7 @@ class ForecasterConfig:
     """Architecture of a forecaster.
 
     Attributes:
-        input_size: L, steps of the past; a multiple of `segment`.
+        input_size: L, steps of the past; a multiple of `patch`.
         horizon: h, steps ahead.
         num_targets: C.
         num_past: further columns known up to now.
@@ -23,12 +23,12 @@ class ForecasterConfig:
         categories: size of every categorical column by its place among targets, past, future.
         num_static: numbers known per series.
         static_categories: size of every categorical one among them, by its place.
-        segment: s, steps that are read, and answered, at once.
+        patch: s, steps that are read, and answered, at once.
         hidden_size: H.
         num_layers: layers of the LSTM.
-        embed_size: d, width of an embedded segment.
+        embed_size: d, width of an embedded patch.
         channels: shared gives every target its own pass through one network, joint reads all.
-        decoder: direct answers all segments at once, autoregressive one after the other.
+        decoder: direct answers all patches at once, autoregressive one after the other.
         bidirectional: the input is read both ways (direct only).
         normalize: what is taken from a window: its last value, mean and deviation, or nothing;
             counts are divided by one more than their mean instead.
@@ -36,7 +36,7 @@ class ForecasterConfig:
         has_missing: values may be missing: the network is told which.
         output: point, quantiles, student_t or negative_binomial (of counts).
         loss: of a point: mae, mse or huber.
-        stateful: reads chunks of streams, state carried from one to the next (`stream`).
+        stateful: state is carried from chunk to chunk (`ForecastNetwork.read_chunk`).
     """
 
     input_size: int
@@ -47,7 +47,7 @@ class ForecasterConfig:
     categories: tuple[tuple[int, int], ...] = ()
     num_static: int = 0
     static_categories: tuple[tuple[int, int], ...] = ()
-    segment: int = 48
+    patch: int = 48
     hidden_size: int = 256
     num_layers: int = 1
     embed_size: int = 256
@@ -71,13 +71,13 @@ class ForecasterConfig:
                 "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
                 " one of them"
             )
-        if self.input_size % self.segment:
+        if self.input_size % self.patch:
             raise ConfigError(
                 Setting("input_size"),
                 f" is {self.input_size}, no multiple of ",
-                Setting("segment"),
-                f" {self.segment}; give ",
-                Setting("input_size", max(1, self.input_size // self.segment) * self.segment),
+                Setting("patch"),
+                f" {self.patch}; give ",
+                Setting("input_size", max(1, self.input_size // self.patch) * self.patch),
             )
         self._check_stateful()
 
@@ -106,7 +106,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_past": (0, _MOST),
     "num_future": (0, _MOST),
     "num_static": (0, _MOST),
-    "segment": (1, _MOST),
+    "patch": (1, _MOST),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),
     "embed_size": (1, 65_536),

@@ -10,7 +10,8 @@ import torch
 
 from fastlstm.ops.backends import onednn
 from fastlstm.ops.backends.cudnn import cudnn_kernel, cudnn_lstm, torch_lstm
-from fastlstm.ops.call import TORCHS_CELL, Kernel, LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_options import TORCHS_CELL
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

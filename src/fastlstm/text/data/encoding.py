@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, Stopped
 from fastlstm.system.storage import storage_errors
+from fastlstm.text.data.blocks import BLOCK_BYTES, BlockReader, TextRules, find_invalid_utf8
 from fastlstm.text.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import Source
-from fastlstm.text.data.streams import BLOCK_BYTES, BlockReader, TextRules, find_invalid_utf8
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, code_points
 
 Result = TypeVar("Result")

@@ -1,0 +1,89 @@
+"""What a verb is given: a run to open, tables to read; mistaken ones are refused at once."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlstm.cli.output import say
+from fastlstm.errors import DataError, UsageError
+from fastlstm.runs import find_run
+from fastlstm.runs.run_directory import Kind, kind_of_run
+from fastlstm.text.data.source_kind import kind_of_source
+from fastlstm.text.data.sources import hint_of_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.text.lm import LM
+
+
+def require_run(path: str, wanted: Kind | None = None) -> None:
+    """Checks that a run or a checkpoint is there; see `find_run.require_run`.
+
+    For a file the error shows how to train on it: a table is trained on as a table.
+    """
+    if os.path.isfile(path):
+        wanted = "forecaster" if kind_of_source(path) in ("csv", "binary table") else "text"
+    find_run.require_run(path, wanted)
+
+
+def one_or_many(sources: list[str]) -> str | list[str]:
+    """Returns sources as training and forecasting take them: one alone, several as a list."""
+    return sources[0] if len(sources) == 1 else sources
+
+
+def open_model(path: str) -> LM:
+    """Loads the model of a run or checkpoint; a note about the choice of files is printed.
+
+    Raises:
+        FastLSTMError: as `fastlstm.text.files.load_language_model`.
+    """
+    require_run(path, "text")
+
+    from fastlstm.text.files import load_language_model
+    from fastlstm.text.lm import LM
+
+    loaded = load_language_model(path)
+    if loaded.note:
+        say(f"note: {loaded.note}")
+    return LM(loaded.model, loaded.tokenizer, loaded.config, loaded.generation)
+
+
+def refuse_runs(sources: Sequence[str]) -> None:
+    """Refuses a run as a source: its files would be read as texts or tables.
+
+    Raises:
+        DataError: a source is a run.
+    """
+    for source in sources:
+        if os.path.isdir(source) and kind_of_run(source) is not None:
+            raise DataError(f"{source} is a run, expected a text or a table")
+
+
+def refuse_swapped(verb: str, path: str, sources: Sequence[str]) -> None:
+    """Checks that the run comes before the data.
+
+    Raises:
+        UsageError: a file comes where the run is expected, and a run among the data.
+    """
+    runs = [name for name in sources if os.path.isdir(name) and kind_of_run(name) is not None]
+    if runs and os.path.isfile(path):
+        raise UsageError(f"{path} is a file; the run comes first: fastlstm {verb} {runs[0]} {path}")
+
+
+def require_tables(sources: Sequence[str]) -> None:
+    """Checks that the sources of a verb for tables exist and are not texts.
+
+    Raises:
+        DataError: one is not.
+    """
+    refuse_runs(sources)
+    for source in sources:
+        path = os.path.expanduser(source)
+        if not os.path.exists(path) and not glob.glob(path, recursive=True):
+            raise DataError(f"there is no file {source or repr('')}{hint_of_file(Path(path))}")
+        if kind_of_source(source) == "text":
+            raise DataError(f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy")

@@ -1,0 +1,64 @@
+"""Options that several verbs share, most of them drawn from the configurations of training."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastlstm.cli.command import Option, options_from_dataclass, unwrap_optional
+from fastlstm.cli.parser import Parsed
+from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.ops.cell_options import OPTION_NAMES
+from fastlstm.text.config import TrainConfig
+
+_MACHINE = "device precision threads memory_limit_gb strict_kernels"
+_TEXT_GROUPS = {
+    "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split valid test cache_dir",
+    "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
+    " residual tie_weights initializer",
+    "cell": " ".join(OPTION_NAMES),
+    "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
+    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "machine": _MACHINE,
+    "output": "eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
+}
+_TABLE_GROUPS = {
+    "forecast": "horizon input_size patch split",
+    "columns": "target time series past future static categorical ignore",
+    "table": " ".join((*READING, "cache_dir")),
+    "model": "hidden_size num_layers channels decoder bidirectional normalize dropout output loss",
+    "training": "budget steps epochs patience evaluations batch_size accumulate tbptt balance"
+    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "machine": _MACHINE,
+    "output": "eval_every checkpoint_every keep_checkpoints log_every tensorboard",
+}
+
+
+def json_option(shown: str = "one JSON object") -> Option:
+    """Returns the switch that has a verb print JSON."""
+    return Option("json", bool, False, f"print {shown}", is_switch=True)
+
+
+def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
+    options = options_from_dataclass(cls, {name: text.split() for name, text in groups.items()})
+    return tuple(map(_as_flag, options))
+
+
+def _as_flag(option: Option) -> Option:
+    """Lists are one text on the command line and in YAML; the horizon has no default."""
+    if option.name == "horizon":
+        return dataclasses.replace(option, default=None)
+    if "tuple" not in str(option.type) or unwrap_optional(option.type) is float:
+        return option
+    return dataclasses.replace(option, type=str | None, default=None)
+
+
+TEXT_OPTIONS = _fields(TrainConfig, _TEXT_GROUPS)
+FORECAST_OPTIONS = _fields(ForecastConfig, _TABLE_GROUPS)
+TABLE_OPTIONS = tuple(o for o in FORECAST_OPTIONS if o.group in ("columns", "table"))
+READ_OPTIONS = tuple(option for option in FORECAST_OPTIONS if option.name in READING)
+
+
+def given_options(parsed: Parsed, options: tuple[Option, ...]) -> dict[str, Any]:
+    """Returns the values that a command line gives to some options."""
+    return {o.name: parsed.values[o.name] for o in options if o.name in parsed.values}

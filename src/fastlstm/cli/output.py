@@ -1,0 +1,48 @@
+"""What a verb prints: aligned rows for people, JSON for machines, notes on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.report.markup import visible
+from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
+from fastlstm.system.storage import finite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Prints (label, text) rows; long text is wrapped on a terminal and left alone in a pipe."""
+    style, on_terminal = style_for(sys.stdout), is_terminal(sys.stdout)
+    margin = max((cell_width(label) for label, _ in rows), default=0) + 2
+    for label, text in rows:
+        parts = wrap(visible(text), columns() - margin) if on_terminal else [visible(text)]
+        for index, part in enumerate(parts):
+            head = label if index == 0 else ""
+            sys.stdout.write(style(head.ljust(margin), "dim") + part + "\n")
+    sys.stdout.flush()
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """Prints one JSON object on one line; NaN and infinity become null."""
+    sys.stdout.write(json.dumps(finite(values), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_json: bool) -> None:
+    """Prints a result: all facts as one JSON object, or rows."""
+    if use_json:
+        print_json(facts)
+    else:
+        print_rows(rows)
+
+
+def say(text: str, details: Sequence[str] = ()) -> None:
+    """Prints a message on standard error, and indented lines below it."""
+    lines = [f"fastlstm: {visible(text)}", *(f"  {visible(line)}" for line in details)]
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,254 @@
+"""Forecasts of windows in scaled units, with quantiles calibrated on validation windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.errors import ConfigError, Setting
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.window_index import WindowIndex, spread_out
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.outputs import Output
+from fastlstm.system.fields import is_number
+
+LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
+"""At which quantiles are calibrated; between them linear."""
+_MAX_WINDOWS = 5_000
+_MAX_VALUES = 1 << 24
+"""Numbers of the network held at once, 64 MB; torch's quantiles take no more."""
+_LEAST_SPREAD = 0.05
+"""Of a standard deviation: a window that stands still is no promise that it will go on so."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Quantiles of what validation values were above the network's, over their window's spread.
+
+    Conformalised quantile regression (Romano et al. 2019), level by level: each quantile of the
+    network is shifted by what it was off by on validation windows. A point takes the place of every
+    quantile: split conformal intervals. Both with normalised residuals (Lei et al. 2018, section
+    5.2): a stretch that moves more is shifted more, so that intervals keep their level when the
+    series calms down.
+
+    Of n validation values the order statistic (n + 1) p is taken, rounded away from the median, so
+    that a central interval holds a further exchangeable value at least as often as it says, however
+    small n is. Where n is too small for a level there is no such statistic: the quantile is
+    infinite, as in the literature.
+
+    Attributes:
+        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`; infinite where
+            validation has too few values.
+    """
+
+    residuals: Tensor
+
+    @staticmethod
+    def none(config: ForecasterConfig) -> Calibration:
+        """Returns intervals without width, before there is a trained network."""
+        return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
+
+    def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
+        """Returns quantiles ``(B, h, C, len(levels))`` that never cross.
+
+        Args:
+            base: the network's at `LEVELS`, ``(B, h, C, 25)``, or ``(B, h, C, 1)`` of a point.
+            wide: spread of the windows, ``(B, C)``.
+            levels: asked for.
+        """
+        known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
+        known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
+        wanted, grid = np.asarray(levels, dtype=np.float64).round(9), np.asarray(LEVELS)
+        above = np.searchsorted(grid, wanted)
+        below = np.where(grid[above] == wanted, above, above - 1)
+        gap = np.where(above > below, grid[above] - grid[below], 1.0)
+        share = torch.from_numpy((wanted - grid[below]) / gap).to(known)
+        low, high = known[..., below], known[..., above]
+        between = torch.lerp(low, high, share)
+        if not self.residuals.isinf().any():
+            return between
+        return torch.where(low.isinf(), low, torch.where(high.isinf(), high, between))
+
+    def unsupported(self, levels: Sequence[float]) -> str | None:
+        """Returns what to say where some of the quantiles are infinite, else None."""
+        zeros = self.residuals.new_zeros(1, *self.residuals.shape[1:], 1)
+        is_infinite = self.quantiles(zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
+        few = [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
+        if not few:
+            return None
+        tails = [round(min(level, 1 - level), 9) for level in few]
+        outer = max(k for k in LEVELS if k <= min(tails))
+        return (
+            f"quantiles {', '.join(f'{level:g}' for level in few)} are infinite: validation has too"
+            f" few values to tell them ({math.ceil(round(1 / outer - 1, 6))} of every step and"
+            " target are needed); give validation more rows, or ask for levels nearer to 0.5"
+        )
+
+
+@torch.no_grad()
+def calibrate(
+    network: ForecastNetwork,
+    inputs: ScaledWindows,
+    valid: WindowIndex,
+    should_continue: Callable[[int, int], bool] | None = None,
+    show: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps.
+
+    A distribution that is right only as a whole, that of counts, is left as it is.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        valid: validation windows.
+        should_continue: called with the windows read so far and in all; False skips the rest.
+        show: called with the same.
+    """
+    config, output = network.config, network.output
+    h, C = config.horizon, config.num_targets
+    if not output.is_calibrated:
+        return Calibration.none(config)
+    most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
+    answers, targets, spreads = [], [], []
+    rows, done, size = valid.rows(most), 0, 256
+    if should_continue is not None:
+        rows, size = spread_out(rows), 64
+    for values, statics in inputs.read(rows, config.input_size + h, size):
+        answers.append(network(values, statics))
+        targets.append(values[:, config.input_size :, :C].clone())
+        spreads.append(spread(values, config))
+        done += len(values)
+        if show is not None:
+            show(done, len(rows))
+        if should_continue is not None and not should_continue(done, len(rows)):
+            break
+    answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
+    found = []
+    for t in range(h):  # a step at a time: all quantiles of all steps would not fit
+        base = output.quantiles(answer[:, t], LEVELS)
+        found.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
+    return Calibration(torch.stack(found, 1))
+
+
+def conformal(errors: Tensor) -> Tensor:
+    """Returns the order statistics of errors that conformal prediction takes at `LEVELS`.
+
+    Args:
+        errors: shape ``(N, C, 25)``, of every level's own quantile, or ``(N, C, 1)``; NaN where
+            missing.
+
+    Returns:
+        Shape ``(25, C)``: of n errors the one at (n + 1) p, rounded down below the median and up
+        above it; infinite where that is 0 or n + 1.
+    """
+    count = (~errors[..., 0].isnan()).sum(0)
+    place = torch.tensor(LEVELS, dtype=torch.float64)[:, None] * (count + 1)
+    place = (place * 1e6).round() / 1e6  # 0.9 * 10 is 9
+    is_upper = torch.tensor(LEVELS)[:, None] > 0.5
+    is_lower = torch.tensor(LEVELS)[:, None] < 0.5
+    first = torch.where(is_upper, place.ceil(), place.floor()).long()
+    second = torch.where(is_lower, place.floor(), place.ceil()).long()
+    ends = torch.full_like(errors[:1], math.inf)
+    ordered = torch.cat([-ends, errors.sort(0).values, ends])  # missing ones come last
+    ordered = torch.where(ordered.isnan(), math.inf, ordered).expand(-1, -1, len(LEVELS))
+    low, high = (ordered.gather(0, at.T[None])[0].T for at in (first, second))
+    return ((low + high) / 2).nan_to_num(0.0, math.inf, -math.inf)  # of no error, the median is 0
+
+
+def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
+    """Returns how much the targets of each window move in its input, ``(B, C)``, never 0."""
+    past = values[:, : config.input_size, : config.num_targets]
+    mean = past.nanmean(1, keepdim=True)
+    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + _LEAST_SPREAD
+
+
+@torch.no_grad()
+def answer(
+    network: ForecastNetwork,
+    values: Tensor,
+    statics: Tensor | None,
+    calibration: Calibration | None = None,
+    levels: Sequence[float] = (),
+) -> Tensor:
+    """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
+
+    Raises:
+        ConfigError: a level that validation says nothing about.
+    """
+    parameters = network(values, statics)
+    if calibration is None or len(levels) == 0:
+        return network.output.center(parameters)[..., None]
+    return quantiles_of(
+        network.output, parameters, spread(values, network.config), calibration, levels
+    )
+
+
+def require_numbers(name: str, levels: Sequence[float]) -> None:
+    """Raises ConfigError for what is no list of numbers."""
+    is_list = isinstance(levels, Sequence | np.ndarray)
+    if not is_list or not all(map(is_number, levels)):
+        raise ConfigError(Setting(name), f" is {levels!r}, expected a list of numbers: [0.1, 0.9]")
+
+
+def require_known(levels: Sequence[float]) -> None:
+    """Raises ConfigError for what is no level, or one that validation says nothing about."""
+    require_numbers("quantiles", levels)
+    for level in levels:
+        if not LEVELS[0] <= level <= LEVELS[-1]:
+            raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
+
+
+def quantiles_of(
+    output: Output,
+    parameters: Tensor,
+    wide: Tensor,
+    calibration: Calibration,
+    levels: Sequence[float],
+) -> Tensor:
+    """Returns quantiles ``(B, h, C, len(levels))`` of what a network gave.
+
+    Args:
+        output: of the network.
+        parameters: shape ``(B, h, C, num_parameters)``.
+        wide: spread of the windows, ``(B, C)``.
+        calibration: of the quantiles.
+        levels: asked for.
+
+    Raises:
+        ConfigError: a level that validation says nothing about.
+    """
+    require_known(levels)
+    if not output.is_calibrated:
+        return output.quantiles(parameters, levels)
+    return calibration.quantiles(output.quantiles(parameters, LEVELS), wide, levels)
+
+
+def forecast(
+    network: ForecastNetwork,
+    inputs: ScaledWindows,
+    rows: NDArray[np.int64],
+    calibration: Calibration | None = None,
+    levels: Sequence[float] = (),
+    size: int = 256,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields what `answer` gives for the windows at `rows`, and what came, ``(B, h, C)``.
+
+    Args:
+        network: trained.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        calibration: of the quantiles.
+        levels: of the quantiles; none for the forecast itself.
+        size: windows at once.
+    """
+    config = network.config
+    for values, statics in inputs.read(rows, config.input_size + config.horizon, size):
+        target = values[:, config.input_size :, : config.num_targets]
+        yield answer(network, values, statics, calibration, levels), target

@@ -1,0 +1,287 @@
+"""Reads the time column, as microseconds since 1970 or as plain whole numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError, Message, Setting
+from fastlstm.forecast.data.records import first_refused, is_text
+from fastlstm.forecast.data.table import row_blocks
+from fastlstm.forecast.data.time_text import hint_for_time, micro_of_floats, read_times
+from fastlstm.forecast.data.timeline import Timeline, show_time
+
+EPOCH_UNITS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1}
+"""Values of time_format for whole numbers since 1970, and the microseconds of each (1 for ns)."""
+_DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+_FIRST_YEAR, _LAST_YEAR = 1900, 2100
+_EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
+"""Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
+_CALENDAR = (-62_135_596_800, 253_402_300_799)
+"""Seconds since 1970 at the start of year 1 and the end of year 9999."""
+_INT64 = np.iinfo(np.int64)
+_ROWS = 1 << 20
+
+
+class TimeReader:
+    """Reads the times of a table, batch by batch.
+
+    Args:
+        name: of the column.
+        origin: name of the table in messages.
+        time_format: strptime format, or the unit of whole numbers since 1970.
+
+    Attributes:
+        time_zone: of the times, or None.
+        has_clock: times are dates and times; else whole numbers.
+    """
+
+    def __init__(self, name: str, origin: str, time_format: str | None = None) -> None:
+        self._name, self._origin, self._format = name, origin, time_format
+        self._kind: str | None = None
+        self._low, self._high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        self._date_formats = list(_DATE_FORMATS)
+        self.time_zone: str | None = None
+
+    @property
+    def has_clock(self) -> bool:
+        return self._kind != "whole numbers"
+
+    def read(self, column: pa.Array, first_row: int) -> NDArray[np.int64]:
+        """Returns the times of a batch, in UTC if they have a zone.
+
+        Args:
+            column: without nulls.
+            first_row: row number of its first entry, from 0.
+
+        Raises:
+            DataError: not times, or of another kind than in earlier batches.
+        """
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        column = self._typed(column, first_row)
+        zone = getattr(column.type, "tz", None)
+        if pa.types.is_integer(column.type):
+            self._see("whole numbers", first_row)
+            values = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
+            self._note_dates(column, values)
+        else:
+            self._see("times" if zone is None else "times with a time zone", first_row)
+            self.time_zone = self.time_zone or zone
+            values = self._micro(column, zone, first_row)
+        self._low = min(self._low, int(values.min()))
+        self._high = max(self._high, int(values.max()))
+        return values
+
+    def finish(self, path: Path, like: Timeline | None) -> bool:
+        """Converts the times of a zone to local times if these are regular.
+
+        Days and months are regular in local time, hours in UTC. Local times are used if all rows
+        have the same local time of day; a table with a single time follows `like`.
+
+        Args:
+            path: file of all times, int64, in UTC.
+            like: timeline of a table that this one must match, or None.
+
+        Returns:
+            Whether the times are now local times.
+
+        Raises:
+            DataError: whole numbers that look like dates.
+        """
+        if not self.has_clock:
+            self._refuse_dates()
+        if self.time_zone is None:
+            return False
+        if like is not None and like.time_zone is not None:
+            self.time_zone, is_wall = like.time_zone, like.is_wall
+        else:
+            is_wall = None
+        times = np.memmap(path, dtype=np.int64, mode="r+")
+        try:
+            self._wall(times[:1])
+        except pa.ArrowInvalid:
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' have the time zone"
+                f" {self.time_zone!r:.60}, which this system does not know; convert them to another"
+            ) from None
+        blocks = [slice(*block) for block in row_blocks(0, len(times), 1, _ROWS)]
+        hour = self._usual_hour(times[:_ROWS])
+        if is_wall is None:
+            is_wall = self._low != self._high and all(
+                self._local(times[block], hour)[1].all() for block in blocks
+            )
+        for block in blocks if is_wall else ():
+            times[block] = self._local(times[block], hour)[0]
+        return is_wall
+
+    def notes(self) -> list[str]:
+        """Returns a note if whole numbers may be times since 1970."""
+        if self.has_clock:
+            return []
+        low, high = _EPOCH_YEARS
+        for unit, size in EPOCH_UNITS.items():
+            per_second = 10**9 if unit == "ns" else 10**6 // size
+            if low * per_second <= self._low and self._high <= high * per_second:
+                shown = show_time(self._low * 10**6 // per_second)
+                return [
+                    Message(
+                        f"the times in '{self._name}' are read as plain whole numbers; if they"
+                        f" count time since 1970 ({self._low} would be {shown}), give ",
+                        Setting("time_format", unit),
+                    )
+                ]
+        return []
+
+    # kinds --------------------------------------------------------------------------------------
+
+    def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
+        kind = column.type
+        if self._format in EPOCH_UNITS:
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+                raise DataError(
+                    f"{self._origin}: column '{self._name}' is {kind}, expected numbers for ",
+                    Setting("time_format", self._format),
+                )
+            self._require_years(column, first_row)
+            if pa.types.is_floating(kind):
+                unit = str(self._format)
+                return micro_of_floats(column, 1e-3 if unit == "ns" else EPOCH_UNITS[unit])
+            return column.cast(pa.int64()).cast(pa.timestamp(self._format))
+        if is_text(kind):
+            return self._parsed(column, first_row)
+        if pa.types.is_integer(kind):
+            if self._format is not None:
+                return self._parsed(column.cast(pa.string()), first_row)
+            return column
+        if pa.types.is_date(kind):
+            return column.cast(pa.timestamp("s"))
+        if not pa.types.is_timestamp(kind):
+            raise DataError(
+                f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers;"
+                " for seconds since 1970, give ",
+                Setting("time_format", "s"),
+            )
+        return column
+
+    def _micro(self, column: pa.Array, zone: str | None, first_row: int) -> NDArray[np.int64]:
+        """Returns times as microseconds since 1970."""
+        is_finer = column.type.unit == "ns"  # digits below a microsecond are dropped
+        try:
+            micro = column.cast(pa.timestamp("us", zone), safe=not is_finer)
+        except pa.ArrowInvalid:
+            values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            limit = _INT64.max // EPOCH_UNITS[column.type.unit]
+            row = int(np.flatnonzero((values > limit) | (values < -limit))[0])
+            raise DataError(
+                f"{self._origin}: the time of row {first_row + row + 1} in '{self._name}' is"
+                f" {values[row]} {column.type.unit} since 1970, which does not fit 64 bits of"
+                " microseconds; correct it or drop the row"
+            ) from None
+        return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+    def _require_years(self, column: pa.Array, first_row: int) -> None:
+        """Refuses numbers since 1970 beyond the years 1 to 9999."""
+        values = column.to_numpy(zero_copy_only=False)
+        unit = str(self._format)
+        per_second = 10**9 if unit == "ns" else 10**6 // EPOCH_UNITS[unit]
+        first, last = (bound * per_second for bound in _CALENDAR)
+        is_beyond = ~np.isfinite(values)
+        if not is_beyond.any() and (int(values.min()) < first or int(values.max()) > last):
+            is_beyond = (values < max(first, _INT64.min)) | (values > min(last, _INT64.max))
+        if is_beyond.any():
+            row = int(np.flatnonzero(is_beyond)[0])
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' cannot be read: row"
+                f" {first_row + row + 1} has {values[row]}; expected the years 1 to 9999 with ",
+                Setting("time_format", unit),
+            )
+
+    def _see(self, kind: str, first_row: int) -> None:
+        if self._kind is not None and kind != self._kind:
+            raise DataError(
+                f"{self._origin}: column '{self._name}' starts with {self._kind} and has {kind}"
+                f" from row {first_row + 1}; convert all to one kind"
+            )
+        self._kind = kind
+
+    def _parsed(self, column: pa.Array, first_row: int) -> pa.Array:
+        try:
+            return read_times(column, self._format)
+        except pa.ArrowInvalid as error:
+            row, value = first_refused(column, lambda part: read_times(part, self._format))
+            hint: tuple[object, ...] = hint_for_time(str(value))
+            if self._format is not None:
+                hint = ("expected the format of ", Setting("time_format", self._format))
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' cannot be read: row"
+                f" {first_row + row + 1} has {value!r:.60}; ",
+                *hint,
+            ) from error
+
+    # dates as whole numbers ---------------------------------------------------------------------
+
+    def _note_dates(self, column: pa.Array, values: NDArray[np.int64]) -> None:
+        """Keeps the date formats that all numbers so far match."""
+        self._date_formats = [
+            form for form in self._date_formats if _are_dates(column, values, form)
+        ]
+
+    def _refuse_dates(self) -> None:
+        if self._date_formats and self._low != self._high:
+            form = self._date_formats[0]
+            first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
+            raise DataError(
+                f"{self._origin}: the times in '{self._name}' are whole numbers that look like"
+                f" dates ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give ",
+                Setting("time_format", form),
+                ", or count rows instead with ",
+                Setting("ignore", [self._name]),
+            )
+
+    # time zones ---------------------------------------------------------------------------------
+
+    def _zoned(self, times: NDArray[np.int64]) -> pa.Array:
+        return pa.array(np.asarray(times)).cast(pa.timestamp("us", self.time_zone))
+
+    def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns local times and the midnight before each."""
+        wall = pc.local_timestamp(self._zoned(times))
+        days = pc.floor_temporal(wall, unit="day")
+        return wall.cast(pa.int64()).to_numpy(), days.cast(pa.int64()).to_numpy()
+
+    def _usual_hour(self, times: NDArray[np.int64]) -> int:
+        """Returns the most frequent local time of day, in microseconds."""
+        wall, days = self._wall(times)
+        values, counts = np.unique(wall - days, return_counts=True)
+        return int(values[counts.argmax()])
+
+    def _local(
+        self, times: NDArray[np.int64], hour: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns local times, and which of them are at the time of day `hour`.
+
+        If the change to summer time skips `hour`, as midnight in some zones, the first moment
+        after the change counts as `hour`.
+        """
+        wall, days = self._wall(times)
+        usual = pa.array(days + hour).cast(pa.timestamp("us"))
+        zoned = pc.assume_timezone(
+            usual, self.time_zone, ambiguous="earliest", nonexistent="latest"
+        )
+        is_usual = (wall == days + hour) | (zoned.cast(pa.int64()).to_numpy() == times)
+        return np.where(is_usual, days + hour, wall), is_usual
+
+
+def _are_dates(column: pa.Array, values: NDArray[np.int64], form: str) -> bool:
+    """Returns whether all numbers match a date format, with years from 1900 to 2100."""
+    digits = {"%Y": 4, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
+    rest = 10 ** (sum(digits[form[k : k + 2]] for k in range(0, len(form), 2)) - 4)
+    if values.min() < _FIRST_YEAR * rest or values.max() >= (_LAST_YEAR + 1) * rest:
+        return False
+    read = pc.strptime(column.cast(pa.string()), format=form, unit="us", error_is_null=True)
+    return bool(read.null_count == 0)

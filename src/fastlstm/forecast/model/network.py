@@ -1,0 +1,347 @@
+"""A forecaster: an LSTM reads patches of the past, one cell step per future patch answers.
+
+::
+
+    values (B, L, C)  ──normalise──► patches of s steps ──linear──► LSTM ──► h, c
+                                                                      │
+    patch 1 … m of the horizon, channel, known ahead ──► cell step ─┴─► linear ──► (B, h, C)
+
+Direct: all future patches are answered at once from the state after the last input patch, each
+by its position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs as much as one step
+more. Autoregressive: each is answered from the state after all patches before it, of which those
+of the horizon are the network's own forecasts, in training as at predict.
+Channels (targets) share the network and are told apart by an embedding, or go in together.
+Stateful: the input is a chunk of a longer stream, every patch is read over the last value before
+it, and every state answers, so that one pass over a stream trains as many origins as it has
+patches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastlstm.errors import ShapeError, counted
+from fastlstm.forecast.model.categorical import CategoricalFeatures
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.outputs import make_output
+from fastlstm.nn.lstm import LSTM
+
+
+class RecurrentState(NamedTuple):
+    """What a stateful network goes on from.
+
+    Attributes:
+        hidden: shape ``(num_layers, B * channels, H)``.
+        cell: the same.
+        level: the last value there of each target, shape ``(B, C)``; NaN where none has been.
+    """
+
+    hidden: Tensor
+    cell: Tensor
+    level: Tensor
+
+    def where(self, continues: Tensor) -> RecurrentState:
+        """Returns the state of the first rows ``(B,)``, begun anew where they do not go on."""
+        rows = len(continues)
+        each = self.hidden.shape[1] // len(self.level)
+        states = continues.repeat_interleave(each)[:, None]
+        return RecurrentState(
+            torch.where(states, self.hidden[:, : rows * each], 0.0),
+            torch.where(states, self.cell[:, : rows * each], 0.0),
+            torch.where(continues[:, None], self.level[:rows], math.nan),
+        )
+
+    def detach(self) -> RecurrentState:
+        """Returns the same without what it was computed from."""
+        return RecurrentState(self.hidden.detach(), self.cell.detach(), self.level.detach())
+
+
+class ForecastNetwork(nn.Module):
+    """The network.
+
+    Args:
+        config: its architecture.
+
+    Attributes:
+        config: the same.
+        output: how its numbers are read.
+    """
+
+    def __init__(self, config: ForecasterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.output = make_output(config.output, config.loss)
+        C, s, d, H = config.num_targets, config.patch, config.embed_size, config.hidden_size
+        is_shared = config.channels == "shared"
+        first = [(p - C, n) for p, n in config.categories]
+        self.past = CategoricalFeatures(
+            config.num_past + config.num_future, tuple((p, n) for p, n in first if p >= 0)
+        )
+        ahead = tuple((p - config.num_past, n) for p, n in first if p >= config.num_past)
+        self.future = CategoricalFeatures(config.num_future, ahead)
+        own = 1 if is_shared else C
+        per_step = own * (2 if config.has_missing else 1) + self.past.width
+        self.embed = nn.Linear(s * per_step, d)
+        self.lstm = LSTM(d, H, config.num_layers, bidirectional=config.bidirectional)
+        both = config.bidirectional
+        self.hidden_of_both = nn.Linear(2 * H, H) if both else None
+        self.cell_of_both = nn.Linear(2 * H, H) if both else None
+        self.cell_of_hidden = nn.Linear(H, H) if config.stateful else None
+        self.num_patches = math.ceil(config.horizon / s)
+        self.num_channels = C if is_shared else 1
+        self.position = nn.Parameter(torch.randn(self.num_patches, d - d // 2))
+        self.channel = nn.Parameter(torch.randn(self.num_channels, d // 2))
+        self.known = nn.Linear(s * self.future.width, d) if config.num_future else None
+        self.statics = CategoricalFeatures(config.num_static, config.static_categories)
+        self.static = nn.Linear(self.statics.width, d) if config.num_static else None
+        self.cell_ih = nn.Linear(d, 4 * H)
+        self.cell_hh = nn.Linear(H, 4 * H, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the cell as an LSTM's: uniform within ``1 / sqrt(H)``."""
+        bound = self.config.hidden_size**-0.5
+        for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
+        """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
+
+        Args:
+            values: shape ``(B, L + h, C + P + F)``; of the last h rows only the F columns that are
+                known ahead are read. Missing values are NaN.
+            statics: shape ``(B, S)``.
+
+        Raises:
+            ShapeError: another shape.
+        """
+        config = self.config
+        L, h, C = config.input_size, config.horizon, config.num_targets
+        columns = C + config.num_past + config.num_future
+        if values.ndim != 3 or values.shape[1:] != (L + h, columns):
+            raise ShapeError(
+                f"values have shape {tuple(values.shape)}, expected (B, {L + h}, {columns}):"
+                f" {L} + {h} steps of {counted(columns, 'column')}"
+            )
+        if config.stateful:
+            return self._read(values, statics, None, 1)[0]
+        targets, is_there = values[:, :L, :C], None
+        if config.has_missing:
+            is_there = ~targets.isnan()
+        shift, scale = self._level(targets, is_there)
+        targets = (targets - shift[:, None]) / scale[:, None]
+        if is_there is not None:
+            targets = torch.where(is_there, targets, 0.0)
+        static = None if self.static is None else self.static(self.statics(statics))
+        patches = self._patches(targets, is_there, self.past(values[:, :L, C:]))
+        _, state = self.lstm(self._embedded(patches, static))
+        asked = self._asked(values[:, L:, C + config.num_past :], static)
+        if config.decoder == "direct":
+            answered = self._answer(asked, *self._last(state))
+        else:
+            answered = self._answer_in_turn(asked, state, values[:, L:, C:], static)
+        return self.output.restored(
+            answered[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
+        )
+
+    def read_chunk(
+        self, values: Tensor, statics: Tensor | None = None, carried: RecurrentState | None = None
+    ) -> tuple[Tensor, RecurrentState]:
+        """Returns forecasts after every patch of a chunk, and what the next chunk goes on from.
+
+        Args:
+            values: shape ``(B, n * s + h, C + P + F)``: n patches to read, and the horizon.
+            statics: shape ``(B, S)``.
+            carried: of the chunk before; None begins anew.
+
+        Returns:
+            Parameters of the output, shape ``(B * n, h, C, num_parameters)``, in the order of
+            `horizons`; and the state behind the chunk.
+        """
+        origins = (values.shape[1] - self.config.horizon) // self.config.patch
+        return self._read(values, statics, carried, origins)
+
+    def horizons(self, values: Tensor, origins: int) -> Tensor:
+        """Returns the rows behind the last origins of chunks, shape ``(B * origins, h, columns)``.
+
+        Args:
+            values: shape ``(B, n * s + h, columns)``.
+            origins: how many; every patch's end is one.
+        """
+        s, h = self.config.patch, self.config.horizon
+        found = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
+        return found.transpose(2, 3).flatten(0, 1)
+
+    def _read(
+        self, values: Tensor, statics: Tensor | None, carried: RecurrentState | None, origins: int
+    ) -> tuple[Tensor, RecurrentState]:
+        config = self.config
+        s, h, C, H = config.patch, config.horizon, config.num_targets, config.hidden_size
+        B, steps = values.shape[0], values.shape[1] - h
+        targets, is_there = values[:, :steps, :C], None
+        if config.has_missing:
+            is_there = ~targets.isnan()
+        over, last = self._levels(targets, is_there, None if carried is None else carried.level)
+        targets = targets - over.repeat_interleave(s, 1)
+        if is_there is not None:
+            targets = torch.where(is_there, targets, 0.0)
+        static = None if self.static is None else self.static(self.statics(statics))
+        patches = self._patches(targets, is_there, self.past(values[:, :steps, C:]))
+        state = None if carried is None else (carried.hidden, carried.cell)
+        outputs, state = self.lstm(self._embedded(patches, static), state)
+        behind = RecurrentState(state[0], state[1], last[:, -1])
+        each = outputs[len(outputs) - origins :].view(origins, B, -1, H).transpose(0, 1)
+        hidden = each.reshape(-1, H)
+        if static is not None:
+            static = static.repeat_interleave(origins, 0)
+        asked = self._asked(self.horizons(values[..., C + config.num_past :], origins), static)
+        assert self.cell_of_hidden is not None  # the LSTM returns no cell states but the last
+        answered = self._answer(asked, hidden, self.cell_of_hidden(hidden))[:, :h]
+        if config.normalize == "none":
+            return answered, behind
+        level = last[:, last.shape[1] - origins :].nan_to_num(0.0).reshape(-1, 1, C)
+        level = level.expand(-1, h, -1)
+        return self.output.restored(answered, torch.ones_like(level), level), behind
+
+    def _levels(
+        self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what every patch is read over, and the last value there at its end.
+
+        Shapes ``(B, n, C)``. A patch is read over the last value before it, or its own first one;
+        0 where there is none. The other is NaN where no value has been yet.
+        """
+        B, steps, C = targets.shape
+        s = self.config.patch
+        if is_there is None:
+            first, last = targets[:, ::s], targets[:, s - 1 :: s]
+        else:
+            begin = is_there.view(B, -1, s, C).int().argmax(2, keepdim=True)
+            first = targets.view(B, -1, s, C).gather(2, begin)[:, :, 0]
+            numbers = torch.arange(steps, device=targets.device)[None, :, None]
+            found = torch.where(is_there, numbers, -1).cummax(1).values[:, s - 1 :: s]
+            last = targets.gather(1, found.clamp(min=0)).where(found >= 0, math.nan)
+        before = targets.new_full((B, 1, C), math.nan) if carried is None else carried[:, None]
+        last = torch.where(last.isnan(), before, last)
+        before = torch.cat([before, last[:, :-1]], 1)
+        over = torch.where(before.isnan(), first, before).nan_to_num(0.0)
+        return (torch.zeros_like(over), last) if self.config.normalize == "none" else (over, last)
+
+    def _level(self, targets: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns what is taken from each window and what it is divided by, shapes ``(B, C)``."""
+        one = torch.ones_like(targets[:, 0])
+        kind = self.config.normalize
+        if self.output.counts:
+            return torch.zeros_like(one), 1 + targets.nanmean(1).nan_to_num(0.0).clamp(min=0)
+        if kind == "none":
+            return torch.zeros_like(one), one
+        if kind == "standard":
+            mean = targets.nanmean(1).nan_to_num(0.0)
+            square = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(1.0)
+            return mean, torch.sqrt(square + 1e-5)
+        if is_there is None:
+            return targets[:, -1], one
+        steps = torch.arange(targets.shape[1], device=targets.device)[None, :, None]
+        last = torch.where(is_there, steps, 0).amax(1, keepdim=True)
+        return targets.gather(1, last)[:, 0].nan_to_num(0.0), one
+
+    def _patches(self, targets: Tensor, is_there: Tensor | None, past: Tensor) -> Tensor:
+        """Returns what the LSTM reads, shape ``(L / s, B * channels, s * features)``."""
+        s, K = self.config.patch, self.num_channels
+        B, L = targets.shape[:2]
+        parts = [targets] if is_there is None else [targets, is_there.to(targets)]
+        own = torch.stack(parts, -1).view(B, L // s, s, K, -1)
+        own = own.permute(1, 0, 3, 2, 4).reshape(L // s, B * K, -1)
+        if past.shape[-1] == 0:
+            return own
+        shared = past.view(B, L // s, 1, -1).expand(-1, -1, K, -1)
+        return torch.cat([own, shared.permute(1, 0, 2, 3).reshape(L // s, B * K, -1)], -1)
+
+    def _embedded(self, patches: Tensor, static: Tensor | None) -> Tensor:
+        """Returns patches as the LSTM reads them, shape ``(steps, B * channels, d)``."""
+        embedded = F.relu(self.embed(patches))
+        if static is None:
+            return embedded
+        return embedded + static.repeat_interleave(self.num_channels, 0)
+
+    def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns what the last layer ends in, shapes ``(B * channels, H)``; of both directions
+        by one product each."""
+        hidden, cell = state
+        if self.hidden_of_both is None or self.cell_of_both is None:
+            return hidden[-1], cell[-1]
+        return (
+            self.hidden_of_both(torch.cat([hidden[-2], hidden[-1]], -1)),
+            self.cell_of_both(torch.cat([cell[-2], cell[-1]], -1)),
+        )
+
+    def _asked(self, ahead: Tensor, static: Tensor | None) -> Tensor:
+        """Returns what every patch is asked by, shape ``(m, 1 or B, channels, d)``."""
+        asked = torch.cat(
+            [
+                self.position[:, None].expand(-1, self.num_channels, -1),
+                self.channel[None].expand(self.num_patches, -1, -1),
+            ],
+            -1,
+        )[:, None]
+        if self.known is not None:
+            asked = asked + self.known(self._future_patches(ahead))[:, :, None]
+        if static is not None:
+            asked = asked + static[None, :, None]
+        return asked
+
+    def _answer(self, asked: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+        """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state.
+
+        The product with the state is that of one step, whatever the number of patches.
+        """
+        m, K, H = len(asked), self.num_channels, self.config.hidden_size
+        B = hidden.shape[0] // K
+        gates = self.cell_ih(asked) + self.cell_hh(hidden).view(1, B, K, 4 * H)
+        i, f, g, o = gates.chunk(4, -1)
+        new_cell = f.sigmoid() * cell.view(1, B, K, H) + i.sigmoid() * g.tanh()
+        new_hidden = self.dropout(o.sigmoid() * new_cell.tanh())
+        answered = self.head(new_hidden)  # (m, B, K, s * C / K * parameters)
+        s, each = self.config.patch, self.output.num_parameters
+        whole = answered.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
+        steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
+        return steps
+
+    def _answer_in_turn(
+        self, asked: Tensor, state: tuple[Tensor, Tensor], ahead: Tensor, static: Tensor | None
+    ) -> Tensor:
+        """Returns the same as `_answer`; the LSTM reads each answer's centre before the next.
+
+        Args:
+            asked: of `_asked`.
+            state: of the LSTM after the input.
+            ahead: past and future columns of the horizon, shape ``(B, h, P + F)``.
+            static: of the series.
+        """
+        s, config = self.config.patch, self.config
+        rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
+        is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
+        known = self.past(rows.where(is_known, math.nan))
+        found = [self._answer(asked[:1], *self._last(state))]
+        for k in range(1, self.num_patches):
+            one = torch.ones_like(found[-1][..., 0])
+            center = self.output.center(self.output.restored(found[-1], one, 0 * one))
+            is_there = one.bool() if config.has_missing else None
+            read = self._patches(center, is_there, known[:, (k - 1) * s : k * s])
+            _, state = self.lstm(self._embedded(read, static), state)
+            found.append(self._answer(asked[k : k + 1], *self._last(state)))
+        return torch.cat(found, 1)
+
+    def _future_patches(self, ahead: Tensor) -> Tensor:
+        """Returns what is known of each future patch, shape ``(m, B, s * features)``."""
+        features = self.future(ahead)
+        s, B = self.config.patch, ahead.shape[0]
+        features = F.pad(features, (0, 0, 0, self.num_patches * s - ahead.shape[1]))
+        return features.view(B, self.num_patches, -1).transpose(0, 1)

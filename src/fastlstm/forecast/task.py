@@ -1,0 +1,195 @@
+"""Training a forecaster: on windows, each from zero state, or on chunks of streams whose lanes
+carry their state on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from fastlstm.errors import DataError, Stopped
+from fastlstm.forecast.closing import Closing
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.window_index import WindowIndex
+from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
+from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
+from fastlstm.forecast.plan import flop_per_window
+from fastlstm.runs.events import Event
+from fastlstm.training.precision import autocast
+from fastlstm.training.state import Progress
+from fastlstm.training.task import Score, Task, Watch
+from fastlstm.training.trainer import Trainer
+
+
+class ForecastTask(Task):
+    """A network with a table.
+
+    Args:
+        config: resolved.
+        network: on `device`.
+        inputs: the table and its scaler.
+        loader: of training windows, or of streams for a stateful network.
+        valid: validation windows.
+        device: where the network is.
+        closing: what follows training, and publishes.
+    """
+
+    name, unit = "forecast", "windows"
+    min_scored, max_scored = 512, 20_000
+    forward_share = 1 / 3
+    model: ForecastNetwork
+    loader: WindowLoader | ChunkLoader
+
+    def __init__(
+        self,
+        config: ForecastConfig,
+        network: ForecastNetwork,
+        inputs: ScaledWindows,
+        loader: WindowLoader | ChunkLoader,
+        valid: WindowIndex,
+        device: torch.device,
+        closing: Closing,
+    ) -> None:
+        sizes = network.config
+        self.model, self.loader, self.num_valid = network, loader, len(valid)
+        self.flop_per_unit = flop_per_window(sizes)
+        steps = config.tbptt or sizes.input_size
+        self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
+        self._origins = (config.tbptt or 0) // sizes.patch
+        self._precision, self._device = config.precision, device
+        self._inputs, self._valid, self._closing = inputs, valid, closing
+        self._state: RecurrentState | None = None
+
+    def size(self, batch: WindowBatch | ChunkBatch) -> int:
+        return len(batch.values) * (self._origins or 1)
+
+    def max_parts(self, batch: WindowBatch | ChunkBatch) -> int:
+        return len(batch.values)
+
+    def losses(self, batch: WindowBatch | ChunkBatch, num_parts: int) -> Iterator[Tensor]:
+        values, statics = self._inputs.prepare(batch.values, batch.segments)
+        values = values.to(self._device, non_blocking=True)
+        statics = None if statics is None else statics.to(self._device, non_blocking=True)
+        target, state = self._target(values), None
+        count = max(self._num_present(target), 1)
+        if isinstance(batch, ChunkBatch):
+            state = self._continued(batch)
+        states = []
+        for rows in torch.arange(len(values)).tensor_split(num_parts):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            own = None if statics is None else statics[part]
+            if self._origins:
+                before = None if state is None else _rows(state, part)
+                with autocast(self._precision, self._device):
+                    parameters, after = self.model.read_chunk(values[part], own, before)
+                states.append(after.detach())
+            else:
+                with autocast(self._precision, self._device):
+                    parameters = self.model(values[part], own)
+            each = self._origins or 1
+            wanted = target[part.start * each : part.stop * each]
+            yield self._summed(parameters.float(), wanted) / count
+        if states:
+            self._state = _joined(states)
+
+    def _target(self, values: Tensor) -> Tensor:
+        """Returns what is to be forecast, shape ``(B * origins, h, C)``."""
+        config = self.model.config
+        if self._origins:
+            return self.model.horizons(values[..., : config.num_targets], self._origins)
+        return values[:, config.input_size :, : config.num_targets]
+
+    def _num_present(self, target: Tensor) -> int:
+        if not self.model.config.has_missing:
+            return target.numel()
+        return int((~target.isnan()).sum())
+
+    def _summed(self, parameters: Tensor, target: Tensor) -> Tensor:
+        """Returns the sum of the losses of the values that are there."""
+        if not self.model.config.has_missing:
+            return self.model.output.loss(parameters, target).sum()
+        losses = self.model.output.loss(parameters, target.nan_to_num(0.0))
+        return torch.where(target.isnan(), 0.0, losses).sum()
+
+    def _continued(self, batch: ChunkBatch) -> RecurrentState | None:
+        """Returns the state that the chunks begin with; None is zero in all."""
+        if self._state is None or not batch.continues.any():
+            return None
+        # An epoch's last batch may have fewer lanes than the next one.
+        return self._state.where(torch.from_numpy(batch.continues).to(self._device))
+
+    @torch.no_grad()
+    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+        config, rows = self.model.config, self._valid.rows(limit)
+        self.model.eval()
+        total, count, done = 0.0, 0, 0
+        for values, statics in self._inputs.read(rows, config.input_size + config.horizon):
+            if stop is not None and stop():
+                raise Stopped("stopped while evaluating")
+            values = values.to(self._device)
+            own = None if statics is None else statics.to(self._device)
+            with autocast(self._precision, self._device):
+                parameters = self.model(values, own).float()
+            target = values[:, config.input_size :, : config.num_targets]
+            total += float(self._summed(parameters, target))
+            count, done = count + self._num_present(target), done + len(values)
+            if watch is not None:
+                watch(done, len(rows))
+        if not count:
+            raise DataError(
+                "the validation part has no value of the targets; give a longer one, or fewer"
+                " targets"
+            )
+        return Score(total / count, len(rows))
+
+    def files(self) -> dict[str, bytes]:
+        return self._closing.files()
+
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        self._closing.publish(weights)
+
+    def reset_state(self) -> None:
+        self._state = None
+
+    def carried(self) -> dict[str, Tensor]:
+        return {} if self._state is None else self._state._asdict()
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        self._state = None
+        if carried:
+            state = RecurrentState(*(carried[name] for name in RecurrentState._fields))
+            config = self.model.config
+            each = (config.num_layers, len(state.level) * self.model.num_channels)
+            if not (
+                state.hidden.shape == state.cell.shape == (*each, config.hidden_size)
+                and state.level.shape[1:] == (config.num_targets,)
+            ):
+                raise ValueError("the carried state does not fit the network")
+            self._state = RecurrentState(*(part.to(self._device) for part in state))
+
+    def finish_s(self, unit_s: float) -> float:
+        return self._closing.seconds(unit_s)
+
+    def finish(self, trainer: Trainer) -> Event:
+        self.model.cpu()
+        return self._closing.finish(trainer)
+
+    def totals(self, progress: Progress) -> Event:
+        return {"measure": self._closing.measure}
+
+
+def _rows(state: RecurrentState, part: slice) -> RecurrentState:
+    """Returns the state of some rows."""
+    each = state.hidden.shape[1] // len(state.level)
+    cells = slice(part.start * each, part.stop * each)
+    hidden, cell = (t[:, cells].contiguous() for t in (state.hidden, state.cell))
+    return RecurrentState(hidden, cell, state.level[part])
+
+
+def _joined(states: list[RecurrentState]) -> RecurrentState:
+    """Returns the state of all rows, float32 as it is carried."""
+    hidden, cell, level = zip(*states, strict=True)
+    return RecurrentState(torch.cat(hidden, 1), torch.cat(cell, 1), torch.cat(level))

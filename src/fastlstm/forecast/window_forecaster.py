@@ -1,0 +1,183 @@
+"""A stored forecaster as a function of windows, without a table: numbers in, forecasts out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.forecast.calibration import quantiles_of, spread
+from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.files import StoredForecaster, read_forecaster
+
+Floats = NDArray[np.floating]
+
+_LEAST_STEPS = 1024
+"""Numbers of float32 that a column's standard deviation must span."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns that are given together.
+
+    Attributes:
+        names: in the order of the network.
+        codes: by each categorical one among them, the number of every value it knows.
+    """
+
+    names: tuple[str, ...]
+    codes: Mapping[str, Mapping[str, int]]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those that hold numbers."""
+        return tuple(name for name in self.names if name not in self.codes)
+
+    @property
+    def categorical(self) -> tuple[str, ...]:
+        """Those that hold names."""
+        return tuple(name for name in self.names if name in self.codes)
+
+
+class WindowForecaster:
+    """Forecasts windows in the table's units.
+
+    Args:
+        stored: as read.
+        name: of its directory.
+
+    Attributes:
+        name: as given.
+        input_size: L, rows of a window.
+        horizon: h, steps ahead.
+        targets: C names.
+        past: the columns of a window's rows: targets, known up to now, known ahead.
+        future: those known ahead.
+        static: those with one value per series.
+        may_miss: values of past and future may be NaN; static ones always may.
+        frequency: from one row to the next, such as "1 hour".
+        dtype: of numbers that come and go: float32, or float64 where a column is so far from 0
+            beside how much it moves that float32 would lose steps of it.
+    """
+
+    def __init__(self, stored: StoredForecaster, name: str) -> None:
+        self.name, self._stored = name, stored
+        config = stored.network.config
+        self.input_size, self.horizon = config.input_size, config.horizon
+        self.may_miss, self.frequency = config.has_missing, str(stored.schema.frequency)
+        columns = stored.schema.columns
+        self.targets = columns[: config.num_targets]
+        self.past = self._columns(columns)
+        self.future = self._columns(columns[len(columns) - config.num_future :])
+        self.static = self._columns(stored.config.static)
+        self.dtype = _dtype_of(stored)
+
+    def typical(self, column: str) -> float:
+        """Returns the mean of a column of numbers over the training rows, 0 where not known."""
+        stored = self._stored
+        means = dict(zip(stored.schema.columns, stored.scaler.mean.tolist(), strict=True))
+        statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
+        return float({**means, **dict(statics)}.get(column, 0.0))
+
+    def _columns(self, names: tuple[str, ...]) -> Columns:
+        known = self._stored.schema.categories
+        codes = {
+            name: {canonical(value): number for number, value in enumerate(known[name])}
+            for name in names
+            if name in known
+        }
+        return Columns(names, codes)
+
+    @torch.no_grad()
+    def run(
+        self, past: Floats, future: Floats | None = None, statics: Floats | None = None
+    ) -> Forecasts:
+        """Forecasts the h steps after each window.
+
+        Args:
+            past: shape ``(B, L, columns)``, in the table's units, of `dtype`; names as their
+                numbers.
+            future: shape ``(B, h, columns known ahead)``, or None where there are none.
+            statics: shape ``(B, S)``, or None where there are none.
+        """
+        stored, config = self._stored, self._stored.network.config
+        mean, std = (
+            torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std)
+        )  # float64
+        length = self.input_size + self.horizon
+        values = torch.full((len(past), length, past.shape[2]), float("nan"), dtype=mean.dtype)
+        values[:, : self.input_size] = torch.from_numpy(past)
+        if future is not None:
+            first = past.shape[2] - config.num_future
+            values[:, self.input_size :, first:] = torch.from_numpy(future)
+        scaled, static = ((values - mean) / std).float(), None
+        if statics is not None:
+            center, deviation = torch.from_numpy(stored.static_scale).T
+            static = ((torch.from_numpy(statics) - center) / deviation).float()
+        parameters = stored.network(scaled, static)
+        return Forecasts(stored, parameters, spread(scaled, config), self.dtype)
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Forecasts of B windows.
+
+    Attributes:
+        stored: the forecaster.
+        parameters: what the network gave, shape ``(B, h, C, num_parameters)``.
+        spread: how much each window moves, shape ``(B, C)``, scaled.
+        dtype: of the answers.
+    """
+
+    stored: StoredForecaster
+    parameters: Tensor
+    spread: Tensor
+    dtype: np.dtype[np.floating]
+
+    def part(self, first: int, count: int) -> Forecasts:
+        """Returns those of some windows."""
+        rows = slice(first, first + count)
+        return Forecasts(self.stored, self.parameters[rows], self.spread[rows], self.dtype)
+
+    def values(self) -> Floats:
+        """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
+        return self._unscaled(self.stored.network.output.center(self.parameters)[..., None])[..., 0]
+
+    def quantiles(self, levels: Sequence[float]) -> Floats:
+        """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
+
+        Raises:
+            ConfigError: a level that the calibration says nothing about.
+        """
+        output, calibration = self.stored.network.output, self.stored.calibration
+        return self._unscaled(
+            quantiles_of(output, self.parameters, self.spread, calibration, levels)
+        )
+
+    def _unscaled(self, scaled: Tensor) -> Floats:
+        num, scaler = scaled.shape[-2], self.stored.scaler
+        with np.errstate(over="ignore", invalid="ignore"):
+            plain = scaled.numpy() * scaler.std[:num, None] + scaler.mean[:num, None]
+            return plain.astype(self.dtype)
+
+
+def _dtype_of(stored: StoredForecaster) -> np.dtype[np.floating]:
+    columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
+    mean, std = np.concatenate([columns, stored.static_scale]).T
+    steps = np.spacing(np.abs(mean).astype(np.float32))
+    return np.dtype(np.float64 if (_LEAST_STEPS * steps > std).any() else np.float32)
+
+
+def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:
+    """Loads what `Forecaster.save` wrote.
+
+    Raises:
+        What `read_forecaster` does.
+    """
+    return WindowForecaster(read_forecaster(Path(path)), Path(path).resolve().name)

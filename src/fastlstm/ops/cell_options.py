@@ -1,0 +1,97 @@
+"""`CellOptions`: what the cell of a layer computes beyond torch's. No torch in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from fastlstm.errors import ConfigError, Setting, nearest_hint
+from fastlstm.system.fields import is_number
+
+Activation = Literal["sigmoid", "tanh", "hard_sigmoid", "relu", "softsign", "linear"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+"""Activations by name, as Keras 3 defines them; the place in this tuple is the kernels' code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOptions:
+    """What a layer is built with beyond torch's cell; the default is torch's cell.
+
+    Attributes:
+        layer_norm: normalise both products and the cell, inside the recurrence.
+        recurrent_dropout: probability that a unit of the state is hidden from the recurrence, by
+            one mask per sequence; in training only.
+        zoneout: probability that a unit keeps its old value for a step, or two of them, of the
+            output and of the cell.
+        activation: function of the candidate and of the cell where the output is formed.
+        recurrent_activation: function of the three gates.
+
+    Raises:
+        ConfigError: a value that has no meaning.
+    """
+
+    layer_norm: bool = False
+    recurrent_dropout: float = 0.0
+    zoneout: tuple[float, float] = (0.0, 0.0)
+    activation: Activation = "tanh"
+    recurrent_activation: Activation = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layer_norm, bool):
+            raise ConfigError(
+                Setting("layer_norm"), f" is {self.layer_norm!r}, expected True or False"
+            )
+        p, pair = self.recurrent_dropout, self.zoneout
+        if not is_number(p) or not 0 <= p < 1:
+            raise ConfigError(
+                Setting("recurrent_dropout"), f" is {p!r}, expected a probability in [0, 1)"
+            )
+        given: Any = pair if isinstance(pair, tuple | list) else (pair, pair)
+        if len(given) != 2 or not all(is_number(p) and 0 <= p <= 1 for p in given):
+            raise ConfigError(
+                Setting("zoneout"),
+                f" is {pair!r}, expected a probability in [0, 1] or two of them, of the output and"
+                " of the cell",
+            )
+        object.__setattr__(self, "recurrent_dropout", float(p))
+        object.__setattr__(self, "zoneout", (float(given[0]), float(given[1])))
+        for name in ("activation", "recurrent_activation"):
+            value = getattr(self, name)
+            if value not in ACTIVATIONS:
+                raise ConfigError(
+                    Setting(name),
+                    f" is {value!r}{nearest_hint(str(value), ACTIVATIONS)}, expected one of"
+                    f" {', '.join(ACTIVATIONS)}",
+                )
+
+    @classmethod
+    def of(cls, config: CellOptions) -> CellOptions:
+        """Returns the options alone of a configuration that has more fields."""
+        return cls(**{name: getattr(config, name) for name in OPTION_NAMES})
+
+    def __str__(self) -> str:
+        """The options that are not at their default, as they are written in a call."""
+        pairs = ((name, getattr(self, name)) for name in OPTION_NAMES)
+        return ", ".join(f"{n}={v!r}" for n, v in pairs if v != getattr(TORCHS_CELL, n))
+
+    def in_evaluation(self) -> CellOptions:
+        """Returns the options that count in evaluation."""
+        return replace(self, recurrent_dropout=0.0) if self.recurrent_dropout else self
+
+    def active(self, training: bool) -> list[str]:
+        """Returns what a call computes that torch's cell does not, in words."""
+        found = ["layer norm"] if self.layer_norm else []
+        if self.recurrent_dropout > 0 and training:
+            found.append("recurrent dropout")
+        if self.zoneout != TORCHS_CELL.zoneout:
+            found.append("zoneout")
+        if self.activation != TORCHS_CELL.activation:
+            found.append(f"activation {self.activation}")
+        if self.recurrent_activation != TORCHS_CELL.recurrent_activation:
+            found.append(f"recurrent activation {self.recurrent_activation}")
+        return found
+
+
+OPTION_NAMES = tuple(field.name for field in fields(CellOptions))
+TORCHS_CELL = CellOptions()
+"""The options of torch's own cell."""

@@ -1,0 +1,67 @@
+"""The events of a run, read safely: a key may be missing, and a stored file may hold anything."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from fastlstm.report.markup import visible
+
+Event = dict[str, Any]
+
+_FORMAT_1 = {
+    **{"tokens": "units", "tokens_per_s": "units_per_s", "flop_per_token": "flop_per_unit"},
+    **{"windows": "units", "windows_per_s": "units_per_s", "flop_per_window": "flop_per_unit"},
+    "num_tokens": "num_units",
+}
+"""Keys of format 1, which had names of their own for each task."""
+_COUNTING = ("start", "step", "eval", "end")
+SPLITS = {"train": "training", "valid": "validation", "test": "test"}
+
+
+class Measure(NamedTuple):
+    """What an evaluation is judged by: its key, its label in a line, its name as a heading."""
+
+    key: str
+    label: str
+    title: str
+
+
+def measure_of(start: Event) -> Measure:
+    """Returns what a run is judged by: bits per character of a text, else the loss."""
+    if start.get("task", "text") == "text":
+        return Measure("bits_per_char", "bits/char", "Bits per character")
+    return Measure("loss", "loss", "Loss")
+
+
+def unit_of(start: Event) -> str:
+    """Returns what a run counts: tokens, windows or sequences."""
+    return text_of(start, "unit") or "tokens"
+
+
+def current(event: Event) -> Event:
+    """Returns an event with today's keys; those of format 1 are renamed."""
+    if event.get("event") not in _COUNTING:
+        return event
+    event = {_FORMAT_1.get(key, key): value for key, value in event.items()}
+    if event["event"] == "start" and "num_units" not in event:
+        unit = "windows" if event.setdefault("task", "text") == "forecast" else "tokens"
+        event |= {"unit": unit, "num_units": {s: event.get(f"{s}_{unit}") for s in SPLITS}}
+    return event
+
+
+def number(event: Event, key: str) -> float | None:
+    """Returns a finite number of an event, else None."""
+    value = event.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # A whole number may be beyond what a float holds.
+    return float(value) if abs(value) <= sys.float_info.max else None
+
+
+def text_of(event: Event, key: str) -> str:
+    """Returns a value as one line of text; empty when absent."""
+    value = event.get(key)
+    if isinstance(value, list | tuple):
+        value = ", ".join(str(part) for part in value)
+    return "" if value is None else visible(value)

@@ -1,0 +1,63 @@
+"""Training batches of a text, made ahead by a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastlstm.system.prefetch import Prefetcher
+from fastlstm.text.data.lanes import Batch, Batches
+
+
+class TextLoader:
+    """Hands out batches; the thread that makes them starts with the first one.
+
+    Args:
+        batches: lanes or windows; they belong to the loader from here on.
+        should_stop: polled while waiting.
+    """
+
+    def __init__(self, batches: Batches, should_stop: Callable[[], bool] | None = None) -> None:
+        self._batches, self._should_stop = batches, should_stop
+        self._ahead: Prefetcher[Batch] | None = None
+        self._waited_s = 0.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one pass over the text."""
+        return self._batches.steps_per_epoch
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that `next` has waited in all."""
+        return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
+
+    def next(self) -> Batch:
+        """Returns the next batch.
+
+        Raises:
+            Stopped: `should_stop` said so while waiting.
+        """
+        if self._ahead is None:
+            self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
+        return self._ahead.next()
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position behind the last batch handed out, whatever was made ahead."""
+        return (self._batches if self._ahead is None else self._ahead).state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes to a position of `state_dict`.
+
+        Raises:
+            CorruptFileError: no such position.
+        """
+        self.close()
+        self._batches.load_state_dict(state)
+
+    def close(self) -> None:
+        """Ends the thread; a later `next` continues from the position of `state_dict`."""
+        if self._ahead is not None:
+            position, self._waited_s = self._ahead.state_dict(), self.wait_s
+            self._ahead.close()
+            self._ahead = None
+            self._batches.load_state_dict(position)

@@ -1,0 +1,248 @@
+"""Training a language model: truncated backpropagation through time over lanes of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastlstm.errors import CorruptFileError
+from fastlstm.runs.events import Event
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.lanes import Batch
+from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.tokenizer import Ids, Tokenizer
+from fastlstm.text.evaluation import Evaluation, evaluate
+from fastlstm.text.model import LanguageModel, reset_state
+from fastlstm.text.token_cost import training_flop_per_token
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.precision import autocast
+from fastlstm.training.state import Progress, require_like
+from fastlstm.training.task import Score, Task, Watch
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+_SAMPLE_TOKENS = 65_536
+_TEST_SHARE = 0.1
+"""Of a budget, for scoring a test text, at most."""
+_MIN_TESTED = 1_000
+
+
+@dataclass(frozen=True)
+class FinalTest:
+    """A text that the best model of a run is scored on at the end.
+
+    Attributes:
+        name: of the text.
+        ids: its tokens, 1-d.
+        budget_s: of the run, None without one.
+        best_model: returns the published model, on its device.
+        watch: called with the tokens scored so far and in all.
+    """
+
+    name: str
+    ids: Ids
+    budget_s: float | None
+    best_model: Callable[[], LanguageModel]
+    watch: Watch
+
+    def seconds(self, token_s: float) -> float:
+        """Returns about what scoring takes of a budget; `token_s` is the time of one token."""
+        if self.budget_s is None:
+            return 0.0
+        return min(len(self.ids) * token_s, _TEST_SHARE * self.budget_s)
+
+    def limit(self, token_s: float, left_s: float) -> int:
+        """Returns how many tokens to score.
+
+        Args:
+            token_s: seconds of one.
+            left_s: of a budget.
+        """
+        num = len(self.ids) - 1  # the first has no context
+        if self.budget_s is None:
+            return num
+        fitting = min(_TEST_SHARE * self.budget_s, left_s) / token_s
+        return min(num, max(_MIN_TESTED, int(fitting)))
+
+
+class TextTask(Task):
+    """A language model with its text.
+
+    Args:
+        config: resolved.
+        model: on `device`.
+        loader: of lanes or windows of the training split.
+        valid_ids: the validation split, 1-d token ids.
+        tokenizer: for bits per character.
+        device: where the model is.
+        files: config.json, tokenizer.json and generation_config.json.
+        publish: writes the given weights, by name, as the run's model.
+        report_s: of a budget, kept for the report.
+        final_test: what the best model is scored on at the end, or None.
+
+    Attributes:
+        tested: result of `final_test`.
+    """
+
+    name, unit = "text", "tokens"
+    publishes_at_once = True
+    min_scored = 10_000
+    forward_share = 0.7  # scoring in float32 over training in bf16, which is three times as fast
+
+    model: LanguageModel
+    loader: TextLoader
+    tested: Evaluation | None
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: LanguageModel,
+        loader: TextLoader,
+        valid_ids: Ids,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        files: dict[str, bytes],
+        publish: Callable[[Mapping[str, Tensor]], None],
+        report_s: float = 0.0,
+        final_test: FinalTest | None = None,
+    ) -> None:
+        self.model, self.loader = model, loader
+        self.flop_per_unit = training_flop_per_token(model.config)
+        self.num_valid = len(valid_ids)
+        assert config.seq_length is not None
+        rows = config.batch_size * config.accumulate
+        self.step_units = float(rows * config.seq_length)
+        self._precision, self._device = config.precision, device
+        self._valid_ids, self._tokenizer = valid_ids, tokenizer
+        self._files, self._publish, self._report_s = files, publish, report_s
+        self._final_test, self.tested = final_test, None
+        self._token_s = 0.0
+        self._state = model.initial_state(rows, device=device)
+        self._tokens_per_char = tokens_per_char(valid_ids, tokenizer)
+
+    def size(self, batch: Batch) -> int:
+        return batch.y.numel()
+
+    def max_parts(self, batch: Batch) -> int:
+        return batch.x.shape[1]
+
+    def losses(self, batch: Batch, num_parts: int) -> Iterator[Tensor]:
+        x = batch.x.to(self._device, non_blocking=True)
+        y = batch.y.to(self._device, non_blocking=True)
+        hidden, cell = reset_state(self._state, batch.reset)
+        states = []
+        for lanes in torch.arange(x.shape[1]).tensor_split(num_parts):
+            part = slice(int(lanes[0]), int(lanes[-1]) + 1)
+            state = (hidden[:, part].contiguous(), cell[:, part].contiguous())
+            with autocast(self._precision, self._device):
+                loss, new_state = self.model.loss(x[:, part], y[:, part], state)
+            states.append(new_state)
+            yield loss / y.numel()
+        self._state = (
+            torch.cat([h.detach().float() for h, _ in states], dim=1),
+            torch.cat([c.detach().float() for _, c in states], dim=1),
+        )
+
+    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+        found = evaluate(
+            self.model, self._valid_ids, self._tokenizer,
+            max_tokens=limit, should_stop=stop, watch=watch,
+        )  # fmt: skip
+        self._token_s = found.seconds / found.num_tokens
+        return Score(found.nats_per_token, found.num_tokens, _metrics(found), found)
+
+    def files(self) -> dict[str, bytes]:
+        return self._files
+
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        self._publish(weights)
+
+    def reset_state(self) -> None:
+        self._state = self.model.initial_state(self._state[0].shape[1], device=self._device)
+
+    def carried(self) -> dict[str, Tensor]:
+        return dict(zip("hc", self._state, strict=True))
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        require_like(self.carried(), carried, "carried")
+        for name, tensor in self.carried().items():
+            tensor.copy_(carried[name])
+
+    def step_metrics(self, loss: float) -> Event:
+        return {"bits_per_char": loss / math.log(2) * self._tokens_per_char}
+
+    def finish_s(self, unit_s: float) -> float:
+        test_s = 0.0 if self._final_test is None else self._final_test.seconds(unit_s)
+        return self._report_s + test_s
+
+    def finish(self, trainer: Trainer) -> Event:
+        """Scores the test text, where there is one, with the best weights."""
+        test = self._final_test
+        if test is None:
+            return {}
+        with trainer.progress.counted("test"):
+            left_s = (test.budget_s or 0.0) - trainer.elapsed_s() - self._report_s
+            found = evaluate(
+                test.best_model(), test.ids, self._tokenizer, watch=test.watch,
+                max_tokens=test.limit(self._token_s, left_s), should_stop=trainer.stop,
+            )  # fmt: skip
+        self.tested, of_units = found, len(test.ids) - 1
+        if found.num_tokens < of_units:
+            part = f"the first {found.num_tokens:,} of {of_units:,} tokens of {test.name}"
+            whole = f"'fastlstm evaluate RUN {test.name}' scores all"
+            trainer.say("info", f"tested on {part}: all would not fit the budget; {whole}")
+        return {
+            "test": {
+                "loss": found.nats_per_token,
+                **_metrics(found),
+                "num_units": found.num_tokens,
+                "of_units": of_units,
+            }
+        }
+
+    def totals(self, progress: Progress) -> Event:
+        return {"best_bits_per_char": progress.best_bits_per_char}
+
+
+def _metrics(found: Evaluation) -> dict[str, float]:
+    return {
+        "bits_per_char": found.bits_per_char,
+        "bits_per_byte": found.bits_per_byte,
+        "perplexity": found.perplexity,
+    }
+
+
+class Samples(Callback):
+    """Writes a short text after some evaluations, with the weights that were evaluated.
+
+    Args:
+        every: evaluations between samples.
+        write: writes a text with the model.
+    """
+
+    def __init__(self, every: int, write: Callable[[LanguageModel], str]) -> None:
+        self._every, self._write = every, write
+
+    def on_event(self, trainer: Trainer, event: Event) -> None:
+        if event["event"] == "eval" and trainer.progress.evaluations % self._every == 0:
+            assert isinstance(trainer.model, LanguageModel)
+            text = self._write(trainer.model)
+            trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
+
+
+def tokens_per_char(ids: Ids, tokenizer: Tokenizer) -> float:
+    """Returns tokens per character of a text, from its first 65,536 tokens."""
+    counts = np.bincount(np.asarray(ids[:_SAMPLE_TOKENS]), minlength=tokenizer.vocab_size)
+    if len(counts) > tokenizer.vocab_size:
+        raise CorruptFileError(
+            f"the encoded text holds token {len(counts) - 1}, its vocabulary has"
+            f" {tokenizer.vocab_size}; delete the cache directory"
+        )
+    return float(counts.sum()) / max(float(counts @ tokenizer.token_chars), 1.0)

@@ -1,0 +1,161 @@
+"""`TorchDecoder`: writing with models whose cells the native decoder has not got.
+
+Torch computes the logits of one token at a time. Everything else is the native streams': they run
+a model of one unit without weights, whose output bias is set to the logits before every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastlstm.errors import ConfigError, counted
+from fastlstm.system import hardware
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.decoder import Decoder, Stream, check_format, model_hash, native_refusal
+from fastlstm.text.files import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+
+class TorchDecoder(Decoder):
+    """A `Decoder` whose model runs on torch, on the CPU in fp32. Slow.
+
+    Raises:
+        ConfigError: another format of the weights.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, NDArray[Any]],
+        config: ModelConfig,
+        weight_format: str = "fp32",
+    ) -> None:
+        check_format(weight_format)
+        if weight_format != "fp32":
+            raise ConfigError(
+                f"weights are {weight_format!r}, but {native_refusal(config)} and torch writes in"
+                " fp32 only"
+            )
+        given = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
+        self.model = build_model(given, config).eval()
+        self._chooser = Decoder(
+            {
+                "embedding.weight": np.zeros((config.vocab_size, 1), np.float32),
+                "output.bias": np.zeros(config.vocab_size, np.float32),
+                **{f"layers.0.weight_{n}_l0": np.zeros((4, 1), np.float32) for n in ("ih", "hh")},
+                **{f"layers.0.bias_{n}_l0": np.zeros(4, np.float32) for n in ("ih", "hh")},
+            },
+            ModelConfig(config.vocab_size, 1, 1),
+        )
+        self.config, self.weight_format = config, weight_format
+        self.model_hash = model_hash(given, config, weight_format)
+        self.nbytes = sum(w.nbytes for w in given.values())
+        self.bytes_per_token = self.nbytes - given["embedding.weight"].nbytes
+
+    @property
+    def isa(self) -> str:
+        """Torch's kernels."""
+        return "torch"
+
+    def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
+        """Says what a call runs on, and why."""
+        del num_streams
+        where = counted(torch.get_num_threads() if threads is None else threads, "thread")
+        size = f"{self.nbytes / 1e6:.1f} MB of weights"
+        return f"torch, fp32 ({where}), {size}: {native_refusal(self.config)}"
+
+    def num_threads(self, num_streams: int) -> int:
+        """Returns torch's number of threads."""
+        del num_streams
+        return torch.get_num_threads()
+
+    def stream(self) -> Stream:
+        """Returns a stream that has read nothing."""
+        return _TorchStream(self)
+
+    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
+        """As `Decoder.run`, one stream after the other; `threads` is torch's own affair."""
+        del threads
+        for stream in streams:
+            assert isinstance(stream, _TorchStream)
+            for _ in range(steps):
+                if not stream.is_running:
+                    break
+                self._step(stream)
+
+    def _step(self, stream: _TorchStream) -> None:
+        """Has a stream read one token, and write or end where it is due."""
+        if len(stream.unread) > 1 or stream.native.room > 0:
+            with torch.no_grad():
+                token = torch.tensor([[stream.unread[0]]])
+                features, stream.state = self.model.features(token, stream.state)
+                self._chooser.output_bias[:] = self.model.logits(features[0, 0]).numpy()
+        before = stream.native.num_waiting
+        self._chooser.run([stream], 1, 1)
+        new = stream.native.take()
+        stream.written += new
+        if new:
+            stream.unread = new[-1:]
+        else:
+            del stream.unread[: before - stream.native.num_waiting]
+
+
+class _TorchStream(Stream):
+    """A stream with the model's state beside it.
+
+    Attributes:
+        state: `(h, c)`, each `(L, 1, H)`.
+        unread: tokens that wait, as the native stream has them.
+        written: tokens since the last `take`.
+    """
+
+    def __init__(self, decoder: TorchDecoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.native = hardware.native().DecodeStream(config.vocab_size, 1, 1)
+        self.state = decoder.model.initial_state(1)
+        self.unread: list[int] = []
+        self.written: list[int] = []
+
+    def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Adds tokens to be read."""
+        super().feed(tokens)
+        self.unread += map(int, tokens)
+
+    def take(self) -> list[int]:
+        """Returns the tokens written since the last call; raises as `Stream.take`."""
+        super().take()
+        written, self.written = self.written, []
+        return written
+
+    def save(self) -> bytes:
+        """Returns what `restore` takes: the model's state, tokens to be read, and the rest."""
+        state = torch.cat([*self.state]).numpy().tobytes()
+        head = np.array([len(self.unread), *self.unread], np.int32)
+        return state + head.tobytes() + super().save()
+
+    def restore(self, blob: bytes) -> None:
+        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
+        L, H = self.decoder.config.num_layers, self.decoder.config.rnn_size
+        size = 2 * L * H * 4
+        state = np.frombuffer(blob[:size], np.float32)
+        count = int.from_bytes(blob[size : size + 4], "little")
+        rest = size + 4 * (1 + count)
+        if len(blob) < rest or not np.isfinite(state).all():
+            raise ValueError("the state is cut short or not finite")
+        unread = np.frombuffer(blob[size + 4 : rest], np.int32).tolist()
+        native = hardware.native().DecodeStream(self.decoder.config.vocab_size, 1, 1)
+        native.restore(blob[rest:])
+        if native.num_waiting != count or not all(
+            0 <= token < self.decoder.config.vocab_size for token in unread
+        ):
+            raise ValueError("the state contradicts itself")
+        self.native, self.unread, self.written = native, unread, []
+        h, c = torch.from_numpy(state.copy()).view(2, L, 1, H)
+        self.state = h, c

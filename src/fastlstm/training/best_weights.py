@@ -1,0 +1,102 @@
+"""The best weights of a run: kept, published, and published again where the disk refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from fastlstm.errors import Setting, StorageError
+from fastlstm.training.state import require_like, weights_of
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+STEM = "best"
+"""File stem in a checkpoint."""
+
+
+class BestWeights:
+    """The weights of the best evaluation.
+
+    A task that publishes at once has its best weights in the run directory; they are kept here,
+    and in checkpoints, only while they are not published. Other tasks need them at the end.
+
+    Args:
+        trainer: of the run.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._weights: dict[str, torch.Tensor] = {}
+        self._published_step = -1
+        self._refusal: StorageError | None = None
+
+    def keep(self) -> None:
+        """Keeps a copy of the weights that are in the model now."""
+        own = weights_of(self._trainer.task.model)
+        self._weights = {name: tensor.detach().clone() for name, tensor in own.items()}
+        if self._trainer.task.publishes_at_once:
+            self.publish_if_possible()
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The kept weights by name; empty where there are none."""
+        return self._weights
+
+    @property
+    def published_step(self) -> int:
+        """Step of the weights that were published last, -1 before."""
+        return self._published_step
+
+    def restore(self, stored: Mapping[str, torch.Tensor], published_step: int) -> None:
+        """Puts the weights of a checkpoint back.
+
+        Raises:
+            ValueError: they do not fit the model.
+        """
+        if stored:
+            require_like(weights_of(self._trainer.task.model), stored, STEM)
+        self._weights = {name: tensor.clone() for name, tensor in stored.items()}
+        self._published_step = published_step
+
+    def into_model(self) -> None:
+        """Puts the kept weights, if there are any, into the model."""
+        if self._weights:
+            self._trainer.task.model.load_state_dict(self._weights, strict=False)
+
+    def publish(self) -> None:
+        """Publishes the weights unless they are published.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        trainer, step = self._trainer, self._trainer.progress.best_step
+        if self._weights and step > self._published_step:
+            trainer.task.publish(self._weights, trainer)
+            self.set_published()
+
+    def set_published(self) -> None:
+        """Notes that the weights are published."""
+        self._published_step, self._refusal = self._trainer.progress.best_step, None
+        if self._trainer.task.publishes_at_once:
+            self._weights = {}
+
+    def publish_if_possible(self) -> None:
+        """Publishes the weights; a refusal is said, and tried again at the next checkpoint."""
+        try:
+            self.publish()
+        except StorageError as error:
+            self._refusal = error
+            self._trainer.say("warning", f"the best model is not published yet: {error}")
+
+    def require_published(self, saved_step: int) -> None:
+        """Raises StorageError when the weights are still not published."""
+        if self._refusal is not None:
+            raise StorageError(
+                f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
+                f" published; checkpoint-{saved_step} keeps it, the same command with ",
+                Setting("resume", True),
+                " publishes it.",
+            ) from self._refusal

@@ -1,0 +1,159 @@
+"""What a run leaves in its directory: metrics.jsonl, TensorBoard's files, report.html."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from fastlstm.errors import BudgetError, CorruptFileError, FastLSTMError, RunDirectoryError, Setting
+from fastlstm.report.events import number
+from fastlstm.report.history import read_history
+from fastlstm.report.page import write_report
+from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import Checkpoint, truncate_metrics
+
+_CLEAR_GAIN = 0.005
+"""Of the loss, in the last tenth of the steps."""
+
+
+class EventHub:
+    """Hands the events of a run to its observers and files.
+
+    Args:
+        run: the run directory, or None: there are no files.
+        observers: called with every event. One whose disk or pipe fails gets no more.
+
+    Attributes:
+        has_files: whether files are open.
+    """
+
+    def __init__(self, run: RunDirectory | None, observers: list[Observer]) -> None:
+        self._run, self._observers = run, observers
+        self._files: list[MetricsFile | TensorBoardWriter] = []
+        self._early: list[Event] = []
+        self._end: tuple[float, Event] | None = None
+        self._losses: list[tuple[float, float]] = []
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self._files)
+
+    def emit(self, event: Event) -> None:
+        """Hands out an event.
+
+        The end is shown when the report is written; until then only files get it.
+        """
+        if event["event"] == "eval":
+            self._losses.append((event["step"], event["loss"]))
+        if event["event"] == "end" and self._run is not None:
+            event = {**event, "still_improving": is_still_improving(self._losses)}
+            self._end = time.perf_counter(), event
+            self._hand_out(event, [o for o in self._observers if o in self._files])
+        else:
+            self._hand_out(event, self._observers)
+
+    def say(self, level: str, text: str) -> None:
+        """Hands out a message; level is info or warning. The files get it once they are open."""
+        event = {"event": "message", "level": level, "text": text}
+        self.emit(event)
+        if not self._files:
+            self._early.append(event)
+
+    def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
+        for observer in list(observers):
+            try:
+                observer(event)
+            except OSError as error:
+                self._observers.remove(observer)
+                name = type(observer).__name__
+                self.say("warning", f"{name} stopped ({error.strerror}); the run continues")
+
+    @contextmanager
+    def files(self, found: Checkpoint | None, tensorboard: bool) -> Iterator[None]:
+        """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
+        run = self._run
+        if run is None:
+            yield
+            return
+        if tensorboard and run.tensorboard_dir.is_symlink():
+            raise RunDirectoryError(
+                f"{run.tensorboard_dir} is a symbolic link, expected a directory of the"
+                " run; remove it, or give ",
+                Setting("tensorboard", False),
+            )
+        run.unseal_metrics()
+        if found is not None and "metrics" in found.meta:
+            self._continue_metrics(found)
+        self._files = [MetricsFile(run.metrics_path)]
+        if tensorboard:
+            first = 0 if found is None else found.step
+            self._files.append(TensorBoardWriter(run.tensorboard_dir, first))
+        for event in self._early:
+            self._hand_out(event, self._files)
+        self._observers[:0] = self._files
+        is_trained = True
+        try:
+            yield
+        except BudgetError as error:
+            is_trained = False
+            step = 0 if found is None else found.step
+            self._hand_out({"event": "end", "reason": str(error), "step": step}, self._files)
+            raise
+        finally:
+            for output in self._files:
+                if output in self._observers:
+                    self._observers.remove(output)
+                self._try(output.close)
+            self._try(run.seal_metrics)
+            if is_trained:
+                self._try(lambda: write_report(run.path))
+            self._show_end()
+
+    def _show_end(self) -> None:
+        """Shows the end with the time that the report took and what there is to look at."""
+        if self._end is None or self._run is None:
+            return
+        at, event = self._end
+        report_s = time.perf_counter() - at
+        spent = {**event.get("spent_s", {}), "report": report_s}
+        shown = {"elapsed_s": event["elapsed_s"] + report_s, "spent_s": spent}
+        places = {"report": self._run.report_path, "tensorboard": self._run.tensorboard_dir}
+        shown |= {name: str(path) for name, path in places.items() if path.exists()}
+        self._hand_out({**event, **shown}, self._observers)
+
+    def _try(self, finish: Callable[[], object]) -> None:
+        """Does what a run can end without: its own outcome counts for more."""
+        try:
+            finish()
+        except (FastLSTMError, OSError) as error:
+            self.say("warning", str(error))
+
+    def _continue_metrics(self, found: Checkpoint) -> None:
+        assert self._run is not None
+        try:
+            truncate_metrics(self._run.metrics_path, found.meta["metrics"])
+        except CorruptFileError as error:
+            aside = self._run.metrics_path.with_suffix(".damaged")
+            self._run.metrics_path.replace(aside)
+            self.say("warning", f"{error}; it is kept as {aside.name}, a new one is started")
+        for event in read_history(self._run.metrics_path).validations:
+            step, loss = number(event, "step"), number(event, "loss")
+            if step is not None and loss is not None:
+                self._losses.append((step, loss))
+
+
+def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
+    """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way.
+
+    Args:
+        losses: (step, validation loss) of the evaluations of all starts, in order.
+    """
+    if not losses:
+        return False
+    last_step, last = losses[-1]
+    earlier = [loss for step, loss in losses if step <= 0.9 * last_step]
+    if last > min(loss for _, loss in losses):
+        return False
+    return not earlier or min(earlier) - last > _CLEAR_GAIN * abs(last)

@@ -1,0 +1,72 @@
+"""NaN and Inf: skip the step, go back to the last good state, and in the end stop with a name."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fastlstm.errors import NonFiniteError, Setting, counted
+from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+
+def handle_bad_step(trainer: Trainer, loss: float) -> None:
+    """Skips a step whose loss or gradient is not finite; rolls back when that does not help.
+
+    Raises:
+        NonFiniteError: roll-backs did not help.
+    """
+    state, task = trainer.state, trainer.task
+    weight, gradient = bad_weight(task.model), bad_gradient(task.model)
+    if weight is not None:
+        culprit = f"weight {weight}"
+    elif not math.isfinite(loss):
+        carried = ((f"carried {name}", tensor) for name, tensor in task.carried().items())
+        culprit = first_non_finite(carried) or "loss"
+    else:
+        culprit = f"gradient of {gradient}"
+    state.optimizers.zero_grad()
+    # The scaler has halved its scale since: below 1 a smaller one cannot help.
+    is_scaled = state.scaler is not None and state.scaler.get_scale() >= 1.0
+    if weight is None and math.isfinite(loss) and is_scaled:
+        return  # fp16 overflowed; the next batch is tried with the smaller scale
+    task.reset_state()
+    if state.guard.bad_step(state.progress.step, culprit) or weight is not None:
+        roll_back(trainer, culprit)
+    else:
+        _emit_skip(trainer, culprit, "step skipped, state reset")
+
+
+def roll_back(trainer: Trainer, culprit: str) -> None:
+    """Goes back to the last good state, with half the learning rate.
+
+    Raises:
+        NonFiniteError: there is none, or it happened too often.
+    """
+    _emit_skip(trainer, culprit, "rolled back to the last good checkpoint")
+    guard, before = trainer.state.guard, trainer.progress
+    found = trainer.snapshots.last_good()
+    if guard.roll_back() or found is None:
+        raise NonFiniteError(
+            f"step {before.step}: {culprit} is NaN or Inf and came back after"
+            f" {counted(guard.rollbacks - 1, 'roll-back')}; lower ",
+            Setting("learning_rate"),
+            " or ",
+            Setting("grad_clip"),
+            ", or try ",
+            Setting("precision", "fp32"),
+        )
+    trainer.restore(found.tensors, found.meta, keep_guard=True)
+    progress = trainer.progress
+    progress.lr_scale = before.lr_scale * 0.5
+    progress.best_step, progress.best_loss = before.best_step, before.best_loss
+    progress.best_bits_per_char = before.best_bits_per_char
+    progress.spent, progress.scored = before.spent, before.scored
+    trainer.say("warning", f"continuing from {found.path.name} with half the learning rate")
+
+
+def _emit_skip(trainer: Trainer, culprit: str, action: str) -> None:
+    about = {"step": trainer.progress.step, "what": "non-finite", "tensor": culprit}
+    trainer.emit({"event": "skip", **about, "action": action})

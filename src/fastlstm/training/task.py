@@ -1,0 +1,172 @@
+"""What a trainer trains: `Task`, the one interface between the loop and the three jobs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fastlstm.runs.events import Event
+    from fastlstm.training.state import Progress
+    from fastlstm.training.trainer import Trainer
+
+Watch = Callable[[int, int], object]
+"""Called with the units done so far and in all."""
+
+
+class Loader(Protocol):
+    """Hands out training batches in an order that follows from a seed and a position alone."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that `next` has waited in all."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def next(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position behind the last batch handed out."""
+        ...
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """Result of an evaluation.
+
+    Attributes:
+        loss: mean loss of the validation part; what early stopping compares.
+        num_units: tokens, windows or sequences that were scored.
+        metrics: further figures, as they stand in the `eval` event.
+        detail: the evaluation as the task's own type, or None.
+    """
+
+    loss: float
+    num_units: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    detail: Any = None
+
+
+class Task(ABC):
+    """A model with its data: what differs between texts, tables and sequences.
+
+    Attributes:
+        name: of the job, as events call it: text, forecast or sequence.
+        unit: what a batch is counted in, such as "tokens".
+        publishes_at_once: the best weights are published whenever they are found, and no copy is
+            kept; else they are published with each checkpoint and are in the model at the end.
+        min_scored: units that an evaluation scores in any case, where there are as many.
+        max_scored: units that an evaluation scores at most; None has no such limit.
+        forward_share: time of scoring a unit over training on it, until an evaluation was timed.
+        model: on its device.
+        loader: of the training batches.
+        flop_per_unit: floating-point operations of a training step per unit.
+        num_valid: units of the validation part.
+        step_units: validation units that are read like a training step.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    publishes_at_once: ClassVar[bool] = False
+    min_scored: ClassVar[int] = 0
+    max_scored: ClassVar[int | None] = None
+    forward_share: ClassVar[float] = 0.5
+
+    model: nn.Module
+    loader: Loader
+    flop_per_unit: float = 0.0
+    num_valid: int
+    step_units: float
+
+    @abstractmethod
+    def size(self, batch: Any) -> int:
+        """Returns the units of a batch."""
+
+    @abstractmethod
+    def losses(self, batch: Any, num_parts: int) -> Iterator[Tensor]:
+        """Yields the loss of each part of a batch; their sum is the mean loss of the whole.
+
+        The caller runs the backward pass of a part before it asks for the next. State that is
+        carried from batch to batch moves on only after the last part.
+
+        Args:
+            batch: of the loader.
+            num_parts: into which the batch is cut along its rows, at most `max_parts`.
+        """
+
+    @abstractmethod
+    def max_parts(self, batch: Any) -> int:
+        """Returns the rows of a batch."""
+
+    @abstractmethod
+    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+        """Scores the validation part.
+
+        Args:
+            limit: units to score, at most `num_valid`.
+            stop: polled.
+            watch: called with the units scored so far and in all.
+
+        Raises:
+            Stopped: `stop` said so.
+        """
+
+    @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """Returns the files that describe the model, for every checkpoint."""
+
+    @abstractmethod
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        """Makes the weights the model of the run directory.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+
+    def reset_state(self) -> None:  # noqa: B027
+        """Sets the state that is carried from batch to batch to zero."""
+
+    def carried(self) -> dict[str, Tensor]:
+        """Returns the state that is carried from batch to batch, by name."""
+        return {}
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Puts the state of `carried` back.
+
+        Raises:
+            ValueError: it does not fit the model.
+        """
+
+    def step_metrics(self, loss: float) -> Event:
+        """Returns what a `step` event holds beside the loss."""
+        return {}
+
+    def finish_s(self, unit_s: float) -> float:
+        """Returns about how many seconds of a budget the work after training takes.
+
+        Args:
+            unit_s: seconds of scoring one unit.
+        """
+        return 0.0
+
+    def finish(self, trainer: Trainer) -> Event:
+        """Does what follows training, and returns what the `end` event holds of it.
+
+        Raises:
+            Stopped: the trainer's `stop` said so.
+        """
+        return {}
+
+    def totals(self, progress: Progress) -> Event:
+        """Returns what an `end` event holds beside the counters that all tasks share."""
+        return {}

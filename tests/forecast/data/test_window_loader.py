@@ -1,0 +1,392 @@
+"""Windows: each once an epoch, copied right, resumable anywhere, shared by ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
+from fastlstm.forecast.data import window_loader
+from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, table_from_array
+from fastlstm.forecast.data.window_index import WindowIndex, index_windows, spread_out
+from fastlstm.forecast.data.window_loader import WindowLoader
+
+LENGTHS = (7, 3, 20, 5, 11)
+
+
+def table(lengths: tuple[int, ...] = LENGTHS, num_columns: int = 3) -> Table:
+    """Segments of such lengths; the cell of row r, column c is r + c / 10."""
+    num_rows = np.array(lengths, dtype=np.int64)
+    first = np.cumsum(num_rows) - num_rows
+    series = np.arange(len(lengths), dtype=np.int64)
+    rows = np.arange(num_rows.sum(), dtype=np.float32)[:, None]
+    values = np.ascontiguousarray(rows + np.arange(num_columns, dtype=np.float32) / 10)
+    plain = table_from_array(values)
+    segments = Segments(series, first, num_rows, np.zeros_like(first))
+    return Table(values, plain.columns, segments, plain.scale, plain.offset)
+
+
+@pytest.mark.parametrize("num", [1, 2, 10, 1000, 1425])
+def test_every_beginning_is_spread_over_all_and_follows_no_season(num: int) -> None:
+    rows = 5 + 3 * np.arange(num)
+    order = spread_out(rows)
+    assert np.array_equal(np.sort(order), rows)
+    for first in {1, num // 50, num // 10, num // 2} - {0}:
+        places = np.sort((order[:first] - 5) // 3)
+        gaps = np.diff([-1, *places, num])
+        assert gaps.max() <= 1 + 3 * num / first
+        if first >= 100:
+            days = np.bincount(places % 7, minlength=7)
+            assert days.max() - days.min() <= 0.5 * days.mean()
+
+
+def windows_by_hand(lengths: tuple[int, ...], length: int, stride: int) -> list[int]:
+    found, first = [], 0
+    for rows in lengths:
+        found += [first + n for n in range(0, rows - length + 1, stride)]
+        first += rows
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 4, 7, 20])
+@pytest.mark.parametrize("stride", [1, 2, 5])
+def test_windows_are_those_that_fit_into_a_segment(length: int, stride: int) -> None:
+    index = index_windows(table(), length, stride)
+    rows, segments = index.locate(np.arange(len(index), dtype=np.int64))
+    assert rows.tolist() == windows_by_hand(LENGTHS, length, stride)
+    ends = np.cumsum(LENGTHS)
+    assert (rows + length <= ends[segments]).all()
+    assert (rows >= ends[segments] - np.array(LENGTHS)[segments]).all()
+
+
+def test_windows_may_be_kept_to_a_part_of_each_segment() -> None:
+    begins, ends = np.array([2, 0, 15, 30, 36]), np.array([7, 10, 25, 35, 40])
+    index = index_windows(table(), 4, begins=begins, ends=ends)
+    rows, _ = index.locate(np.arange(len(index), dtype=np.int64))
+    assert rows.tolist() == [2, 3, *range(15, 22), 30, 31, 36]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5, 64, 1000, 4097])
+def test_a_permutation_holds_every_number_once_and_keys_differ(num: int) -> None:
+    zero = np.zeros(1, dtype=np.int64)
+    index = WindowIndex(zero, zero, np.array([num], dtype=np.int64), 1, 1)
+    numbers = np.arange(num, dtype=np.int64)
+    orders = [index.locate(numbers, key)[0] for key in (0, 1, 2**64 - 1)]
+    for order in orders:
+        assert sorted(order.tolist()) == numbers.tolist()
+    if num > 60:
+        assert not (orders[0] == orders[1]).all()
+
+
+def test_an_order_has_no_pattern() -> None:
+    """Neighbours of the order are no nearer than chance, and no place prefers a number."""
+    num = 10_007
+    zero = np.zeros(1, dtype=np.int64)
+    index = WindowIndex(zero, zero, np.array([num], dtype=np.int64), 1, 1)
+    numbers = np.arange(num, dtype=np.int64)
+    for key in range(20):
+        order = index.locate(numbers, key)[0].astype(np.float64) / num
+        # correlations of independent uniform numbers have a standard deviation of 1 / sqrt(num)
+        for lag in (1, 2, 3, 64):
+            assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 5 / num**0.5
+        assert abs(np.corrcoef(order, numbers)[0, 1]) < 5 / num**0.5
+    first = [int(index.locate(numbers[:1], key)[0][0]) for key in range(4000)]
+    counts = np.histogram(first, bins=20, range=(0, num))[0]
+    assert ((counts - 200) ** 2 / 200).sum() < 50  # chi-square with 19 degrees: 1 in 10^4
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 64])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_is_every_window_once(batch_size: int, shuffle: bool) -> None:
+    source = table()
+    with WindowLoader(source, 4, batch_size, shuffle=shuffle, seed=3) as loader:
+        for epoch in range(3):
+            rows = []
+            for batch in loader.epoch():
+                assert batch.epoch == epoch
+                for row, values in zip(batch.rows.tolist(), batch.values, strict=True):
+                    assert torch.equal(values, torch.from_numpy(source.values[row : row + 4]))
+                    rows.append(row)
+            assert sorted(rows) == windows_by_hand(LENGTHS, 4, 1)
+            assert (rows == windows_by_hand(LENGTHS, 4, 1)) != shuffle
+
+
+def test_epochs_and_seeds_differ_and_come_again() -> None:
+    def order(seed: int, epochs: int) -> list[list[int]]:
+        with WindowLoader(table(), 2, 5, seed=seed) as loader:
+            return [
+                [row for batch in loader.epoch() for row in batch.rows.tolist()]
+                for _ in range(epochs)
+            ]
+
+    first, second = order(0, 2)
+    assert first != second
+    assert order(0, 2) == [first, second]
+    assert order(1, 1)[0] != first
+
+
+def test_a_position_goes_on_exactly() -> None:
+    with WindowLoader(table(), 3, 4, seed=5) as loader:
+        whole = [next(iter(loader)).rows.tolist() for _ in range(40)]
+    for taken in (0, 1, 5, loader.steps_per_epoch, loader.steps_per_epoch + 1):
+        with WindowLoader(table(), 3, 4, seed=5) as before:
+            for _ in range(taken):
+                before.next()
+            position = before.state_dict()
+        with WindowLoader(table(), 3, 4, seed=5) as after:
+            after.load_state_dict(position)
+            assert [after.next().rows.tolist() for _ in range(40 - taken)] == whole[taken:]
+            assert after.state_dict() != position or taken == 40
+
+
+def test_a_closed_loader_goes_on_where_it_was() -> None:
+    with WindowLoader(table(), 3, 4, seed=5) as loader:
+        whole = [loader.next().rows.tolist() for _ in range(20)]
+    with WindowLoader(table(), 3, 4, seed=5) as loader:
+        found = []
+        for _ in range(20):
+            found.append(loader.next().rows.tolist())
+            loader.close()
+    assert found == whole
+
+
+@pytest.mark.parametrize("position", [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 10**6}])
+def test_a_position_that_is_none_is_refused(position: dict[str, int]) -> None:
+    loader = WindowLoader(table(), 3, 4)
+    with pytest.raises(CorruptFileError, match="loader position is"):
+        loader.load_state_dict(position)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4, 6])
+def test_ranks_share_an_epoch(world_size: int, batch_size: int) -> None:
+    seen: list[int] = []
+    steps = set()
+    for rank in range(world_size):
+        loader = WindowLoader(
+            table(), 2, batch_size, seed=1, rank=rank, world_size=world_size
+        )  # fmt: skip
+        with loader:
+            batches = list(loader.epoch())
+        steps.add(len(batches))
+        assert all(len(batch.values) for batch in batches)
+        seen += [row for batch in batches for row in batch.rows.tolist()]
+    assert len(steps) == 1
+    everything = windows_by_hand(LENGTHS, 2, 1)
+    assert len(seen) == len(set(seen))
+    assert set(seen) <= set(everything)
+    assert len(everything) - len(seen) < world_size
+
+
+def series_of_lengths(lengths: tuple[int, ...], per_series: int) -> Table:
+    """As `table`, but every series has so many segments."""
+    whole = table(lengths)
+    series = np.arange(len(lengths), dtype=np.int64) // per_series
+    segments = dataclasses.replace(whole.segments, series=series)
+    return dataclasses.replace(whole, segments=segments)
+
+
+@pytest.mark.parametrize("per_series", [1, 2])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_balanced_series_come_equally_often(per_series: int, shuffle: bool) -> None:
+    source = series_of_lengths((7, 3, 50, 5, 11, 200), per_series)
+    with WindowLoader(source, 3, 4, shuffle=shuffle, seed=3, balance=True) as loader:
+        for _ in range(3):
+            batches = list(loader.epoch())
+            segments = np.concatenate([batch.segments for batch in batches])
+            assert len(segments) == loader.num_windows
+            counts = np.bincount(source.segments.series[segments])
+            assert len(counts) == 6 // per_series
+            assert counts.max() - counts.min() <= 1
+
+
+def test_balanced_series_go_through_their_windows_in_turn() -> None:
+    """The draws of a series are whole passes through its windows, in ever new orders."""
+    source = table((7, 3, 50, 5, 11, 200))
+    drawn: dict[int, list[int]] = {n: [] for n in range(6)}
+    with WindowLoader(source, 3, 4, seed=3, balance=True) as loader:
+        for _ in range(40):
+            rows, segments = [], []
+            for batch in loader.epoch():
+                rows += batch.rows.tolist()
+                segments += batch.segments.tolist()
+            for row, segment in zip(rows, segments, strict=True):
+                drawn[segment].append(row)
+    for segment, rows in drawn.items():
+        first, num = int(source.segments.first_rows[segment]), (7, 3, 50, 5, 11, 200)[segment] - 2
+        counts = np.bincount(np.array(rows) - first, minlength=num)
+        assert len(counts) == num
+        assert counts.max() - counts.min() <= 1, segment
+    per_epoch = len(drawn[5]) // 40
+    assert per_epoch < 198  # a pass takes several epochs: no window comes twice within one
+    for begin in range(0, 198 - 198 % per_epoch, per_epoch):
+        some = drawn[5][begin : begin + per_epoch]
+        assert len(set(some)) == len(some)
+
+
+def draws_by_series(num_windows: tuple[int, ...], epochs: int, seed: int) -> list[list[int]]:
+    """The windows of each series in the order in which they are drawn, counted from 0."""
+    source = table(tuple(num + 2 for num in num_windows))
+    drawn: list[list[int]] = [[] for _ in num_windows]
+    with WindowLoader(source, 3, 4, shuffle=False, seed=seed, balance=True) as loader:
+        for _ in range(epochs):
+            for batch in loader.epoch():
+                for row, segment in zip(batch.rows.tolist(), batch.segments.tolist(), strict=True):
+                    drawn[segment].append(row - int(source.segments.first_rows[segment]))
+    return drawn
+
+
+def test_every_pass_of_a_series_is_whole_in_an_order_of_its_own() -> None:
+    """Also where an epoch cannot be dealt out evenly: 73 draws for three series."""
+    num_windows = (40, 20, 13)
+    passes = []
+    for drawn, num in zip(draws_by_series(num_windows, 9, seed=3), num_windows, strict=True):
+        whole = len(drawn) // num * num
+        passes.append([drawn[begin : begin + num] for begin in range(0, whole, num)])
+    for found, num in zip(passes, num_windows, strict=True):
+        assert len(found) > 3
+        assert all(sorted(one) == list(range(num)) for one in found)
+        assert len(set(map(tuple, found))) == len(found)
+
+
+def test_series_of_one_length_and_other_seeds_have_orders_of_their_own() -> None:
+    first, second = draws_by_series((30, 30), 2, seed=3)
+    assert first != second
+    assert draws_by_series((30, 30), 2, seed=3) == [first, second]
+    assert first not in draws_by_series((30, 30), 2, seed=4)
+
+
+def test_a_balanced_position_goes_on_exactly() -> None:
+    def loader() -> WindowLoader:
+        return WindowLoader(table(), 3, 4, seed=5, balance=True)
+
+    with loader() as before:
+        for _ in range(13):
+            before.next()
+        position = before.state_dict()
+        rest = [before.next().rows.tolist() for _ in range(20)]
+    with loader() as after:
+        after.load_state_dict(position)
+        assert [after.next().rows.tolist() for _ in range(20)] == rest
+    with WindowLoader(table(), 3, 4, seed=6, balance=True) as other:
+        other.load_state_dict(position)
+        assert [other.next().rows.tolist() for _ in range(20)] != rest
+
+
+def test_a_batch_stays_what_it_was_while_it_is_held() -> None:
+    values = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
+    with WindowLoader(values, 50, 16, seed=2) as loader:
+        held = [loader.next() for _ in range(200)]
+        copies = [batch.values.clone() for batch in held]
+        for _ in range(2000):
+            loader.next()
+    for batch, copy in zip(held, copies, strict=True):
+        assert torch.equal(batch.values, copy)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1 << 30])
+def test_where_references_are_counted_otherwise_no_memory_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    window_loader._counts_references.cache_clear()
+    monkeypatch.setattr(window_loader.sys, "getrefcount", lambda value: count)
+    values = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
+    with WindowLoader(values, 50, 16, seed=2) as loader:
+        with pytest.warns(UserWarning, match="every chunk of windows gets new memory"):
+            held = [loader.next().values for _ in range(40)]
+        copies = [batch.clone() for batch in held]
+        for _ in range(2000):
+            loader.next()
+    window_loader._counts_references.cache_clear()
+    assert all(map(torch.equal, held, copies))
+    assert not loader._buffers
+
+
+def test_memory_is_used_again_here() -> None:
+    assert window_loader._counts_references()
+
+
+def test_int16_and_float16_come_as_float32() -> None:
+    rng = np.random.default_rng(0)
+    short = rng.integers(-32768, 32767, (40, 3)).astype(np.int16)
+    short[5, 1] = MISSING_INT16
+    plain = table_from_array(short)
+    scale, offset = np.array([0.5, 2.0, 1e-3], np.float32), np.array([1, -7, 0], np.float32)
+    stored = Table(plain.values, plain.columns, plain.segments, scale, offset)
+    with WindowLoader(stored, 10, 31, shuffle=False) as loader:
+        batch = loader.next()
+    want = short.astype(np.float32) * scale + offset
+    want[short == MISSING_INT16] = np.nan
+    for row in range(31):
+        np.testing.assert_array_equal(batch.values[row].numpy(), want[row : row + 10])
+
+    every = np.arange(65536, dtype=np.uint16).view(np.float16).reshape(-1, 1)
+    with WindowLoader(every, 65536, 1) as loader:
+        found = loader.next().values[0].numpy()
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(found, every.astype(np.float32))
+
+
+def test_an_array_of_another_dtype_or_layout_is_taken() -> None:
+    values = np.arange(60, dtype=np.float64).reshape(3, 20).T
+    with WindowLoader(values, 5, 4, shuffle=False) as loader:
+        np.testing.assert_array_equal(loader.next().values[1].numpy(), values[1:6])
+
+
+def test_what_cannot_be_is_refused_with_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"needs 30 rows, the longest .* has 20; give longer"):
+        WindowLoader(table(), 30, 1)
+    with pytest.raises(ConfigError, match="length is 0"):
+        WindowLoader(table(), 0, 1)
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        WindowLoader(table(), 2, 0)
+    with pytest.raises(ConfigError, match="rank is 2, expected 0 to 1"):
+        WindowLoader(table(), 2, 1, rank=2, world_size=2)
+    with pytest.raises(DataError, match="cannot be shared by 50 processes"):
+        WindowLoader(table(), 20, 1, world_size=50)
+    with pytest.raises(DataError, match="shape \\(2, 2, 2\\)"):
+        WindowLoader(np.zeros((2, 2, 2)), 1, 1)
+
+
+def test_a_child_process_goes_on_by_itself() -> None:
+    loader = WindowLoader(table(), 3, 4, seed=5)
+    whole = [loader.next().rows.tolist() for _ in range(6)]
+    loader.load_state_dict({"epoch": 0, "index": 0})
+    loader.next()
+    child = os.fork()
+    if child == 0:
+        try:
+            found = [loader.next().rows.tolist() for _ in range(5)]
+            loader.close()
+            os._exit(0 if found == whole[1:] else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [loader.next().rows.tolist() for _ in range(5)] == whole[1:]
+    loader.close()
+
+
+def test_waiting_can_be_stopped() -> None:
+    loader = WindowLoader(table(), 3, 4, should_stop=lambda: True)
+
+    class Never:
+        def submit(self, *_: object) -> int:
+            return 1
+
+        def wait(self, *_: object) -> bool:
+            return False
+
+    loader._queue, loader._process = Never(), os.getpid()
+    with pytest.raises(Stopped):
+        loader.next()
+
+
+def test_a_loader_that_is_forgotten_leaves_no_thread_writing() -> None:
+    for _ in range(5):
+        loader = WindowLoader(np.zeros((100_000, 4), dtype=np.float32), 2000, 64)
+        loader.next()
+        del loader

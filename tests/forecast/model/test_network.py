@@ -1,0 +1,464 @@
+"""The network of a forecaster: shapes, what it may see, missing values, outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.distribution_quantiles import (
+    negative_binomial_quantiles,
+    student_quantile,
+)
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.outputs import (
+    QUANTILES,
+    NegativeBinomial,
+    Quantiles,
+    StudentT,
+    make_output,
+)
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+pytestmark = pytest.mark.isa
+
+SIZES: dict[str, Any] = {
+    "input_size": 12, "horizon": 7, "patch": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
+}  # fmt: skip
+
+
+def network(**given: Any) -> ForecastNetwork:
+    """Returns a network that counts as trained on every category."""
+    torch.manual_seed(0)
+    model = ForecastNetwork(ForecasterConfig(**{**SIZES, **given})).eval()
+    for buffer in model.buffers():  # which categories training has read
+        buffer.fill_(True)
+    return model
+
+
+def values(columns: int, B: int = 3) -> torch.Tensor:
+    return torch.randn(B, 19, columns, generator=torch.Generator().manual_seed(1))
+
+
+EVERYTHING: dict[str, Any] = {
+    "num_targets": 2, "num_past": 2, "num_future": 2, "num_static": 2,
+    "categories": ((3, 4), (5, 3)), "static_categories": ((1, 5),), "has_missing": True,
+}  # fmt: skip
+
+
+def everything() -> tuple[torch.Tensor, torch.Tensor]:
+    x = values(6)
+    x[..., 3] = torch.randint(4, x.shape[:2], generator=torch.Generator().manual_seed(2)).float()
+    x[..., 5] = torch.randint(3, x.shape[:2], generator=torch.Generator().manual_seed(3)).float()
+    return x, torch.tensor([[0.5, 0.0], [1.5, 4.0], [-1.0, 2.0]])
+
+
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
+@pytest.mark.parametrize("normalize", ["last", "standard", "none"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"num_layers": 2},
+        {"decoder": "autoregressive"},
+        {"decoder": "autoregressive", "num_layers": 2},
+        {"bidirectional": True},
+        {"bidirectional": True, "num_layers": 2},
+    ],
+)
+def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given: Any) -> None:
+    model = network(**EVERYTHING, channels=channels, output=output, normalize=normalize, **given)
+    x, statics = everything()
+    if output == "negative_binomial":
+        x[..., :2] = (3 * x[..., :2]).abs().round()
+    y = model(x, statics)
+    assert y.shape == (3, 7, 2, model.output.num_parameters)
+    model.output.loss(y, x[:, 12:, :2]).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+@pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
+def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, decoder: Any) -> None:
+    model = network(**EVERYTHING, channels=channels, decoder=decoder)
+    x, statics = everything()
+    before = model(x, statics)
+    later = x.clone()
+    later[:, 12:, :4] = float("nan")
+    assert torch.equal(model(later, statics), before)
+    later[:, 12:, 4] += 1
+    assert not torch.allclose(model(later, statics), before)
+
+
+def test_shared_channels_do_not_see_each_other_and_joint_ones_do() -> None:
+    x = values(2)
+    other = x.clone()
+    other[:, :12, 1] += torch.randn(3, 12)
+    shared, joint = network(num_targets=2), network(num_targets=2, channels="joint")
+    assert torch.equal(shared(x)[:, :, 0], shared(other)[:, :, 0])
+    assert not torch.allclose(joint(x)[:, :, 0], joint(other)[:, :, 0])
+
+
+@pytest.mark.parametrize("normalize", ["last", "standard"])
+def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
+    model = network(num_targets=2, normalize=normalize).double()
+    x = values(2).double()
+    torch.testing.assert_close(model(x + 100), model(x) + 100)
+    if normalize == "standard":
+        scaled = model(x * 1000)
+        torch.testing.assert_close(
+            scaled, model(x) * 1000, rtol=1e-4, atol=1e-2
+        )  # eps in the deviation
+
+
+@pytest.mark.parametrize("has_missing", [False, True])
+def test_a_network_that_says_nothing_forecasts_the_level(has_missing: bool) -> None:
+    x = values(2)
+    for normalize, level in (("last", x[:, 11]), ("standard", x[:, :12].mean(1))):
+        model = network(num_targets=2, normalize=normalize, has_missing=has_missing)
+        torch.nn.init.zeros_(model.head.weight)
+        torch.nn.init.zeros_(model.head.bias)
+        torch.testing.assert_close(model(x)[..., 0], level[:, None].expand(-1, 7, -1))
+
+
+def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
+    model = network(num_targets=2, has_missing=True, normalize="none")
+    x = values(2)
+    x[0, 5, 0] = 0.0
+    missing = x.clone()
+    missing[0, 5, 0] = float("nan")
+    a, b = model(x), model(missing)
+    assert b.isfinite().all()
+    assert not torch.allclose(a[0, :, 0], b[0, :, 0])
+    assert torch.equal(a[1:], b[1:])
+    assert torch.equal(a[0, :, 1], b[0, :, 1])
+
+
+def test_the_last_value_that_is_there_is_the_level() -> None:
+    model = network(has_missing=True)
+    x = values(1)
+    x[:, 9:12] = float("nan")
+    moved = x + 7
+    torch.testing.assert_close(model(moved), model(x) + 7)
+    empty = torch.full_like(x, float("nan"))
+    assert model(empty).isfinite().all()
+
+
+def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
+    model = network(**EVERYTHING)
+    x, statics = everything()
+    x[:, :, 3] = float("nan")
+    statics[:, 1] = float("nan")
+    assert model(x, statics).isfinite().all()
+
+
+def test_many_patches_cost_one_product_with_the_state() -> None:
+    """The answer is that of a plain LSTM cell step per patch."""
+    model = network(num_targets=2)
+    x = values(2)
+    hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
+    found = model._answer(model._asked(x[:, 12:, 2:], None), hidden, cell)
+    plain = torch.nn.LSTMCell(6, 8)
+    with torch.no_grad():
+        plain.weight_ih.copy_(model.cell_ih.weight)
+        plain.weight_hh.copy_(model.cell_hh.weight)
+        plain.bias_ih.copy_(model.cell_ih.bias)
+        plain.bias_hh.zero_()
+    for patch in range(2):
+        for channel in range(2):
+            asked = torch.cat([model.position[patch], model.channel[channel]])
+            rows = slice(channel, None, 2)
+            h, _ = plain(asked.expand(3, -1), (hidden[rows], cell[rows]))
+            answered = model.head(h)
+            steps = slice(4 * patch, min(4 * patch + 4, 7))
+            torch.testing.assert_close(
+                found[:, steps, channel, 0], answered[:, : steps.stop - steps.start]
+            )
+
+
+# autoregressive ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
+def test_one_patch_is_answered_alike_by_both_decoders(output: Any) -> None:
+    given = {**EVERYTHING, "horizon": 3, "output": output}
+    x, statics = everything()
+    x = x[:, :15]
+    x[..., :2] = x[..., :2].abs()
+    direct, in_turn = network(**given), network(**given, decoder="autoregressive")
+    assert torch.equal(direct(x, statics), in_turn(x, statics))
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+def test_the_next_patch_is_that_of_a_window_that_ends_in_the_forecast(
+    output: Any, channels: Any
+) -> None:
+    """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
+    given: dict[str, Any] = {
+        "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
+        "output": output, "channels": channels, "normalize": "none", "num_layers": 2,
+    }  # fmt: skip
+    model = network(**given, horizon=8, decoder="autoregressive")
+    rolled = network(**given, horizon=4, input_size=16)
+    weights = model.state_dict()
+    rolled.load_state_dict({**weights, "position": weights["position"][1:]})
+    x = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(1))
+    statics = torch.randn(3, 1)
+    found = model(x, statics)
+    longer = x.clone()
+    longer[:, 12:16, :2] = model.output.center(found)[:, :4]
+    longer[:, 12:16, 2] = float("nan")  # known up to now only
+    torch.testing.assert_close(rolled(longer, statics), found[:, 4:])
+
+
+def test_training_goes_through_the_forecasts_that_were_read() -> None:
+    """The loss of the last patch alone reaches the answer of the first."""
+    model = network(decoder="autoregressive")
+    model(values(1))[:, 4:].sum().backward()
+    assert model.position.grad is not None
+    assert model.position.grad[0].abs().sum() > 0
+
+
+def test_both_directions_of_the_last_layer_are_read() -> None:
+    """The state asked is that of two readings, of which one ends at the first patch."""
+    model = network(bidirectional=True, num_layers=2)
+    x = values(1)
+    patches = torch.relu(model.embed(model._patches(x[:, :12] - x[:, 11:12], None, x[:, :12, 1:])))
+    plain = torch.nn.LSTM(6, 8, 2, bidirectional=True)
+    plain.load_state_dict(model.lstm.state_dict())
+    output, (_, cell) = plain(patches)
+    assert model.hidden_of_both is not None
+    assert model.cell_of_both is not None
+    ends = torch.cat([output[-1, :, :8], output[0, :, 8:]], -1)
+    h = model.hidden_of_both(ends)
+    c = model.cell_of_both(torch.cat([cell[2], cell[3]], -1))
+    want = model._answer(model._asked(x[:, 12:, 1:], None), h, c)[:, :7] + x[:, 11:12, :, None]
+    torch.testing.assert_close(model(x), want)
+
+
+def test_the_wrong_shape_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
+        network()(values(1)[:, 1:])
+    with pytest.raises(ConfigError, match="no multiple of patch 5; give input_size=10"):
+        network(patch=5)
+    with pytest.raises(ConfigError, match="horizon is 0"):
+        network(horizon=0)
+    with pytest.raises(ConfigError, match="decoder is 'both', expected one of direct, autoreg"):
+        network(decoder="both")
+    with pytest.raises(ConfigError, match="autoregressive goes on in one; leave out one"):
+        network(decoder="autoregressive", bidirectional=True)
+    with pytest.raises(ConfigError, match="output is 'best', expected"):
+        make_output("best")
+    with pytest.raises(ConfigError, match="loss is 'l3', expected"):
+        make_output("point", "l3")
+
+
+# outputs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degrees", [2.0, 2.5, 3.0, 5.0, 30.0, 1000.0])
+@pytest.mark.parametrize("level", [0.01, 0.025, 0.1, 0.3, 0.5, 0.9, 0.975])
+def test_quantiles_of_students_t(degrees: float, level: float) -> None:
+    """The distribution function of the quantile, by quadrature, is the level."""
+    q = float(student_quantile(torch.tensor(degrees, dtype=torch.float64), level))
+    constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
+    constant /= math.sqrt(degrees * math.pi)
+    x = torch.linspace(0.0, q, 200_001, dtype=torch.float64)
+    density = constant * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
+    assert 0.5 + float(torch.trapezoid(density, x)) == pytest.approx(level, abs=2e-4)
+
+
+def test_students_t_is_restored_to_units() -> None:
+    output = StudentT()
+    parameters = torch.randn(5, 3, dtype=torch.float64)
+    scale = torch.rand(5, dtype=torch.float64) + 0.5
+    shift = torch.randn(5, dtype=torch.float64)
+    restored = output.restored(parameters, scale, shift)
+    plain = output.quantiles(parameters, [0.1, 0.8])
+    want = plain * scale[:, None] + shift[:, None]
+    torch.testing.assert_close(output.quantiles(restored, [0.1, 0.8]), want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
+    torch.manual_seed(0)
+    sample = torch.randn(4000)
+    parameters = torch.zeros(len(QUANTILES), requires_grad=True)
+    optimizer = torch.optim.Adam([parameters], 0.05)
+    output = Quantiles()
+    for _ in range(400):
+        optimizer.zero_grad()
+        output.loss(parameters.expand(4000, -1), sample).mean().backward()
+        optimizer.step()
+    want = torch.quantile(sample, torch.tensor(QUANTILES))
+    torch.testing.assert_close(parameters.detach(), want, atol=0.06, rtol=0)
+    between = output.quantiles(want, [0.1, 0.175, 0.9])
+    torch.testing.assert_close(between[0], want[1])
+    torch.testing.assert_close(between[1], (want[1] + want[2]) / 2)
+    outer = output.quantiles(want, [0.001, 0.025, 0.975, 0.999])
+    torch.testing.assert_close(outer, want[[0, 0, -1, -1]])
+
+
+def test_learned_quantiles_that_cross_are_put_in_order() -> None:
+    crossed = torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0])
+    found = Quantiles().quantiles(crossed, [k / 40 for k in range(1, 40)])
+    assert (found.diff() >= 0).all()
+
+
+def log_gamma_sum(count: int, mean: float, dispersion: float) -> float:
+    """The log of a negative binomial's probability, in Python's own floats."""
+    r = 1 / dispersion
+    chosen = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
+    return chosen + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean))
+
+
+@pytest.mark.parametrize(
+    ("mean", "dispersion"), [(0.1, 0.5), (2.0, 0.01), (40.0, 0.3), (1.0, 100.0)]
+)
+def test_the_negative_binomial_is_the_one_of_the_books(mean: float, dispersion: float) -> None:
+    output = NegativeBinomial()
+    parameters = torch.tensor([mean, dispersion])
+    levels = (0.005, 0.1, 0.5, 0.9, 0.995)
+    found = output.quantiles(parameters, levels).tolist()
+    below, want = 0.0, []
+    for count in range(1000):
+        log_p = log_gamma_sum(count, mean, dispersion)
+        if count % 50 == 0:
+            loss = output.loss(parameters, torch.tensor(float(count)))
+            assert loss.item() == pytest.approx(-log_p, rel=1e-4)
+        below += math.exp(log_p)
+        want += [float(count)] * sum(below >= q for q in levels[len(want) :])
+    assert found == want
+
+
+def test_many_counts_have_the_quantiles_of_a_sample() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gamma = torch._standard_gamma(torch.full((200_000,), 10.0), generator=generator)
+    sample = torch.poisson(gamma * 500, generator=generator)  # mean 5000, dispersion 0.1
+    levels = [0.01, 0.1, 0.5, 0.9, 0.99]
+    want = torch.quantile(sample, torch.tensor(levels))
+    means = torch.tensor([5000.0, 3.0])  # one of them is summed, the other is not
+    found = negative_binomial_quantiles(means, torch.tensor([0.1, 0.1]), levels)
+    torch.testing.assert_close(found[0], want, rtol=0, atol=0.04 * sample.std().item())
+    assert found[1].tolist() == [0, 1, 3, 6, 9]
+
+
+def test_counts_scale_with_their_window() -> None:
+    """Ten times the counts, ten times the mean (nearly: a window is divided by its mean + 1)."""
+    model = network(output="negative_binomial")
+    x = (values(1).abs() * 1000).round()
+    mean = model.output.center(model(x))
+    torch.testing.assert_close(model.output.center(model(10 * x)), 10 * mean, rtol=0.01, atol=0)
+    assert (mean > 0).all()
+    empty = model(torch.zeros_like(x))
+    assert (empty > 0).all()
+    assert model.output.loss(empty, torch.zeros(3, 7, 1)).isfinite().all()
+
+
+STATEFUL: dict[str, Any] = {"stateful": True, "horizon": 7}
+
+
+def chunks_of(x: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Chunks of so many rows, each with the 7 rows behind it."""
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    return [x[:, end - size : end + 7] for end, size in zip(ends, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("has_missing", [True, False])
+@pytest.mark.parametrize("channels", ["shared", "joint"])
+@pytest.mark.parametrize("normalize", ["last", "none"])
+@pytest.mark.parametrize("sizes", [(12, 12), (4, 8, 12), (24,)])
+def test_a_stream_is_the_same_in_chunks(
+    sizes: Any, channels: Any, has_missing: bool, normalize: Any
+) -> None:
+    given = {**EVERYTHING, "has_missing": has_missing, "num_layers": 2, "normalize": normalize}
+    model = network(**given, **STATEFUL, channels=channels)
+    x = torch.cat([everything()[0], everything()[0]], 1)[:, : 24 + 7]
+    if has_missing:
+        x[0, 2:9, 0] = math.nan
+        x[1, :, 1] = math.nan
+        x[2, :5] = math.nan
+    statics = everything()[1]
+    whole, behind = model.read_chunk(x, statics)
+    assert whole.shape == (3 * 6, 7, 2, 1)
+    carried, found = None, []
+    for chunk in chunks_of(x, sizes):
+        answers, carried = model.read_chunk(chunk, statics, carried)
+        found.append(answers.view(3, -1, 7, 2, 1))
+    torch.testing.assert_close(torch.cat(found, 1), whole.view(3, 6, 7, 2, 1))
+    assert carried is not None
+    for own, other in zip(carried, behind, strict=True):
+        torch.testing.assert_close(own, other, equal_nan=True)
+
+
+def test_a_stream_answers_what_windows_of_it_do() -> None:
+    """The last forecast of a chunk from zero state is that of forward()."""
+    model = network(**{**EVERYTHING, **STATEFUL})
+    x, statics = everything()
+    answers, _ = model.read_chunk(x, statics)
+    torch.testing.assert_close(model(x, statics), answers.view(3, 3, 7, 2, 1)[:, -1])
+    horizons = model.horizons(x, 3).view(3, 3, 7, 6)
+    for origin in range(3):
+        assert torch.equal(horizons[:, origin], x[:, 4 * (origin + 1) :][:, :7])
+
+
+def test_lanes_that_begin_anew_know_nothing_of_before() -> None:
+    model = network(**STATEFUL, num_targets=2)
+    x = values(2, 4)
+    _, carried = model.read_chunk(x)
+    anew = torch.tensor([True, False, True])
+    found, _ = model.read_chunk(x[:3] + 1, None, carried.where(anew))
+    whole, _ = model.read_chunk(x[:3] + 1, None, carried.where(torch.ones(3, dtype=torch.bool)))
+    fresh, _ = model.read_chunk(x[:3] + 1)
+    shape = (3, 3, 7, 2, 1)
+    found, whole, fresh = found.view(shape), whole.view(shape), fresh.view(shape)
+    torch.testing.assert_close(found[[0, 2]], whole[[0, 2]])
+    torch.testing.assert_close(found[1], fresh[1])
+    assert not torch.allclose(found[0], fresh[0])
+
+
+@pytest.mark.parametrize("has_missing", [True, False])
+def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
+    changed = {"categories": (), "num_future": 0, "has_missing": has_missing}
+    model = network(**{**EVERYTHING, **STATEFUL, **changed})
+    x, statics = everything()
+    x = x[..., :4]
+    if has_missing:
+        x[0, :6, 0] = math.nan
+        x[1, 3:, 1] = math.nan
+    answers = model.read_chunk(x, statics)[0].view(3, 3, 7, 2)
+    for origin in range(3):
+        other = x.clone()
+        other[:, 4 * (origin + 1) :] = 9.0
+        again = model.read_chunk(other, statics)[0].view(3, 3, 7, 2)
+        torch.testing.assert_close(again[:, : origin + 1], answers[:, : origin + 1])
+        assert origin == 2 or not torch.allclose(again[:, origin + 1], answers[:, origin + 1])
+
+
+def test_a_moved_stream_moves_its_forecasts() -> None:
+    model = network(**STATEFUL, num_targets=2)
+    x = values(2)
+    torch.testing.assert_close(model.read_chunk(x + 100)[0], model.read_chunk(x)[0] + 100)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"decoder": "autoregressive"},
+        {"bidirectional": True},
+        {"normalize": "standard"},
+        {"output": "negative_binomial"},
+    ],
+)
+def test_what_no_stream_can_be_read_with_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is .*leave out .* or tbptt"):
+        ForecasterConfig(**{**SIZES, **STATEFUL, **given})

@@ -1,0 +1,231 @@
+"""Quantiles of forecasts: calibrated on validation, in order, and true where the noise changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.calibration import LEVELS, Calibration, calibrate, forecast, spread
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from series_frames import long_table, replaced
+
+HORIZON, INPUT = 6, 24
+QUICK: dict[str, Any] = {
+    "horizon": HORIZON, "input_size": INPUT, "patch": 6, "hidden_size": 16, "steps": 150,
+    "dropout": 0.0, "learning_rate": 0.01, "split": "60/20/20", "normalize": "standard",
+}  # fmt: skip
+
+
+def deviations(num_rows: int = 2400) -> NDArray[np.float32]:
+    """Noise of every row: half of the day is eight times as loud as the other half."""
+    return np.where(np.arange(num_rows) % 24 < 12, 0.1, 0.8).astype(np.float32)
+
+
+def noisy(num_rows: int = 2400) -> NDArray[np.float32]:
+    noise = np.random.default_rng(0).normal(size=num_rows)
+    wave = np.sin(np.arange(num_rows) * (2 * np.pi / 24))
+    return (wave + deviations(num_rows) * noise).astype(np.float32)
+
+
+def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Returns which test values lie in their interval, and which are of the quiet hours."""
+    rows = model._origins(model.dataset_, "test", 1)
+    ends = ((1 - level) / 2, (1 + level) / 2)
+    found = []
+    for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, ends):
+        found.append((q[..., 0] <= y) & (y <= q[..., 1]))
+    quiet = deviations()[rows[:, None] + INPUT + np.arange(HORIZON)] < 0.5
+    return torch.cat(found)[..., 0].numpy(), quiet
+
+
+@pytest.mark.parametrize("output", ["quantiles", "student_t"])
+def test_learned_quantiles_cover_where_the_noise_changes(output: Any) -> None:
+    model = Forecaster(**QUICK, output=output).fit(noisy())
+    is_inside, quiet = inside(model, 0.8)
+    assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
+    assert is_inside[quiet].mean() == pytest.approx(0.8, abs=0.12)
+    assert is_inside[~quiet].mean() == pytest.approx(0.8, abs=0.12)
+
+
+def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
+    model = Forecaster(**QUICK).fit(noisy())
+    is_inside, quiet = inside(model, 0.8)
+    assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
+    assert is_inside[quiet].mean() > 0.95
+    assert is_inside[~quiet].mean() < 0.7
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: Any) -> None:
+    """Even of a network that has learned nothing: what it is off by is added."""
+    model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
+    rows = model._origins(model.dataset_, "valid", 1)
+    levels = (0.025, 0.1, 0.3, 0.5, 0.825, 0.975)
+    below = [
+        (y[..., None] <= q)[:, :, 0].double()
+        for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, levels)
+    ]
+    share = torch.cat(below).mean(0)  # per step
+    for step in range(HORIZON):
+        assert share[step].tolist() == pytest.approx(levels, abs=0.03)
+
+
+@pytest.mark.parametrize("size", [1, len(LEVELS)])
+def test_quantiles_never_cross(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(5, 3, 2, size, generator=generator)
+    calibration = Calibration(torch.randn(len(LEVELS), 3, 2, generator=generator))
+    levels = [k / 200 for k in range(1, 200)]
+    found = calibration.quantiles(base, torch.ones(5, 2), levels)
+    assert found.shape == (5, 3, 2, 199)
+    assert (found.diff(dim=-1) >= 0).all()
+    few = calibration.quantiles(base, torch.ones(5, 2), levels[10:100:7])
+    assert torch.equal(few, found[..., 10:100:7])
+
+
+def test_what_is_to_be_forecast_widens_nothing() -> None:
+    model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(400))
+    values = torch.randn(3, INPUT + HORIZON, 1, generator=torch.Generator().manual_seed(0))
+    want = spread(values, model.network_.config)
+    torch.testing.assert_close(want, values[:, :INPUT].std(1, correction=0) + 0.05)
+    values[:, INPUT:] = 1e6
+    assert torch.equal(spread(values, model.network_.config), want)
+
+
+def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> None:
+    base = torch.tensor(LEVELS).expand(1, 3, 2, -1)
+    residuals = torch.arange(6.0).view(1, 3, 2).expand(len(LEVELS), -1, -1)
+    wide = torch.tensor([[1.0, 10.0]])
+    found = Calibration(residuals).quantiles(base, wide, [0.1, 0.925])
+    shift = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
+    torch.testing.assert_close(found[0], shift[..., None] + torch.tensor([0.1, 0.925]))
+
+
+def test_a_level_of_which_nothing_is_known_is_refused() -> None:
+    model = Forecaster(**{**QUICK, "steps": 1}).fit(noisy(400))
+    for level in (0.001, 0.999, float("nan")):
+        with pytest.raises(ConfigError, match=f"quantile {level} lies outside 0.005 to 0.995"):
+            model.predict_quantiles(quantiles=[0.5, level])
+
+
+def test_missing_values_do_not_count_in_calibration() -> None:
+    y = noisy(600)
+    y[::7] = np.nan
+    model = Forecaster(**{**QUICK, "steps": 2}, output="quantiles").fit(y)
+    residuals = model.stored_.calibration.residuals
+    assert residuals[2:-2].isfinite().all()  # some 98 values say nothing of 0.01 and 0.99
+    assert residuals[2:-2].abs().sum() > 0
+    assert model.coverage((0.8,), part="valid")[0.8] == pytest.approx(0.8, abs=0.03)
+
+
+def test_calibration_takes_windows_evenly_where_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(1200))
+    monkeypatch.setattr("fastlstm.forecast.calibration._MAX_VALUES", 100 * HORIZON * 7)
+    taken: list[NDArray[np.int64]] = []
+    read = ScaledWindows.read
+
+    def recorded(inputs: ScaledWindows, rows: NDArray[np.int64], length: int, size: int) -> Any:
+        taken.append(rows)
+        return read(inputs, rows, length, size)
+
+    monkeypatch.setattr(ScaledWindows, "read", recorded)
+    valid = model.split_.windows(model.dataset_.table, "valid", INPUT, HORIZON)
+    shown: list[tuple[int, int]] = []
+    calibrate(model.network_, model._inputs, valid, show=lambda *how_far: shown.append(how_far))
+    assert shown == [(100, 100)]
+    assert len(taken[0]) == 100
+    assert (taken[0][0], taken[0][-1]) == (valid.rows()[0], valid.rows()[-1])
+    # Where the time may not be enough for all, those that come first are of the whole part.
+    calibrate(model.network_, model._inputs, valid, lambda done, total: False)
+    assert np.array_equal(np.sort(taken[1]), taken[0])
+    places = np.searchsorted(taken[0], np.sort(taken[1][:20]))
+    assert np.diff([0, *places, 100]).max() <= 15
+
+
+@pytest.mark.parametrize("output", ["quantiles", "student_t"])
+def test_files_keep_the_quantiles(tmp_path: Path, output: Any) -> None:
+    table = noisy(400)
+    model = Forecaster(**{**QUICK, "steps": 3}, output=output).fit(table)
+    model.save(tmp_path)
+    want, again = model.predict_quantiles(), Forecaster.load(tmp_path)
+    np.testing.assert_array_equal(again.predict_quantiles(table), want)
+
+
+# counts ------------------------------------------------------------------------------------------
+
+
+def counts(num_rows: int = 600, num_series: int = 3) -> pa.Table:
+    """Negative binomial counts of dispersion 0.2 around daily waves; means of about 3, 30, 300."""
+    rng = np.random.default_rng(0)
+    hours, scale = np.arange(num_rows), 3.0 * 10.0 ** np.arange(num_series)
+    mean = scale[:, None] * (1 + 0.8 * np.sin(hours * (2 * np.pi / 24)))
+    rate = rng.gamma(1 / 0.2, 0.2 * mean)
+    return long_table(num_rows, num_series, y=rng.poisson(rate).ravel().astype(float), temp=None)
+
+
+@pytest.fixture(scope="module")
+def counting() -> Forecaster:
+    given = {**QUICK, "input_size": 48, "steps": 250}
+    return Forecaster(**given, output="negative_binomial").fit(counts())
+
+
+def test_mean_and_dispersion_of_counts_are_learned_at_every_scale(counting: Forecaster) -> None:
+    rows = counting._origins(counting.dataset_, "test", 1)
+    hours = (rows[:, None] + 48 + np.arange(HORIZON)) % 600
+    series = rows // 600
+    found = []
+    for values, statics in counting._inputs.read(rows, 48 + HORIZON):
+        with torch.no_grad():
+            found.append(counting.network_(values, statics))
+    mean, dispersion = torch.cat(found)[:, :, 0].unbind(-1)
+    for number in range(3):
+        of = series == number
+        wave = 3 * 10.0**number * (1 + 0.8 * np.sin(hours[of] * (2 * np.pi / 24)))
+        relative = np.abs(mean[of].numpy() - wave).mean() / wave.mean()
+        assert relative < 0.25, number
+        assert dispersion[of].median().item() == pytest.approx(0.2, abs=0.1), number
+
+
+def test_quantiles_of_counts_are_counts_and_cover(counting: Forecaster) -> None:
+    table = counting.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
+    for name in table.column_names[2:]:
+        values = table[name].to_numpy()
+        assert (values >= 0).all()
+        assert (values == np.round(values)).all()
+    assert counting.predict()["y"].to_numpy().min() > 0
+    found = counting.coverage((0.8, 0.95))
+    assert found[0.8] == pytest.approx(0.8, abs=0.08)  # whole numbers: a bit more
+    assert found[0.95] == pytest.approx(0.95, abs=0.04)
+
+
+def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: Path) -> None:
+    counting.save(tmp_path)
+    again, table = Forecaster.load(tmp_path), counts()
+    assert again.predict_quantiles(table).equals(counting.predict_quantiles())
+    assert again.predict(table).equals(counting.predict())
+
+
+@pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])
+def test_what_is_no_count_is_refused(value: float, said: str) -> None:
+    table = replaced(counts(60), "y", 72, value)
+    given = {**QUICK, "steps": 1}
+    with pytest.raises(DataError, match=rf"'y' is {said} in row 12 of series 's1', expected whole"):
+        Forecaster(**given, output="negative_binomial").fit(table)
+
+
+def test_counts_may_be_missing() -> None:
+    y = counts(120)["y"].to_numpy().copy()
+    y[::5] = np.nan
+    table = counts(120).set_column(2, "y", pa.array(y))
+    model = Forecaster(**{**QUICK, "steps": 3}, output="negative_binomial").fit(table)
+    assert np.isfinite(model.predict()["y"].to_numpy()).all()

@@ -1,0 +1,623 @@
+"""`fastlstm.LSTM` beyond torch's: every option against the reference, alone and with the others."""
+
+import copy
+import io
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import fastlstm
+from fastlstm.errors import ConfigError, KernelError, ShapeError
+from fastlstm.nn import lstm
+from fastlstm.ops import reference
+from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops.cell_call import CellCall, Norm
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
+from fastlstm.ops.explain import explain
+from fastlstm.ops.reference import lstm_reference
+
+T, B, I, H = 6, 4, 5, 7  # noqa: E741
+ALL = {
+    "layer_norm": True,
+    "recurrent_dropout": 0.3,
+    "zoneout": (0.2, 0.4),
+    "activation": "softsign",
+    "recurrent_activation": "hard_sigmoid",
+}
+OPTIONS = {
+    "layer norm": {"layer_norm": True},
+    "recurrent dropout": {"recurrent_dropout": 0.3},
+    "zoneout": {"zoneout": 0.3},
+    "zoneout of the output": {"zoneout": (0.3, 0.0)},
+    "zoneout of the cell": {"zoneout": [0.0, 0.3]},
+    "activation": {"activation": "relu"},
+    "recurrent activation": {"recurrent_activation": "hard_sigmoid"},
+    "all": ALL,
+}
+SHAPES = {
+    "one layer": {},
+    "two layers, both directions": {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    "no bias": {"bias": False, "num_layers": 2},
+}
+LENGTHS = [6, 4, 3, 1]
+# Largest error over largest value; float32 runs on the kernels, see TOLERANCES of their tests.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 4e-5}
+
+
+def make(dtype=torch.float64, seed=0, **fields):
+    torch.manual_seed(seed)
+    layer = fastlstm.LSTM(I, H, **fields, dtype=dtype)
+    with torch.no_grad():
+        for name, p in layer.named_parameters():
+            if name.startswith(("gamma", "beta")):
+                p.add_(torch.randn_like(p) / 3)
+    return layer
+
+
+def inputs(layer, *, T=T, B=B):
+    dtype = layer.weight_ih_l0.dtype
+    num = layer.num_layers * (2 if layer.bidirectional else 1)
+    x = torch.randn((B, T, I) if layer.batch_first else (T, B, I), dtype=dtype)
+    return x, torch.randn(num, B, H, dtype=dtype), torch.randn(num, B, H, dtype=dtype)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the layers draw from now on."""
+    found = []
+
+    def spy(*args):
+        found.append(draw(*args))
+        return found[-1]
+
+    draw = lstm.draw_cell_call
+    monkeypatch.setattr(lstm, "draw_cell_call", spy)
+    return found
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
+
+    def must_not_run(*args, **kwargs):
+        raise AssertionError("torch's own LSTM ran")
+
+    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
+
+
+def expected(layer, options, draws, own, x, h0, c0, spans):
+    """The layer from `lstm_reference` alone, with its parameters `own` and what it drew."""
+    directions = 2 if layer.bidirectional else 1
+    x = x.transpose(0, 1) if layer.batch_first else x
+    hs, cs = [], []
+    for k in range(layer.num_layers):
+        outputs = []
+        for d in range(directions):
+            n = k * directions + d
+            place = f"l{k}" + ("_reverse" if d else "")
+
+            def get(name, place=place):
+                return own.get(f"{name}_{place}")
+
+            weights = [get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            mask = draws[n].mask
+            cell = CellCall(
+                CellOptions(**options),
+                Norm(*map(get, Norm._fields)) if "layer_norm" in options else None,
+                None if mask is None else mask.double(),
+                draws[n].seed,
+            )
+            begins, ends = spans if spans is not None else (None, None)
+            if d and spans is not None:
+                begins, ends = T - ends, T - begins
+            given = x.flip(0) if d else x
+            y, h, c = lstm_reference(given, h0[n], c0[n], LSTMWeights(*weights), cell, begins, ends)
+            outputs.append(y.flip(0) if d else y)
+            hs.append(h)
+            cs.append(c)
+        x = torch.cat(outputs, 2)
+    y = x.transpose(0, 1) if layer.batch_first else x
+    return y, torch.stack(hs), torch.stack(cs)
+
+
+def gradients(outputs, leaves):
+    rng = torch.Generator().manual_seed(3)
+    weights = [torch.randn(t.shape, generator=rng, dtype=torch.float64) for t in outputs]
+    terms = [(t.double() * w).sum() for t, w in zip(outputs, weights, strict=True)]
+    return torch.autograd.grad(torch.stack(terms).sum(), leaves)
+
+
+def assert_close(name, got, want, limit):
+    assert got.shape == want.shape, name
+    error = float((got.double() - want).detach().abs().max())
+    assert error <= limit * max(float(want.detach().abs().max()), 1.0), f"{name}: {error:.2e}"
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("lanes", ["whole", "right", "left", "packed"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_results_and_gradients(option, shape, training, lanes, dtype, drawn):
+    if option == "recurrent dropout" and dtype == torch.float64 and not training:
+        pytest.skip("this is torch's cell, and torch computes it")
+    options = OPTIONS[option]
+    layer = make(dtype, **SHAPES[shape], **options).train(training)
+    x, h0, c0 = (t.requires_grad_() for t in inputs(layer))
+    ends = torch.tensor(LENGTHS)
+    spans = {"whole": None, "left": (T - ends, 0 * ends + T)}.get(lanes, (0 * ends, ends))
+    if lanes == "packed":
+        packed = pack_padded_sequence(x, ends, layer.batch_first)
+        y, (h, c) = layer(packed, (h0, c0))
+        y = pad_packed_sequence(y, layer.batch_first)[0]
+    else:
+        fields = {} if spans is None else {"lengths": LENGTHS, "padding": lanes}
+        y, (h, c) = layer(x, (h0, c0), **fields)
+
+    own = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    leaves = [t.detach().double().requires_grad_() for t in (x, h0, c0)]
+    want = expected(layer, options, drawn, own, *leaves, spans)
+    limit = TOLERANCES[dtype]
+    for name, a, b in zip(("y", "h", "c"), (y, h, c), want, strict=True):
+        assert a.dtype == dtype
+        assert_close(name, a, b, limit)
+    got = gradients((y, h, c), [x, h0, c0, *layer.parameters()])
+    want = gradients(want, [*leaves, *own.values()])
+    for name, a, b in zip(("x", "h0", "c0", *own), got, want, strict=True):
+        assert_close(f"d{name}", a, b, limit)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_unsorted_packed_sequences_and_single_ones(dtype):
+    layer = make(dtype, **SHAPES["two layers, both directions"], **ALL).eval()
+    x, h0, c0 = inputs(layer)
+    lengths = [3, 6, 1, 4]
+    want, (h, c) = layer(x, (h0, c0), lengths=lengths)
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    got = layer(packed, (h0, c0))
+    unpacked = pad_packed_sequence(got[0], batch_first=True)[0]
+    alone = layer(x[1], (h0[:, 1], c0[:, 1]))
+    limits = {"rtol": 0, "atol": TOLERANCES[dtype]}
+    torch.testing.assert_close(unpacked, want, **limits)
+    torch.testing.assert_close(got[1], (h, c), **limits)
+    torch.testing.assert_close(alone[0], want[1], **limits)
+    torch.testing.assert_close(alone[1], (h[:, 1], c[:, 1]), **limits)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_padding_is_never_seen(padding, dtype):
+    layer = make(dtype, bidirectional=True, **ALL)
+    x, h0, c0 = inputs(layer)
+    lengths = torch.tensor([3, 0, 6, 4])
+    steps = torch.arange(T)[:, None]
+    is_real = steps < lengths if padding == "right" else steps >= T - lengths
+    found = []
+    for filling in (0.0, float("nan")):
+        given = x.where(is_real[:, :, None], torch.full_like(x, filling)).requires_grad_()
+        torch.manual_seed(1)
+        y, (h, c) = layer(given, (h0, c0), lengths=lengths, padding=padding)
+        assert not y[~is_real].any()
+        assert torch.equal(h[:, 1], h0[:, 1])
+        assert torch.equal(c[:, 1], c0[:, 1])
+        grads = gradients((y, h, c), [given, *layer.parameters()])
+        assert not grads[0][~is_real].any()
+        found.append([y, h, c, *grads])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_only_training_draws_and_from_torchs_generator(option, dtype, drawn):
+    is_random = "recurrent_dropout" in OPTIONS[option] or "zoneout" in OPTIONS[option]
+    layer = make(dtype, num_layers=2, bidirectional=True, **OPTIONS[option])
+    x, *hx = inputs(layer)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        return layer(x, hx)[0]
+
+    first, same, other = run(5), run(5), run(6)
+    assert torch.equal(first, same)
+    assert torch.equal(first, other) != is_random
+    assert torch.equal(layer(x, hx)[0], layer(x, hx)[0]) != is_random
+    draws = [t for v in drawn[:4] for t in (v.mask, v.seed) if t is not None]
+    assert not any(torch.equal(a, b) for k, a in enumerate(draws) for b in draws[:k])
+    layer.eval()
+    drawn.clear()
+    state = torch.get_rng_state()
+    assert torch.equal(layer(x, hx)[0], layer(x, hx)[0])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(v.mask is v.seed is None for v in drawn)
+
+
+def test_what_is_drawn(drawn):
+    layer = make(torch.float32, recurrent_dropout=0.25, zoneout=0.5)
+    doubled = copy.deepcopy(layer).double()
+    x, h0, c0 = inputs(layer, B=4000)
+    for each in (layer, doubled):
+        torch.manual_seed(2)
+        dtype = each.weight_ih_l0.dtype
+        each(x.to(dtype), (h0.to(dtype), c0.to(dtype)))
+    a, b = drawn
+    assert a.mask.shape == (4000, H)
+    assert set(a.mask.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.75))}
+    share = float((a.mask > 0).double().mean())
+    assert abs(share - 0.75) < 4 * (0.75 * 0.25 / a.mask.numel()) ** 0.5
+    assert a.seed.shape == (1,)
+    assert (a.mask.dtype, b.mask.dtype) == (torch.float32, torch.float64)
+    assert torch.equal(a.mask > 0, b.mask > 0)  # the same in every dtype
+    assert torch.equal(a.seed, b.seed)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_evaluation_is_the_mean_of_training(dtype):
+    layer = make(dtype, zoneout=(0.3, 0.5))
+    x, h0, c0 = (t[:, :1].expand(-1, 20_000, -1) for t in inputs(layer, T=1))
+    with torch.no_grad():
+        y = layer(x, (h0, c0))[0]
+        want = layer.eval()(x, (h0, c0))[0][:, 0]
+    deviation = y.std(1) / 20_000**0.5
+    assert (deviation > 1e-4 / 20_000**0.5).all()
+    assert ((y.mean(1) - want).abs() < 4.5 * deviation).all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_dropout_between_layers_stays(dtype):
+    layer = make(dtype, num_layers=2, dropout=0.5, layer_norm=True)
+    x, *hx = inputs(layer)
+    (a, (h, _)), (b, (other, _)) = layer(x, hx), layer(x, hx)
+    assert not torch.equal(a, b)
+    assert torch.equal(h[0], other[0])
+
+
+def test_norms_belong_to_the_parameters():
+    torch.manual_seed(0)
+    theirs = nn.LSTM(I, H, 2, bidirectional=True)
+    torch.manual_seed(0)
+    ours = fastlstm.LSTM(I, H, 2, bidirectional=True, layer_norm=True)
+    own = dict(ours.named_parameters())
+    for name, p in theirs.named_parameters():
+        assert torch.equal(own.pop(name), p)
+    sizes = {"gamma_ih": 4 * H, "gamma_hh": 4 * H, "gamma_c": H, "beta_c": H}
+    places = ("l0", "l0_reverse", "l1", "l1_reverse")
+    assert {name: tuple(p.shape) for name, p in own.items()} == {
+        f"{name}_{place}": (size,) for place in places for name, size in sizes.items()
+    }
+    for _ in range(2):
+        assert all(p.eq(0 if name.startswith("beta") else 1).all() for name, p in own.items())
+        before = ours.weight_hh_l1.clone()
+        ours.reset_parameters()
+        assert not torch.equal(ours.weight_hh_l1, before)
+        with torch.no_grad():
+            own["gamma_c_l1"].fill_(9)
+        ours.reset_parameters()
+
+
+@pytest.mark.parametrize("fields", [{}, {"dtype": torch.float64}, {"device": "meta"}], ids=str)
+def test_norms_are_made_where_the_weights_are(fields):
+    layer = fastlstm.LSTM(I, H, layer_norm=True, **fields)
+    for p in layer.parameters():
+        assert (p.dtype, p.device) == (layer.weight_ih_l0.dtype, layer.weight_ih_l0.device)
+    shape = layer(torch.zeros(T, B, I, **fields))[0].shape
+    assert shape == (T, B, H)
+
+
+def test_state_dict_round_trip():
+    first, second = (make(seed=seed, num_layers=2, **ALL).eval() for seed in (0, 1))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    assert second.load_state_dict(torch.load(file, weights_only=True)) == ([], [])
+    x, *hx = inputs(first)
+    assert torch.equal(first(x, hx)[0], second(x, hx)[0])
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*gamma_ih_l0"):
+        fastlstm.LSTM(I, H, 2, dtype=torch.float64).load_state_dict(first.state_dict())
+
+
+def test_without_options_nothing_is_added():
+    theirs, ours = nn.LSTM(I, H, 2), fastlstm.LSTM(I, H, 2, zoneout=(0.0, 0.0), layer_norm=False)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert ours.__dict__.keys() == theirs.__dict__.keys()
+    assert repr(ours) == f"fastlstm.{theirs!r}"
+    zero = {name: 0.3 for name in ("recurrent_dropout", "zoneout")}
+    others = fastlstm.LSTM(I, H, 2, **zero, activation="relu", recurrent_activation="linear")
+    assert list(others.state_dict()) == list(theirs.state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_are_equal_and_apart(copied):
+    layer = make(num_layers=2, **ALL).eval()
+    other = copied(layer)
+    x, *hx = inputs(layer)
+    assert torch.equal(other(x, hx)[0], layer(x, hx)[0])
+    assert repr(other) == repr(layer)
+    with torch.no_grad():
+        other.gamma_c_l1.zero_()
+    assert not torch.equal(other(x, hx)[0], layer(x, hx)[0])
+
+
+def test_repr_names_the_options():
+    assert repr(fastlstm.LSTM(I, H, zoneout=0.1)) == "fastlstm.LSTM(5, 7, zoneout=(0.1, 0.1))"
+    assert repr(fastlstm.LSTM(I, H, 2, **ALL)) == (
+        "fastlstm.LSTM(5, 7, num_layers=2, layer_norm=True, recurrent_dropout=0.3,"
+        " zoneout=(0.2, 0.4), activation='softsign', recurrent_activation='hard_sigmoid')"
+    )
+
+
+INVALID = [
+    ({"recurrent_dropout": 1.0}, r"recurrent_dropout is 1\.0, expected a probability in \[0, 1\)"),
+    ({"recurrent_dropout": -0.1}, r"recurrent_dropout is -0\.1"),
+    ({"recurrent_dropout": float("nan")}, "recurrent_dropout is nan"),
+    ({"recurrent_dropout": True}, "recurrent_dropout is True"),
+    ({"zoneout": True}, "zoneout is True"),
+    ({"recurrent_dropout": "0.1"}, "recurrent_dropout is '0.1'"),
+    ({"zoneout": 1.01}, r"zoneout is 1\.01, expected a probability in \[0, 1\] or two of them"),
+    ({"zoneout": (0.1, -0.1)}, "zoneout is"),
+    ({"zoneout": (0.1, float("nan"))}, "zoneout is"),
+    ({"zoneout": (0.1, 0.1, 0.1)}, "zoneout is"),
+    ({"zoneout": None}, "zoneout is None"),
+    ({"layer_norm": 1}, "layer_norm is 1, expected True or False"),
+    (
+        {"activation": "tahn"},
+        r"activation is 'tahn' \(did you mean 'tanh'\?\), expected one of sig",
+    ),
+    ({"recurrent_activation": "gelu"}, "recurrent_activation is 'gelu'"),
+    ({"activation": None}, "activation is None"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID, ids=str)
+def test_invalid_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        fastlstm.LSTM(I, H, **options)
+    ((name, value),) = options.items()
+    for layer in (fastlstm.LSTM(I, H), fastlstm.LSTM(I, H, **ALL)):
+        before = layer.options
+        with pytest.raises(ConfigError, match=message):
+            setattr(layer, name, value)
+        assert layer.options == before
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_option_goes_with_a_projection(option):
+    with pytest.raises(ConfigError, match=r"with proj_size=3 is not supported; leave out"):
+        fastlstm.LSTM(I, H, proj_size=3, **OPTIONS[option])
+    layer = fastlstm.LSTM(I, H, proj_size=3)
+    with pytest.raises(ConfigError, match=r"zoneout=\(0\.1, 0\.1\) with proj_size=3"):
+        layer.zoneout = 0.1
+
+
+def test_options_can_be_changed():
+    layer = fastlstm.accelerate(nn.LSTM(I, H, dtype=torch.float64))
+    x, *hx = inputs(layer)
+    plain = layer(x, hx)[0]
+    assert (layer.options, layer.zoneout, layer.activation) == (CellOptions(), (0.0, 0.0), "tanh")
+    layer.zoneout, layer.activation = 0.5, "relu"
+    assert (layer.zoneout, layer.activation) == ((0.5, 0.5), "relu")
+    assert not torch.equal(layer(x, hx)[0], plain)
+    layer.zoneout, layer.activation = 0, "tanh"
+    assert layer.options is TORCHS_CELL
+    assert torch.equal(layer(x, hx)[0], plain)
+    for each in (layer, make(layer_norm=True)):
+        with pytest.raises(ConfigError, match="as this layer was built; build a new LSTM"):
+            each.layer_norm = not each.layer_norm
+
+
+def test_recurrent_dropout_in_evaluation_is_torchs_cell():
+    layer = make(recurrent_dropout=0.5).eval()
+    theirs = nn.LSTM(I, H, dtype=torch.float64)
+    theirs.load_state_dict(layer.state_dict())
+    x, *hx = inputs(layer)
+    assert torch.equal(layer(x, hx)[0], theirs(x, hx)[0])
+    assert explain(layer)[0].backend == "torch"
+
+
+@pytest.mark.parametrize(
+    ("x", "hx", "message"),
+    [
+        (torch.zeros(T, B, I + 1), None, "input_size"),
+        (torch.zeros(T, B), None, "input_size"),
+        (torch.zeros(0, B, I), None, "larger than 0"),
+        (torch.zeros(T, B, I), (torch.zeros(1, 2, H), torch.zeros(1, B, H)), "hidden"),
+        (torch.zeros(T, B, I).double(), None, "dtype"),
+        (torch.zeros(T, B, I).int(), None, "dtype"),
+    ],
+    ids=str,
+)
+def test_errors_are_those_of_torch(x, hx, message):
+    caught = []
+    for layer in (nn.LSTM(I, H), fastlstm.LSTM(I, H, **ALL)):
+        with pytest.raises((RuntimeError, ValueError), match=message) as error:
+            layer(x, hx)
+        caught.append((error.type, str(error.value)))
+    assert caught[0] == caught[1]
+
+
+def test_an_empty_batch():
+    layer = make(**ALL)
+    y, (h, _) = layer(torch.zeros(T, 0, I, dtype=torch.float64))
+    assert (y.shape, h.shape) == ((T, 0, H), (1, 0, H))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_norms_of_a_wrong_shape_never_reach_a_kernel(dtype):
+    layer = make(dtype, num_layers=2, layer_norm=True)
+    layer.gamma_hh_l1 = nn.Parameter(torch.ones(3, dtype=dtype))
+    with pytest.raises(ShapeError, match=r"gamma_hh_l1 has shape \(3,\) on cpu, expected \(28,\)"):
+        layer(torch.zeros(T, B, I, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_frozen_parameters_get_no_gradient(dtype):
+    layer = make(dtype, **ALL)
+    for name, p in layer.named_parameters():
+        p.requires_grad_(name in ("gamma_c_l0", "beta_c_l0"))
+    layer(inputs(layer)[0])[0].square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert (p.grad is not None) == p.requires_grad, name
+    assert layer.gamma_c_l0.grad.abs().sum() > 0
+
+
+def test_a_report_names_the_options():
+    layer = fastlstm.LSTM(I, H, 2, **ALL)
+    line = "layer norm, recurrent dropout, zoneout, activation softsign, recurrent activation"
+    for index, report in enumerate(explain(layer)):
+        assert (report.layer, report.backend) == (f"layer {index}", "native")
+        assert report.kernel.startswith("fused LSTM fp32")
+        assert report.kernel.endswith(f" + {line} hard_sigmoid")
+        assert report.is_fast == explain(fastlstm.LSTM(I, H))[0].is_fast
+    layer.eval()
+    assert "recurrent dropout" not in str(explain(layer)[0])
+    assert "+" not in str(explain(fastlstm.LSTM(I, H))[0])
+
+
+SLOW = {
+    "float64": ({"dtype": torch.float64}, None, "native: .* in float32 and bf16, not in float64"),
+    "device": ({"device": "meta"}, None, "native: these kernels run on the CPU, not on meta"),
+    "backend": ({}, "reference", ""),
+}
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("case", SLOW)
+def test_what_the_reference_runs_is_said_and_refused(case):
+    fields, backend, reason = SLOW[case]
+    layer = fastlstm.LSTM(I, H, zoneout=0.1, layer_norm=True, **fields)
+    layer.backend = backend
+    x = torch.zeros(T, B, I, **fields)
+    assert layer(x)[0].shape == (T, B, H)
+    if case != "device":
+        assert layer(x, lengths=[T] * B)[0].isfinite().all()
+    (report,) = explain(layer)
+    assert (report.backend, report.is_fast) == ("reference", False)
+    assert report.kernel == "Python loop over time + layer norm, zoneout"
+    refusals = f"{reason}; aten: it knows torch's cell only; " if reason else ""
+    assert re.fullmatch(f"{refusals}it defines what is correct", report.why)
+    layer.strict = True
+    message = f"with layer norm, zoneout would run on .*Python loop .*{reason}.*; change that or"
+    with pytest.raises(KernelError, match=message):
+        layer(x)
+
+
+def test_a_backend_that_knows_no_option_refuses():
+    layer = fastlstm.LSTM(I, H, zoneout=0.1)
+    layer.backend = "aten"
+    message = "backend 'aten' cannot run LSTM .* with zoneout: it knows torch's cell only"
+    for call in (lambda: layer(torch.zeros(T, B, I)), lambda: explain(layer)):
+        with pytest.raises(KernelError, match=message):
+            call()
+    layer.backend = "native"
+    assert layer(torch.zeros(T, B, I))[0].shape == (T, B, H)
+    layer.double()
+    with pytest.raises(KernelError, match=r"backend 'native' cannot .* not in float64"):
+        layer(torch.zeros(T, B, I, dtype=torch.float64))
+    layer.backend = "natvie"
+    with pytest.raises(KernelError, match="no backend is called 'natvie'"):
+        layer(torch.zeros(T, B, I, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("backend", [None, "native"])
+def test_strict_lets_the_kernels_run(backend):
+    layer = make(torch.float32, **ALL)
+    layer.strict, layer.backend = True, backend
+    if explain(layer)[0].is_fast:
+        assert layer(inputs(layer)[0])[0].isfinite().all()
+    else:
+        with pytest.raises(KernelError, match="slow path"):
+            layer(inputs(layer)[0])
+
+
+def test_functional_transforms_run_the_reference():
+    layer = make(torch.float32, **ALL).eval()
+    x = inputs(layer)[0]
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,))[0].square().sum()
+
+    own = dict(layer.named_parameters())
+    got = torch.func.grad(loss)(own, x)
+    loss(own, x).backward()
+    for name, p in own.items():
+        assert_close(name, got[name], p.grad.double(), TOLERANCES[torch.float32])
+    for field, value in (("strict", True), ("backend", "native")):
+        before = getattr(layer, field)
+        setattr(layer, field, value)
+        with pytest.raises(KernelError, match=rf"torch\.func transforms.*leave out {field}"):
+            torch.func.grad(loss)(own, x)
+        setattr(layer, field, before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_torchscript_trace_holds_the_options():
+    layer = make(torch.float32, **ALL).eval()
+    traced = torch.jit.trace(layer, inputs(layer)[0])
+    x = inputs(layer)[0]
+    torch.testing.assert_close(traced(x)[0], layer(x)[0])
+    assert not torch.equal(traced(x)[0], traced(-x)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_and_bfloat16(dtype):
+    layer = make(torch.float32, num_layers=2, bidirectional=True, **ALL)
+    x, h0, c0 = inputs(layer)
+    torch.manual_seed(4)
+    want = layer(x, (h0, c0))
+    torch.manual_seed(4)
+    if dtype == torch.float32:
+        with torch.autocast("cpu", torch.bfloat16):
+            got = layer(x, (h0, c0))
+    else:
+        got = layer.bfloat16()(x.bfloat16(), (h0.bfloat16(), c0.bfloat16()))
+    assert got[0].dtype == got[1][1].dtype == torch.bfloat16
+    torch.testing.assert_close(got[0].float(), want[0], rtol=0, atol=0.05)
+    torch.testing.assert_close(got[1][1].float(), want[1][1], rtol=0, atol=0.08)
+
+
+def test_autocast_casts_nothing_inside_the_reference(monkeypatch):
+    def spy(x, *args):
+        assert not torch.is_autocast_enabled("cpu")
+        dtypes.append(x.dtype)
+        return lstm_reference(x, *args)
+
+    dtypes = []
+    monkeypatch.setattr(reference, "lstm_reference", spy)
+    layer = make(torch.float32, **ALL)
+    layer.backend = "reference"
+    x, *_ = inputs(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, (h, _) = layer(x)
+        layer.double()(x.double())
+    assert (y.dtype, h.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert dtypes == [torch.bfloat16, torch.float64]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("lengths", [None, [2, 0, 1, 2]], ids=["whole", "lengths"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile_without_a_break(backend, lengths, dtype, training):
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    layer = make(dtype, bidirectional=True, **ALL).train(training)
+    x, *hx = inputs(layer, T=2)
+    fields = {} if lengths is None else {"lengths": torch.tensor(lengths)}
+
+    def run(module):
+        torch.manual_seed(7)
+        y, (h, c) = module(x, hx, **fields)
+        return [y, h, c, *gradients((y, h, c), list(layer.parameters()))]
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        for a, b in zip(run(compiled), run(layer), strict=True):
+            assert_close("compiled", a, b.double(), TOLERANCES[dtype])
+    torch._dynamo.reset()

@@ -1,0 +1,145 @@
+"""`LSTM.run`: one layer in one direction, as models are made of it; and `weight_hook`."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import fastlstm
+from fastlstm.errors import KernelError, ShapeError, UsageError
+from fastlstm.nn.dropout import WeightDrop, dropped
+
+T, B, I, H, V = 6, 3, 5, 7, 11  # noqa: E741
+OPTIONS = {
+    "torch's cell": {},
+    "layer norm": {"layer_norm": True},
+    "all": {
+        "layer_norm": True,
+        "zoneout": (0.2, 0.4),
+        "activation": "softsign",
+        "recurrent_activation": "hard_sigmoid",
+        "recurrent_dropout": 0.3,
+    },
+}
+
+
+def inputs():
+    return torch.randn(T, B, I), torch.randn(B, H), torch.randn(B, H)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("lengths", [None, [6, 2, 4]], ids=["whole", "lengths"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_it_is_the_call_of_the_layer(options, lengths):
+    layer, (x, h, c) = fastlstm.LSTM(I, H, **OPTIONS[options]), inputs()
+    torch.manual_seed(3)
+    want, (h_want, c_want) = layer(x, (h[None], c[None]), lengths=lengths)
+    torch.manual_seed(3)
+    got = layer.run(x, h, c, lengths=lengths)
+    for one, two in zip(got, (want, h_want[0], c_want[0]), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("num_steps", [1, 6], ids=["few tokens", "many tokens"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_tokens_are_rows_of_the_embedding(options, num_steps):
+    layer = fastlstm.LSTM(I, H, **OPTIONS[options])
+    _, h, c = inputs()
+    embedding = torch.randn(V, I, requires_grad=True)
+    tokens = torch.randint(V, (num_steps, B))
+    found = []
+    for given in ((tokens, embedding), (embedding[tokens], None)):
+        torch.manual_seed(3)
+        out = layer.run(given[0], h, c, embedding=given[1])
+        grads = torch.autograd.grad(out.y.square().sum(), [embedding, *layer.parameters()])
+        found.append([*out, *grads])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_the_state_keeps_its_dtype():
+    layer, (x, h, c) = fastlstm.LSTM(I, H, zoneout=0.1), inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer.run(x, h, c)
+    assert [t.dtype for t in out] == [torch.bfloat16, torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("options", ["torch's cell", "layer norm"])
+def test_arguments_that_do_not_fit_are_named(options):
+    layer, (x, h, c) = fastlstm.LSTM(I, H, **OPTIONS[options]), inputs()
+    with pytest.raises(ShapeError, match=r"h0 has shape \(3, 6\)"):
+        layer.run(x, h[:, 1:], c)
+    with pytest.raises(ShapeError, match="tokens run from 0 to 11"):
+        layer.run(torch.arange(12)[:, None], h[:1], c[:1], embedding=torch.randn(V, I))
+    with pytest.raises(UsageError, match=r"one layer in one direction, this is fastlstm\.LSTM"):
+        fastlstm.LSTM(I, H, 2).run(x, h, c)
+
+
+def test_a_slow_path_is_refused_by_strict_and_named():
+    layer = fastlstm.LSTM(I, H, zoneout=0.1).double()
+    x, h, c = (t.double() for t in inputs())
+    layer.run(x, h, c)
+    layer.strict = True
+    with pytest.raises(KernelError, match="with zoneout would run on a slow path"):
+        layer.run(x, h, c)
+    plain = fastlstm.LSTM(I, H).double()
+    assert plain.run(x, h, c, lengths=[1, 2, 3]).y.dtype == torch.float64
+    plain.strict = True
+    with pytest.raises(KernelError, match="with lengths would run on a slow path"):
+        plain.run(x, h, c, lengths=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"dtype": torch.float64}, {"zoneout": 0.1}], ids=["ours", "torch's", "options"]
+)
+def test_a_hook_sees_every_weight_wherever_it_runs(fields):
+    layer = fastlstm.LSTM(I, H, 2, **fields)
+    twin, seen = copy.deepcopy(layer), []
+
+    def halved(name, tensor):
+        seen.append(name)
+        return tensor / 2
+
+    layer.weight_hook = halved
+    with torch.no_grad():
+        for name, p in twin.named_parameters():
+            p.copy_(p / 2 if name in layer._flat_weights_names else p)
+    x = torch.randn(T, B, I, dtype=layer.weight_ih_l0.dtype)
+    layer.train(False)
+    assert torch.equal(layer(x)[0], twin.train(False)(x)[0])
+    assert seen == layer._flat_weights_names
+    layer.weight_hook = None
+    assert not torch.equal(layer(x)[0], twin(x)[0])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_weight_drop_is_a_part_of_the_layer(copied):
+    layer, (x, h, c) = fastlstm.LSTM(I, H), inputs()
+    plain = layer.run(x, h, c).y
+    layer.weight_hook = WeightDrop(0.5)
+    for each in (layer, copied(layer)):
+        torch.manual_seed(1)
+        first = each.run(x, h, c).y
+        torch.manual_seed(1)
+        assert torch.equal(each.run(x, h, c).y, first)
+        assert not torch.equal(first, plain)
+        assert torch.equal(each.eval().run(x, h, c).y, plain)
+    assert layer.state_dict().keys() == nn.LSTM(I, H).state_dict().keys()
+
+
+def test_weight_drop_scales_the_recurrent_weights_alone():
+    drop, ones = WeightDrop(0.4), torch.ones(200, 50)
+    assert drop("weight_ih_l0", ones) is drop("bias_hh_l0", ones) is ones
+    found = drop("weight_hh_l0", ones)
+    assert {round(v, 4) for v in found.unique().tolist()} == {0.0, round(1 / 0.6, 4)}
+    assert float((found != 0).float().mean()) == pytest.approx(0.6, abs=0.02)
+
+
+def test_dropped_keeps_the_mean_and_broadcasts():
+    torch.manual_seed(0)
+    out = dropped(torch.ones(100, 50, 40), 0.3, (1, 50, 40))
+    assert torch.equal(out[0], out[99])
+    assert abs(float(out.mean()) - 1.0) < 0.03

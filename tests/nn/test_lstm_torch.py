@@ -1,0 +1,281 @@
+"""`fastlstm.LSTM` inside torch: compile, export, opcheck and distributed."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fastlstm
+from fastlstm.errors import KernelError
+from fastlstm.nn import lstm
+from fastlstm.ops.call import TORCHS_CELL, LSTMArgs
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.custom_op import (
+    all_tensors,
+    lstm_sequence,
+    lstm_sequence_backward,
+    options_text,
+    present_tensors,
+)
+
+pytestmark = pytest.mark.isa
+
+I, H = 5, 7  # noqa: E741
+STACK = {"num_layers": 2, "bidirectional": True}
+
+
+class Twice(nn.Module):
+    """Uses one layer twice, the second time on what the first gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LSTM(I, H, batch_first=True)
+        self.shared = nn.LSTM(H, H, batch_first=True)
+        self.alias = self.shared
+
+    def forward(self, x):
+        y, state = self.shared(self.first(x)[0])
+        return self.alias(y, state)[0]
+
+
+def must_not_run(*args, **kwargs):
+    raise AssertionError("torch's own LSTM ran")
+
+
+def test_gradients_of_a_layer_used_twice_sum():
+    torch.manual_seed(0)
+    model = Twice()
+    faster = fastlstm.accelerate(copy.deepcopy(model))
+    assert faster.shared is faster.alias
+    x = torch.randn(4, 6, I)
+    for each in (model, faster):
+        each(x).square().sum().backward()
+    for (name, a), b in zip(faster.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.fixture
+def dynamo():
+    """torch's switch for tracing into any `nn.LSTM`, and no graph of another test."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+    torch._dynamo.reset()
+
+
+def gradients(module, compiled, x, hx, **fields):
+    module.zero_grad()
+    leaf = x.clone().requires_grad_()
+    y, (h, c) = compiled(leaf, hx, **fields)
+    (y.square().sum() + h.sum() + (2 * c).sum()).backward()
+    return [y, h, c, leaf.grad, *(p.grad.clone() for p in module.parameters())]
+
+
+@pytest.mark.usefixtures("dynamo", "fast_kernels")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["whole", "lengths"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile_without_a_break(backend, lengths, strict, monkeypatch):
+    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
+    torch.manual_seed(0)
+    module = fastlstm.LSTM(I, H, **STACK)
+    module.strict = strict
+    x, hx = torch.randn(4, 3, I), (torch.randn(4, 3, H), torch.randn(4, 3, H))
+    fields = {} if lengths is None else {"lengths": torch.tensor(lengths)}
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    want = gradients(module, module, x, hx, **fields)
+    for a, b in zip(gradients(module, compiled, x, hx, **fields), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_compiled_graphs_have_one_node_per_layer_and_direction():
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    module = fastlstm.LSTM(I, H, **STACK)
+    torch.compile(module, fullgraph=True, backend=keep)(torch.randn(4, 3, I))
+    assert [num_nodes(graph.graph) for graph in graphs] == [4]
+
+
+def num_nodes(graph):
+    return sum("lstm_sequence" in str(node.target) for node in graph.nodes)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_lengths_out_of_range_stay_inside_a_compiled_sequence():
+    module = fastlstm.LSTM(I, H)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    x = torch.randn(4, 3, I)
+    got = compiled(x, lengths=torch.tensor([1000, -3, 2]))[0]
+    assert torch.equal(got, module(x, lengths=[4, 0, 2])[0])
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_lengths_and_dropout_compile_without_a_break():
+    module = fastlstm.LSTM(I, H, num_layers=2, dropout=0.5)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    y = compiled(torch.randn(4, 3, I), lengths=torch.tensor([4, 0, 2]))[0]
+    assert torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    module = fastlstm.LSTM(I, H, **STACK).eval()
+    x = torch.randn(4, 3, I)
+    program = torch.export.export(module, (x,), strict=strict)
+    assert num_nodes(program.graph) == 4
+    got, want = program.module()(x), module(x)
+    torch.testing.assert_close(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])
+
+
+def test_functional_gradients_are_torchs():
+    layer = fastlstm.LSTM(I, H)
+    x = torch.randn(4, 3, I)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,))[0].square().sum()
+
+    got = torch.func.grad(loss)(dict(layer.named_parameters()), x)
+    loss({}, x).backward()
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(got[name], p.grad)
+    layer.strict = True
+    with pytest.raises(KernelError, match=r"torch\.func transforms"):
+        torch.func.grad(loss)(dict(layer.named_parameters()), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_torchscript_trace_holds_the_weights():
+    layer = fastlstm.LSTM(I, H)
+    traced = torch.jit.trace(layer, torch.randn(4, 3, I))
+    x = torch.randn(4, 3, I)
+    torch.testing.assert_close(traced(x)[0], layer(x)[0])
+
+
+CALLS = {
+    "fp32": {},
+    "bf16": {"is_bf16": True},
+    "no bias, lanes": {"bias": False, "lanes": True},
+    "nothing kept": {"keep": False},
+    "tokens": {"tokens": True},
+    "options": {
+        "options": CellOptions(
+            layer_norm=True,
+            zoneout=(0.25, 0.5),
+            activation="softsign",
+            recurrent_activation="hard_sigmoid",
+        )
+    },
+}
+
+
+def sequence_arguments(
+    *,
+    bias=True,
+    lanes=False,
+    tokens=False,
+    options=TORCHS_CELL,
+    is_bf16=False,
+    keep=True,
+    requires_grad=False,
+):
+    T, B, V = 4, 3, 6
+    torch.manual_seed(0)
+
+    def make(*sizes):
+        return torch.randn(sizes, requires_grad=requires_grad)
+
+    norm = options.layer_norm
+    begins, ends = (torch.tensor([0, 1, 2]), torch.tensor([2, 1, 4])) if lanes else (None, None)
+    args = LSTMArgs(
+        make(V, I) if tokens else make(T, B, I),
+        torch.randint(0, V, (T, B)) if tokens else None,
+        make(B, H),
+        make(B, H),
+        make(4 * H, I),
+        make(4 * H, H),
+        *((make(4 * H), make(4 * H)) if bias else (None, None)),
+        None,
+        begins,
+        ends,
+        *((make(4 * H), make(4 * H), make(H), make(H)) if norm else (None,) * 4),
+        torch.tensor([3]) if norm else None,
+    )
+    return (*present_tensors(args), options_text(options), is_bf16, keep)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_opcheck(call):
+    torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call]))
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name].get("keep", True)])
+def test_opcheck_with_gradients(call):
+    torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call], requires_grad=True))
+
+
+def test_the_shape_rule_knows_the_layout_of_gradients():
+    """`batch_first` gives transposed rows; a compiler trusts the strides it is told."""
+    tensors, present, options, *rest = sequence_arguments()
+    tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)
+    y, _, _, *saved = lstm_sequence(tensors, present, options, *rest)
+    args = all_tensors(tensors, present, len(LSTMArgs._fields))
+    given = present_tensors((*args, y, *saved, torch.ones_like(y), None, None))
+    torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
+
+
+def test_no_gradient_of_what_kept_nothing():
+    y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
+    with pytest.raises(KernelError, match="keep=False"):
+        y.sum().backward()
+
+
+WORKER = """
+import os, sys
+import torch, fastlstm
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+rank, place = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+torch.manual_seed(0)
+layer = fastlstm.LSTM(5, 7, num_layers=2, bidirectional=True)
+model = DistributedDataParallel(layer)
+x = torch.randn(4, 6, 5)
+y, (h, c) = model(x[:, 3 * rank : 3 * rank + 3])
+(y.square().sum() + h.sum() + c.sum()).backward()
+torch.save([p.grad for p in layer.parameters()], f"{place}/{rank}.pt")
+distributed.destroy_process_group()
+# Gloo's threads can outlive the interpreter and abort the process (pytorch#190489).
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_distributed_data_parallel_averages_the_gradients(tmp_path):
+    command = [sys.executable, "-c", WORKER]
+    workers = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    try:
+        assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+    torch.manual_seed(0)
+    layer = nn.LSTM(I, H, **STACK)
+    y, (h, c) = layer(torch.randn(4, 6, I))
+    ((y.square().sum() + h.sum() + c.sum()) / 2).backward()
+    for rank in range(2):
+        got = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for a, p in zip(got, layer.parameters(), strict=True):
+            torch.testing.assert_close(a, p.grad)

@@ -1,0 +1,30 @@
+import json
+
+from fastlstm.runs.events import MetricsFile, event_line
+
+
+def test_nan_becomes_null_in_strict_json():
+    line = event_line(
+        {
+            "event": "step",
+            "loss": float("nan"),
+            "more": [float("inf"), 1.5],
+            "in": {"x": float("-inf")},
+        }
+    )
+    assert json.loads(line) == {
+        "event": "step",
+        "loss": None,
+        "more": [None, 1.5],
+        "in": {"x": None},
+    }
+
+
+def test_lines_are_appended_and_progress_of_encoding_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2):
+        metrics = MetricsFile(path)
+        metrics({"event": "step", "step": step})
+        metrics({"event": "prepare", "done_bytes": 1, "total_bytes": 2})
+        metrics.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]

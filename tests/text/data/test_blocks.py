@@ -1,0 +1,234 @@
+"""Clean blocks: the simple definition holds whatever the block size cuts through."""
+
+import codecs
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlstm.errors import DataError, MissingExtraError
+from fastlstm.text.data import blocks as blocks_module
+from fastlstm.text.data.blocks import (
+    BlockReader,
+    TextRules,
+    character_cut,
+    find_invalid_utf8,
+    refuse_binary,
+    token_cut,
+)
+from fastlstm.text.data.sources import Document, open_source
+
+BOM = codecs.BOM_UTF8
+HARD = st.text(alphabet="a \r\né€😀\ufeff", max_size=12)
+
+
+def in_memory(*texts: bytes) -> tuple[Document, ...]:
+    return tuple(Document(name=f"doc{k}", data=text) for k, text in enumerate(texts))
+
+
+def read(documents: tuple[Document, ...], rules: TextRules, block_bytes: int = 1 << 20) -> bytes:
+    return b"".join(BlockReader(documents, rules, block_bytes))
+
+
+def definition(texts: list[bytes], rules: TextRules) -> bytes:
+    clean = b""
+    for text in texts:
+        text = text.removeprefix(BOM)
+        if rules.is_text and rules.invalid_utf8 == "replace":
+            text = text.decode("utf-8", "replace").encode()
+        if not rules.keep_crlf:
+            text = text.replace(b"\r\n", b"\n")
+        joint = b"\n" if clean and text and not clean.endswith(b"\n") else b""
+        clean += joint + text
+    return clean
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(HARD, min_size=1, max_size=4),
+    st.integers(1, 7),
+    st.booleans(),
+    st.sampled_from(["character", "token", "anywhere"]),
+)
+def test_blocks_are_the_definition_cut_between_characters(
+    texts: list[str], block_bytes: int, keep_crlf: bool, cut: str
+) -> None:
+    raw = [text.encode() for text in texts]
+    rules = TextRules(cut=cut, keep_crlf=keep_crlf)  # type: ignore[arg-type]
+    blocks = list(BlockReader(in_memory(*raw), rules, block_bytes))
+    assert b"".join(blocks) == definition(raw, rules)
+    assert all(blocks)
+    if cut == "character":
+        for block in blocks:
+            block.decode("utf-8")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=12), min_size=1, max_size=3), st.integers(1, 5))
+def test_bad_bytes_are_replaced_as_if_the_text_were_whole(texts: list[bytes], size: int) -> None:
+    texts = [bytes(b for b in text if b in b"\r\n" or b >= 32) for text in texts]
+    texts = [b"some words to make it text " + text for text in texts]
+    rules = TextRules(invalid_utf8="replace")
+    assert read(in_memory(*texts), rules, size) == definition(texts, rules)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=40), st.integers(1, 5))
+def test_byte_rules_take_anything(text: bytes, size: int) -> None:
+    rules = TextRules(is_text=False, cut="anywhere")
+    assert read(in_memory(text), rules, size) == definition([text], rules)
+
+
+def test_blocks_do_not_depend_on_how_reads_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = in_memory("Häuser\r\n".encode() * 30, b"x" * 50)
+    rules = TextRules()
+    whole = list(BlockReader(documents, rules, 16))
+    monkeypatch.setattr(blocks_module, "_SNIFF_BYTES", 3)
+    assert list(BlockReader(documents, rules, 16)) == whole
+
+
+def test_consumed_ends_at_the_size_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"hello\r\n" * 1000))
+    source = open_source(path)
+    reader = BlockReader(source.documents, TextRules(), 100)
+    assert b"".join(reader) == b"hello\n" * 1000
+    assert reader.consumed == source.total_bytes == path.stat().st_size
+
+
+def test_gzip_of_several_members_and_gzip_without_the_suffix(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"two"))
+    assert read(open_source(path).documents, TextRules()) == b"one two"
+
+
+def test_zstd(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.txt.zst"
+    pack = zstandard.ZstdCompressor().compress
+    path.write_bytes(pack(b"one\r\n" * 50_000) + pack(b"two"))
+    assert read(open_source(path).documents, TextRules(), 999) == b"one\n" * 50_000 + b"two"
+    path.write_bytes(pack(b"one" * 50_000)[:-5] + b"junk!")
+    with pytest.raises(DataError, match="broken zstd data"):
+        read(open_source(path).documents, TextRules())
+
+
+def test_zstd_without_the_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd....")
+    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[zst\]'"):
+        read(open_source(path).documents, TextRules())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "plain"])
+def test_broken_gzip_is_named(tmp_path: Path, damage: str) -> None:
+    data = bytearray(gzip.compress(bytes(range(32, 127)) * 99))
+    if damage == "flip":
+        data[len(data) // 2] ^= 0xFF
+    path = tmp_path / "a.gz"
+    path.write_bytes({"cut": bytes(data[:-9]), "flip": bytes(data), "plain": b"text"}[damage])
+    wanted = "named .gz but is not gzip" if damage == "plain" else "a.gz: broken gzip data"
+    with pytest.raises(DataError, match=wanted):
+        read(open_source(path).documents, TextRules())
+
+
+def jsonl(tmp_path: Path, *lines: str | bytes) -> tuple[Document, ...]:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(x if isinstance(x, bytes) else x.encode() for x in lines))
+    return open_source(path).documents
+
+
+def test_json_lines_join_their_texts(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text, "n": 1}) for text in ("a\r\nb", "é\n", "", "c")]
+    documents = jsonl(tmp_path, "\ufeff" + lines[0], "", *lines[1:])
+    for block_bytes in (1, 2, 100):
+        assert read(documents, TextRules(), block_bytes).decode() == "a\nb\né\nc"
+    assert read(documents, TextRules(keep_crlf=True)).decode() == "a\r\nb\né\nc"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": ', "line 2: broken JSON"),
+        ("[1]", "line 2: expected a JSON object, got list"),
+        ('{"body": "x", "id": 1}', "no field 'text'; its fields are: body, id.*text_field="),
+        ('{"text": 3}', "field 'text' is int, expected a string"),
+        (r'{"text": "\ud800"}', "half a surrogate pair"),
+        (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
+        ("[" * 100_000, "line 2: broken JSON"),
+    ],
+)
+def test_a_broken_json_line_is_named(tmp_path: Path, line: str | bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(jsonl(tmp_path, '{"text": "good"}', line), TextRules())
+
+
+def test_json_lines_replace_what_is_no_character(tmp_path: Path) -> None:
+    documents = jsonl(tmp_path, r'{"text": "a\ud800b"}', b'{"text": "c\xff"}')
+    text = read(documents, TextRules(invalid_utf8="replace")).decode()
+    assert text == "a\ufffdb\nc\ufffd"
+
+
+def test_another_text_field(tmp_path: Path) -> None:
+    assert read(jsonl(tmp_path, '{"body": "x"}'), TextRules(text_field="body")) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"MZ\x00", "a NUL at byte 2.*vocab='byte'"),
+        (bytes(range(1, 7)) * 9, "54 control bytes"),
+        ("hi".encode("utf-16"), "iconv -f utf-16"),
+    ],
+)
+def test_binary_is_refused(head: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        refuse_binary(head, "x.bin")
+    assert read(in_memory(head), TextRules(is_text=False, cut="anywhere")) == head
+
+
+@given(st.text(alphabet="aé€😀", max_size=5), st.integers(0, 20))
+def test_character_cut_leaves_whole_characters(text: str, end: int) -> None:
+    data = text.encode()[:end]
+    cut = character_cut(data)
+    data[:cut].decode("utf-8")
+    assert len(data) - cut < 4
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("ab cd", 2), ("ab  ", 2), ("ab\n\ncd", 2), ("a\u3000 b", 1), ("a\u00a0 b\nc", 5),
+        (" a", 0), ("ab12", 2), ("12ab", 2), ("ab(", 2), ("((ab", 2), ("it's", 2), ("''", 0),
+        ("aaaa", 0), ("   ", 0), ("  a", 0), ("東京。大阪", 9), ("é1", 2),
+        ("a\x1c", 1), ("(\x1c", 0), ("a\u2132", 0), ("\u02c6a", 0),
+        ("a\u0560", 0), ("\u0560a", 0), ("\u0560(", 0), ("a\u0301", 1), ("\u0301(", 0),
+    ],
+)  # fmt: skip
+def test_token_cut_is_where_a_word_surely_ends(text: str, cut: int) -> None:
+    assert token_cut(text.encode()) == cut
+
+
+def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = TextRules(cut="token")
+    run = b"a" * 5000 + b" b" * 5000
+    blocks = list(BlockReader(in_memory(run), rules, 16))
+    assert b"".join(blocks) == run
+    assert len(blocks[0]) > 5000
+    assert max(map(len, blocks[1:])) <= 16, "what follows it is in blocks of the usual size"
+    monkeypatch.setattr(blocks_module, "_MAX_RUN_BYTES", 1 << 12)
+    with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*vocab='char'"):
+        list(BlockReader(in_memory(run), rules, 16))
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\xaf"])
+@pytest.mark.parametrize("at", [0, 5, blocks_module.BLOCK_BYTES - 1, blocks_module.BLOCK_BYTES + 3])
+def test_the_first_bad_byte_is_found(bad: bytes, at: int) -> None:
+    good = BOM + b"x\r\n" * (at // 3) + b"x" * (at % 3)
+    documents = in_memory("fein ä".encode(), good + bad, b"\xff")
+    assert find_invalid_utf8(documents) == ("doc1", len(good))
+    assert find_invalid_utf8(documents[:1]) is None

@@ -1,0 +1,127 @@
+"""The options of the cell in language models: trained, stored, resumed and written with."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastlstm
+from fastlstm.errors import ConfigError, KernelError, Stopped
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.files import load_language_model
+from fastlstm.text.loading import load_decoder
+from fastlstm.text.train import Run
+from golden import material
+from golden.courses import Stop
+
+CONFIG: dict[str, Any] = {
+    "rnn_size": 8, "embed_size": 6, "num_layers": 2, "batch_size": 4, "seq_length": 8, "seed": 3,
+    "split": "60/20/20", "dropout": 0.0, "precision": "fp32", "device": "cpu", "threads": 1,
+    "tensorboard": False, "sample_every": 0, "log_every": 1, "eval_every": 4,
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "layer_norm": {"layer_norm": True},
+    "recurrent_dropout": {"recurrent_dropout": 0.3},
+    "zoneout": {"zoneout": (0.2, 0.1)},
+    "activation": {"activation": "softsign"},
+    "recurrent_activation": {"recurrent_activation": "hard_sigmoid"},
+    "all": {
+        "layer_norm": True, "recurrent_dropout": 0.3, "zoneout": (0.2, 0.1),
+        "activation": "softsign", "recurrent_activation": "hard_sigmoid",
+        "output_norm": True, "weight_drop": 0.2,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*text is written on torch")
+        yield
+
+
+def train(
+    folder: Path, stop: Stop | None = None, **fields: Any
+) -> tuple[Run, list[dict[str, Any]]]:
+    source, events = folder / "text.txt", []
+    source.write_text(material.text(700), encoding="utf-8")
+    observers = [events.append, *([] if stop is None else [stop.observe])]
+    fields = {**CONFIG, "steps": 8, **fields}
+    run = fastlstm.train(source, out=folder / "run", observers=observers, stop=stop, **fields)
+    return run, events
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_model_is_trained_natively_stored_and_written_with(name: str, tmp_path: Path) -> None:
+    options = OPTIONS[name]
+    run, events = train(tmp_path, **options)
+    start = next(e for e in events if e["event"] == "start")
+    assert all("native, fused LSTM fp32" in line for line in start["kernels"]), start["kernels"]
+    losses = [e["loss"] for e in events if e["event"] == "eval"]
+    assert losses[-1] < losses[0]
+    stored = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    assert stored["format_version"] == 2
+    config = load_language_model(run.path).model.config
+    for field, value in options.items():
+        assert getattr(config, field) == value
+        assert stored["train"][field] == (list(value) if isinstance(value, tuple) else value)
+    lm = fastlstm.LM.load(run.path)
+    written = lm.generate("the ", 20, seed=1)
+    assert lm.generate("the ", 20, seed=1) == written
+    assert load_decoder(run.path).decoder.model_hash == lm.decoder.model_hash
+    text = (tmp_path / "text.txt").read_text(encoding="utf-8")
+    assert lm.evaluate(text).bits_per_char < 6
+
+
+def test_every_option_changes_what_is_trained(tmp_path: Path) -> None:
+    found = {}
+    for name, options in {"torch's": {}, **OPTIONS}.items():
+        folder = tmp_path / name.replace("'", "")
+        folder.mkdir()
+        _, events = train(folder, steps=2, **options)
+        found[name] = next(e["loss"] for e in events[::-1] if e["event"] == "step")
+    assert len(set(found.values())) == len(found), found
+
+
+def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run, _ = train(whole, **OPTIONS["all"])
+    stop = Stop(4)
+    with pytest.raises(Stopped):
+        train(tmp_path, stop=stop, **OPTIONS["all"])
+    again, _ = train(tmp_path, resume=True, **OPTIONS["all"])
+    one, two = (load_language_model(r.path).model.state_dict() for r in (run, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_training_with_strict_kernels_refuses_samples_on_torch(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="text would be written on torch"):
+        train(tmp_path, zoneout=0.1, strict_kernels=True, sample_every=1, eval_every=1)
+
+
+def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a language model reads forward only"):
+        train(tmp_path, bidirectional=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"zoneout": 1.5}, r"zoneout is 1\.5, expected a probability in \[0, 1\] or two of them"),
+        ({"zoneout": "0.1"}, "zoneout is '0.1'"),
+        ({"activation": "tahn"}, r"activation is 'tahn' \(did you mean 'tanh'\?\)"),
+        ({"recurrent_dropout": 1.0}, r"recurrent_dropout is 1\.0, expected a probability in"),
+        ({"weight_drop": 1.0}, r"weight_drop is 1\.0, expected a number from 0\.0 to 0\.95"),
+        ({"initializer": "xavier_normal"}, "initializer is 'xavier_normal', expected one of"),
+    ],
+)
+def test_bad_values_are_named(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        TrainConfig(**fields)
