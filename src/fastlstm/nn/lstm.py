@@ -29,7 +29,7 @@ from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, LSTMWeights, compu
 from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import left_to_torch, options_of
-from fastlstm.ops.lstm import checked_run, run
+from fastlstm.ops.lstm import check_args, run
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
@@ -326,8 +326,10 @@ class LSTM(nn.LSTM):
         norm = next(norms(self, x.device)) if self.options.layer_norm else None
         values = x if embedding is None else embedding
         cell = self._cell(norm, x.shape[1], x.device, compute_dtype(values))
-        return checked_run(
-            _arguments(x, h0, c0, weights, lanes, cell, embedding),
+        args = _arguments(x, h0, c0, weights, lanes, cell, embedding)
+        check_args(args)
+        return run(
+            args,
             options_of(self),
             backend=self.backend,
             strict=self.strict,
