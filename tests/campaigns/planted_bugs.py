@@ -32,8 +32,11 @@ TESTS_OF_SERIES = [
     "tests/forecast/data",
     "tests/forecast/model/test_network.py",
     "tests/forecast/test_calibration.py",
+    "tests/forecast/test_closing.py",
     "tests/forecast/test_forecaster.py",
+    "tests/forecast/test_recovery.py",
     "tests/forecast/test_train.py",
+    "tests/forecast/test_training_options.py",
     "tests/sequence/test_estimators.py",
 ]
 TESTS_OF_PROJECTION = ["tests/ops/test_projection.py", "tests/nn/test_loss.py"]
@@ -64,14 +67,15 @@ class Bug(NamedTuple):
 SIMD, ACTIVATIONS = "csrc/cpu/simd.h", "csrc/cpu/activations.h"
 GEMM, AMX, PACK = "csrc/cpu/gemm.h", "csrc/cpu/gemm_amx.h", "csrc/cpu/pack.h"
 FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
-WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
+WEIGHTS, KERNELS = "csrc/cpu/weight_gradient.h", "ops/kernels.py"
 CELL, NORM = "csrc/cpu/cell.h", "csrc/cpu/norm.h"
 NORM_FORWARD, NORM_BACKWARD = "csrc/cpu/norm_forward.h", "csrc/cpu/norm_backward.h"
 PROJECTION = "csrc/cpu/projection.h"
 DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
 STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
-PREPARED, AUTOGRAD = "nn/prepared.py", "ops/autograd.py"
+PREPARED, AUTOGRAD, PARTS = "nn/prepared.py", "ops/autograd.py", "ops/checkpointing.py"
+PACKED, OPERATOR = "ops/packed_weights.py", "ops/custom_op.py"
 WINDOWS_CPP, WINDOW_LOADER = "csrc/windows.cpp", "forecast/data/window_loader.py"
 ARRANGE = "forecast/data/arrange.py"
 INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
@@ -79,7 +83,8 @@ NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/counts.py", "forecast/data/error_measures.py"
-FUTURE_COVARIATES, FORECAST_TRAINER = "forecast/future_covariates.py", "forecast/trainer.py"
+FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
+FORECAST_TASK, RECOVERY = "forecast/task.py", "training/recovery.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -202,10 +207,13 @@ BUGS = (
         "at = (gate ^ 1) * args.H + u"),
     Bug("column strip off by one gate", PACK, "const int64_t gate = k / kLanes % 4;",
         "const int64_t gate = (k / kLanes + 1) % 4;"),
-    Bug("packed weights known by address", CALL, "self.tensor() is t\n", "True\n"),
-    Bug("packed weights never renewed", CALL, "self.version == t._version", "True"),
-    Bug("padding of bf16 rows not zeroed", CALL, "flat.new_zeros(", "flat.new_empty("),
+    Bug("packed weights known by address", PACKED, "self.tensor() is t\n", "True\n"),
+    Bug("packed weights never renewed", PACKED, "self.version == t._version", "True"),
+    Bug("padding of bf16 rows not zeroed", KERNELS, "flat.new_zeros(", "flat.new_empty("),
     Bug("gates used twice", AUTOGRAD, "if ctx.is_used:", "if False:"),
+    Bug("operator: kept gates overwritten", OPERATOR, "gates=saved.gates.clone()",
+        "gates=saved.gates"),
+    Bug("operator: options forgotten", OPERATOR, "CellOptions(**dict(", "CellOptions() or (dict("),
     Bug("variant: hash without the row", CELL,
         "hash32((first_row_ + static_cast<uint32_t>(row)) ^ low)", "hash32(low)"),
     Bug("variant: threshold of c for h", CELL, "(drawn & 0xffffu) < threshold_h_",
@@ -238,11 +246,12 @@ BUGS = (
     Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
     Bug("ready: weights may change", PREPARED,
         "not self.packed.is_still(weights, self.middle[0], self.sizes[0])", "False"),
-    Bug("parts: lengths not shifted", AUTOGRAD, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
-    Bug("parts: state of the next part", AUTOGRAD, "h, c = states[2 * number : 2 * number + 2]",
+    Bug("parts: lengths not shifted", PARTS, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
+    Bug("parts: state of the next part", PARTS, "h, c = states[2 * number : 2 * number + 2]",
         "h, c = states[-2:]"),
-    Bug("parts: no gradient of the state", AUTOGRAD, "        dh, dc = found.h0, found.c0\n", ""),
-    Bug("parts: weights of one part only", AUTOGRAD, "            sum_ += part\n",
+    Bug("parts: no gradient of the state", PARTS,
+        "            dh, dc = gradients.h0, gradients.c0\n", ""),
+    Bug("parts: weights of one part only", PARTS, "            sum_ += more\n",
         "            pass\n"),
     Bug("parts: draws begin anew", CELL, "first_row_ + static_cast<uint32_t>(row)",
         "static_cast<uint32_t>(row)"),
@@ -336,9 +345,9 @@ BUGS = (
     Bug("ready: another autocast", PREPARED,
         '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
     Bug("ready: another layout", PREPARED, "            or not x.is_contiguous()\n", ""),
-    Bug("stale packing after a fused step", CALL, "_fused_steps += any(",
+    Bug("stale packing after a fused step", PACKED, "_fused_steps += any(",
         "_fused_steps += 0 * any("),
-    Bug("stale packing after a write through .data", CALL,
+    Bug("stale packing after a write through .data", PACKED,
         "            and self.fingerprint.is_still(rows, threads)\n", ""),
     Bug("series: a number too large is kept", WINDOWS_CPP, "while (x >= size_)",
         "while (x > size_)"),
@@ -397,14 +406,23 @@ BUGS = (
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
         "np.where(np.isnan(codes), codes, known_codes)", "codes"),
-    Bug("series: resumed without its best weights", FORECAST_TRAINER,
-        'found.tensors.get("best", {})', "{}"),
-    Bug("series: resumed from the first window", FORECAST_TRAINER,
-        "self._loader.load_state_dict(self._state.restore(found.tensors, found.meta))",
-        "self._state.restore(found.tensors, found.meta)"),
-    Bug("series: the last weights are judged", FORECAST_TRAINER,
-        "self.model.load_state_dict(self._best)\n            self.model.eval()",
-        "pass\n            self.model.eval()"),
+    Bug("series: resumed without its best weights", TRAINER, "tensors.get(BEST, {})", "{}"),
+    Bug("series: resumed from the first window", TRAINER,
+        "self.task.loader.load_state_dict(self.state.restore(tensors, meta, keep_guard))",
+        "self.state.restore(tensors, meta, keep_guard)"),
+    Bug("series: the last weights are judged", TRAINER,
+        "            self.best.into_model()\n            finish =", "            finish ="),
+    Bug("series: each part of a batch has its own mean", FORECAST_TASK,
+        "yield self._summed(parameters.float(), wanted) / count",
+        "yield self._summed(parameters.float(), wanted) / wanted.numel()"),
+    Bug("series: missing values count", FORECAST_TASK, "return int((~target.isnan()).sum())",
+        "return target.numel()"),
+    Bug("series: parts continue from the state of the first", FORECAST_TASK,
+        "cells = slice(part.start * each, part.stop * each)",
+        "cells = slice(0, (part.stop - part.start) * each)"),
+    Bug("series: the carried state is not reset", RECOVERY, "    task.reset_state()\n", ""),
+    Bug("series: the same learning rate after a roll-back", RECOVERY,
+        "before.lr_scale * 0.5", "before.lr_scale"),
     Bug("series: the center for its quantiles", CALIBRATION,
         "calibration.quantiles(output.quantiles(parameters, LEVELS), wide",
         "calibration.quantiles(output.center(parameters)[..., None], wide"),

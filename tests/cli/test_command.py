@@ -42,7 +42,7 @@ def test_help_is_grouped_with_text_and_defaults() -> None:
     headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == ["run", *dict.fromkeys(o.group for o in TEXT_OPTIONS), "examples"]
     assert "  --batch-size N          lanes per forward pass, B [32]\n" in text
-    assert "  --[no-]layer-norm       normalise the output of every layer [off]\n" in text
+    assert "  --[no-]output-norm      normalise the output of every layer [off]\n" in text
     assert "_size" not in text
 
 

@@ -162,7 +162,7 @@ def test_weights_are_measured_where_the_text_is_at_hand(
     arguments = ["generate", str(tiny_run), "--length", "20", "--seed", "1", "--weights", "int8"]
     assert main(arguments) == 0
     err = capsys.readouterr().err
-    assert "note: int8 not measured: cannot read the validation text of the run" in err
+    assert "note: int8 not measured: the run's validation text is unreadable" in err
 
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog.\n" * 200, encoding="utf-8")

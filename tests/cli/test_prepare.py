@@ -25,7 +25,13 @@ def path(tmp_path: Path) -> str:
 def test_rows_for_people(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", path]) == 0
     shown = capsys.readouterr().out
-    for part in ("150 in 3 stretches", "y, temp", "1 hour", "float32, 1,200 bytes", "M rows/s"):
+    for part in (
+        "150 in 3 segments without gaps",
+        "y, temp",
+        "1 hour",
+        "float32, 1,200 bytes",
+        "M rows/s",
+    ):
         assert part in shown
     assert main(["prepare", path]) == 0
     assert "found in the cache" in capsys.readouterr().out

@@ -86,28 +86,16 @@ def test_best_is_the_lowest_validation(tmp_path: Path) -> None:
     assert history.best == valid(2, 1.5)
 
 
-def test_means_are_weighted_by_tokens(tmp_path: Path) -> None:
-    history = written(
-        tmp_path,
-        step(1, ceiling_share=0.2),
-        step(4, ceiling_share=0.6),
-        step(9, ceiling_share=None),
-    )
-    assert history.mean("ceiling_share") == pytest.approx((100 * 0.2 + 300 * 0.6) / 400)
-    assert history.mean("nothing") is None
-
-
 def test_speed_is_units_over_training_time(tmp_path: Path) -> None:
     events = [step(10, units_per_s=50.0), {"event": "end", "units": 1000, "train_s": 4.0}]
     assert written(tmp_path, *events).rate == 250.0
     assert written(tmp_path, events[0]).rate == 50.0
 
 
-def test_units_at_a_step_between_lines(tmp_path: Path) -> None:
-    history = written(tmp_path, step(10), step(20))
-    assert history.units_at(15) == 1500
-    assert history.units_at(5) == 500
-    assert History().units_at(5) is None
+def test_an_evaluation_knows_its_units(tmp_path: Path) -> None:
+    counted = {**valid(21, 1.0), "units": 7}
+    history = written(tmp_path, valid(5, 1.0), step(10), step(20), valid(25, 1.0), counted)
+    assert [event.get("units") for event in history.evals] == [None, 2500, 7]
 
 
 def test_long_series_are_averaged(tmp_path: Path) -> None:
@@ -127,7 +115,7 @@ def test_a_number_beyond_a_float_is_none(tmp_path: Path) -> None:
     )
     history = read_history(path)
     assert [event["step"] for event in history.steps] == [3]
-    assert history.mean("loss") is None
+    assert number(history.steps[0], "loss") is None
 
 
 def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
@@ -162,7 +150,7 @@ def test_very_many_events_take_bounded_memory(tmp_path: Path) -> None:
     assert [event["step"] for event in history.steps] == sorted({e["step"] for e in history.steps})
     assert history.best is not None
     assert history.best["step"] == best
-    assert history.units_at(50_000) == 50_000
+    assert history.best["units"] == best
 
 
 def test_very_long_events_take_bounded_memory(tmp_path: Path) -> None:
@@ -198,8 +186,10 @@ def test_a_history_is_read_and_drawn_in_linear_time(
 
     monkeypatch.setattr(history_module, "number", counted)
     starts = [{"event": "start", "resumed_from": at} for at in range(1, 501)]
-    lines = [line for at, start in enumerate(starts, 1) for line in (start, step(at))]
+    lines = [
+        line for at, start in enumerate(starts, 1) for line in (start, step(at), valid(at, 1.0))
+    ]
     found = written(tmp_path, {"event": "start"}, *lines)
     assert len(found.steps) == 500
-    assert [found.units_at(at) for at in range(1, 501)] == [100 * at for at in range(1, 501)]
+    assert [event["units"] for event in found.evals] == [100 * at for at in range(1, 501)]
     assert len(looked) < 10 * len(lines)

@@ -115,6 +115,7 @@ def test_names_of_columns_and_series_do_no_harm(run_dir: Path) -> None:
     events = [forecast_event(name, series=name) for name in NAMES]
     events += [{"event": "message", "text": name} for name in NAMES]
     start = {"event": "start", "task": "forecast", "source": NAMES[0], "series": 3}
+    start |= {"unit": NAMES[0], "num_units": {"train": 3}, "kernels": list(NAMES)}
     scores = {name: {name: 1.0} for name in NAMES}
     test = {"event": "test", "scores": scores, "windows": 3}
     lines = [json.dumps(event) + "\n" for event in (start, test, *events)]
@@ -261,7 +262,7 @@ def test_what_a_section_names_is_escaped(run_dir: Path, monkeypatch: pytest.Monk
     def fail(history: History) -> str:
         raise ValueError("no <img src=x>")
 
-    monkeypatch.setattr(page_module, "_kernels", fail)
+    monkeypatch.setattr(page_module, "_setup", fail)
     (run_dir / "config.json").write_text(json.dumps({"train": {"<img src=y>": 3}}))
     times = [f"2024-05-0{day}T12:00:00" for day in range(1, 5)]
     event = {**forecast_event("y"), "times": times, "time_zone": "<img src=z>"}

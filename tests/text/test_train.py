@@ -39,8 +39,9 @@ from fastlstm.text.train import _MAY_CHANGE
 from fastlstm.training import snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
+from fastlstm.training.outputs import is_still_improving
+from fastlstm.training.resuming import resumed_config
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.session import is_still_improving, resumed_config
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
 from simulated_disk import FailingOs, RecordingOs
@@ -683,7 +684,7 @@ def test_refusals(text, tmp_path):
     other.write_text(text.read_text() + "one more line\n")
     with pytest.raises(FormatError, match=rf"started with {text} \([\d,]+ characters\), not with"):
         train(other, tmp_path / "run", resume=True)
-    other.write_text("characters that the vocabulary does not hold: ☃ " * 99)
+    other.write_text("characters that are not in the vocabulary: ☃ " * 99)
     with pytest.raises(FormatError, match=rf"started with {text} .*not with {other}; resume with"):
         train(other, tmp_path / "run", resume=True)
     with pytest.raises(DataError, match=r"no such file or directory: .*book\.tx"):

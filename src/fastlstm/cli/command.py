@@ -59,18 +59,16 @@ class Option:
         """The flag with its value: ``--rnn-size N``, ``--[no-]layer-norm``."""
         if self.is_switch:
             return self.flag
-        if self.is_bool:
-            return f"--[no-]{self.flag[2:]}"
-        return f"{self.flag} {value_name(self)}"
+        return f"--[no-]{self.flag[2:]}" if self.is_bool else f"{self.flag} {value_name(self)}"
 
     @property
-    def shown_default(self) -> str | None:
-        """The default as help shows it, or None when there is nothing to show."""
+    def described(self) -> str:
+        """The sentence with the default behind it."""
+        text = self.help + ("; may be repeated" if self.is_repeatable else "")
         if self.is_switch or self.default is None or self.default in ("", [], ()):
-            return None
-        if self.is_bool:
-            return "on" if self.default else "off"
-        return str(self.default)
+            return text
+        shown = {True: "on", False: "off"}[self.default] if self.is_bool else self.default
+        return f"{text} [{shown}]"
 
 
 @dataclass(frozen=True)
@@ -136,24 +134,21 @@ def unwrap_optional(annotation: Any) -> Any:
 
 def value_name(option: Option) -> str:
     """Returns the placeholder for a value: ``N``, ``X``, ``TEXT`` or ``{char,byte,bpe}``."""
-    if option.value:
-        return option.value
     kind = unwrap_optional(option.type)
     if get_origin(kind) is Literal:
-        return "{" + ",".join(str(choice) for choice in get_args(kind)) + "}"
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
     named = {"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C"}
-    if option.name in named and kind is str:
-        return named[option.name]
-    return {int: "N", float: "X"}.get(kind, "TEXT")
+    named |= {"valid": "FILE", "test": "FILE"}
+    name = named.get(option.name, "TEXT") if kind is str else {int: "N", float: "X"}.get(kind, "")
+    return option.value or name
 
 
 def expected(annotation: Any) -> str:
     """Returns what a value of this annotation looks like, for error text."""
     kind = unwrap_optional(annotation)
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(kind))
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(kind, str(kind))
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
 
 
 def attribute_help(cls: type) -> dict[str, str]:
@@ -206,19 +201,12 @@ def help_text(command: Command) -> str:
     for heading, options in command.groups():
         lines += ["", f"{heading}:"]
         for option in options:
-            lines += _entry(option.usage, described(option))
+            lines += _entry(option.usage, option.described)
     lines += _entry("--help", "show this text")
     if command.examples:
         lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
     lines += ["", command.other] if command.other else []
     return "\n".join(lines) + "\n"
-
-
-def described(option: Option) -> str:
-    """Returns the sentence with the default behind it."""
-    text = option.help + ("; may be repeated" if option.is_repeatable else "")
-    shown = option.shown_default
-    return text if shown is None else f"{text} [{shown}]"
 
 
 def _entry(left: str, text: str) -> list[str]:
@@ -227,8 +215,6 @@ def _entry(left: str, text: str) -> list[str]:
     wrapped = textwrap.wrap(tied, HELP_WIDTH - 1 - _FLAG_COLUMN, break_on_hyphens=False)
     body = [line.replace("\0", " ") for line in wrapped] or [""]
     head = f"  {left}"
-    if len(head) > _FLAG_COLUMN - 2:
-        lines = [head]
-    else:
-        lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)]
+    fits = len(head) <= _FLAG_COLUMN - 2
+    lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)] if fits else [head]
     return lines + [" " * _FLAG_COLUMN + line for line in body]

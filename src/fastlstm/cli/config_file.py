@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import expected
 from fastlstm.cli.parser import typed
-from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
+from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.system.fields import built
 from fastlstm.text.config import in_todays_names
@@ -82,7 +82,10 @@ def _mapping(path: Path) -> dict[str, Any]:
     loaded = _yaml(_text(path), path)
     is_run = isinstance(loaded, dict) and "train" in loaded
     if is_run and loaded.get("format") == TEXT_RUN:
-        loaded = in_todays_names(loaded)["train"]
+        try:
+            loaded = in_todays_names(loaded)["train"]
+        except FormatError as error:
+            raise FormatError(f"--config {path}: {error}") from None
     elif is_run and loaded.get("kind") == FORECASTER:
         loaded = loaded.get("train")
     if loaded is None:

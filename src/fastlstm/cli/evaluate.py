@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.inputs import (
+    one_or_many,
     open_model,
     refuse_runs,
     refuse_swapped,
@@ -16,11 +17,11 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, given_options, json_option
-from fastlstm.cli.output import print_json, print_rows
+from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import Parsed, parse
-from fastlstm.errors import EXIT_OK, counted
+from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
@@ -92,10 +93,7 @@ def run(argv: list[str]) -> int:
     path, *data = parsed.positionals
     refuse_swapped("evaluate", path, data)
     facts, rows = (_text_figures if command is COMMAND else _table_figures)(parsed, path, data)
-    if parsed["json"]:
-        print_json(facts)
-    else:
-        print_rows(rows)
+    print_result(facts, rows, parsed["json"])
     return EXIT_OK
 
 
@@ -144,25 +142,38 @@ def evaluate_text(
     """
     from fastlstm.text.evaluation import evaluate, with_unknown
 
+    if (file := _held_out(lm).get(split or "")) is not None:
+        raise DataError(
+            f"the {PARTS[str(split)]} split of this run is {file}, no share of its text; evaluate"
+            f" {file} without ", Setting("split"),
+        )  # fmt: skip
     data = lm.read(text, unknown)
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
     size = lm.tokenizer.vocab_size
     return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
 
 
-def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
-    """Returns the tokens of a text, or of one split of it, divided as the run divided its own.
+def validation_ids(lm: LM) -> NDArray[Any]:
+    """Returns the tokens that the run was validated on.
 
     Raises:
-        DataError: the text cannot be read or has unknown characters.
+        DataError: their text cannot be read or has unknown characters.
     """
-    return _part(lm, lm.read(text), split)
+    if (file := _held_out(lm).get("valid")) is not None:
+        return lm.read(file, "count").ids
+    return _part(lm, lm.read(lm.config.get("data", {}).get("source", "")), "valid")
+
+
+def _held_out(lm: LM) -> dict[str, str]:
+    """Returns the texts of their own that the run was validated and tested on, by part."""
+    data = lm.config.get("data", {})
+    return {part: data[part]["source"] for part in PARTS if part in data}
 
 
 def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
     shares = lm.config.get("train", {}).get("split", TrainConfig.split)
     ids: NDArray[Any] = data.ids
-    return ids if split is None else getattr(data.split(shares), split)
+    return ids if split is None else getattr(data.split(shares, _held_out(lm)), split)
 
 
 def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
@@ -212,9 +223,8 @@ def _table_figures(
     from fastlstm.report.lines import score_text
 
     model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
-    frame: Any = data[0] if len(data) == 1 else data
     part, given = parsed["split"], {name: parsed[name] for name in ("stride", "season", "scaled")}
-    scores = model.backtest(part, frame=frame, **given)
+    scores = model.backtest(part, frame=one_or_many(data), **given)
     units = "deviations of the training rows" if parsed["scaled"] else "units of the table"
     return {"run": path, "data": data, "split": part, **given, "scores": scores}, [
         ("run", path),

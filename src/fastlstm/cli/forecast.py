@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.inputs import refuse_swapped, require_run, require_tables
+from fastlstm.cli.inputs import one_or_many, refuse_swapped, require_run, require_tables
 from fastlstm.cli.options import READ_OPTIONS, given_options
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError, counted
@@ -67,12 +67,11 @@ def run(argv: list[str]) -> int:
     from fastlstm.forecast.forecaster import Forecaster
 
     model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
-    frame: Any = data[0] if len(data) == 1 else data
-    if levels:
-        table = model.predict_quantiles(frame, levels, future)
-    else:
-        table = model.predict(frame, future)
-    _write(table, out)
+    frame = one_or_many(data)
+    _write(
+        model.predict_quantiles(frame, levels, future) if levels else model.predict(frame, future),
+        out,
+    )
     return EXIT_OK
 
 

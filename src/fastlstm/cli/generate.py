@@ -17,7 +17,7 @@ from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal, short_count, style_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fastlstm.text.lm import LM
 
@@ -84,7 +84,10 @@ def run(argv: list[str]) -> int:
         lm.weights = weights
     pieces = lm.stream(prompt, max_tokens=length, **given)
     start_s = time.perf_counter()
-    text = _print_json(pieces) if use_json else _print_text(prompt, pieces)
+    if use_json:
+        text = _printed(pieces, lambda piece: print_json({"event": "text", "text": piece}))
+    else:
+        text = _print_text(prompt, pieces)
     seconds = time.perf_counter() - start_s
     _print_totals(lm, prompt, text, seconds, use_json=use_json)
     if weights != "fp32":
@@ -107,10 +110,7 @@ def _prompt_text(prompt: str) -> str:
 def _print_text(prompt: str, pieces: Iterable[str]) -> str:
     shown = _on_terminal if is_terminal(sys.stdout) else str
     print(style_for(sys.stdout)(shown(prompt), "bold"), end="", flush=True)
-    text = ""
-    for piece in _batched(pieces):
-        text += piece
-        print(shown(piece), end="", flush=True)
+    text = _printed(pieces, lambda piece: print(shown(piece), end="", flush=True))
     if not (prompt + text).endswith("\n"):
         print(flush=True)
     return text
@@ -121,11 +121,11 @@ def _on_terminal(text: str) -> str:
     return visible(text.replace("\r", ""), keep="\n\t")
 
 
-def _print_json(pieces: Iterable[str]) -> str:
+def _printed(pieces: Iterable[str], show: Callable[[str], None]) -> str:
     text = ""
     for piece in _batched(pieces):
         text += piece
-        print_json({"event": "text", "text": piece})
+        show(piece)
     return text
 
 
@@ -158,18 +158,16 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
 
 def _print_weights(lm: LM, *, use_json: bool) -> None:
     """Measures the weight format beside fp32, where the text of the run can be read."""
-    from fastlstm.cli.evaluate import split_of
+    from fastlstm.cli.evaluate import validation_ids
     from fastlstm.text.decoder import Decoder
     from fastlstm.text.weight_report import report_weights
 
     try:
-        ids = split_of(lm, lm.config.get("data", {}).get("source", ""), "valid")
+        ids = validation_ids(lm)
         decoders = (Decoder.of(lm.model), lm.decoder)
         plain, own = (report_weights(d, lm.tokenizer, ids[:REPORT_TOKENS]) for d in decoders)
     except (DataError, OSError) as error:
-        say(
-            f"note: {lm.weights} not measured: cannot read the validation text of the run ({error})"
-        )
+        say(f"note: {lm.weights} not measured: the run's validation text is unreadable ({error})")
         return
     if use_json:
         print_json({"event": "weights", **asdict(own), "fp32": asdict(plain)})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.command import Command, Positional
 from fastlstm.cli.inputs import require_run
 from fastlstm.cli.options import json_option
-from fastlstm.cli.output import print_json, print_rows
+from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
 from fastlstm.report.events import number
@@ -33,14 +33,8 @@ COMMAND = Command(
 def run(argv: list[str]) -> int:
     """Prints the facts; returns 1 when a file of the run is damaged."""
     parsed = parse(COMMAND, argv)
-    if parsed.positionals:
-        facts, rows = _run_facts(parsed.positionals[0])
-    else:
-        facts, rows = _machine_facts()
-    if parsed["json"]:
-        print_json(facts)
-    else:
-        print_rows(rows)
+    facts, rows = _run_facts(*parsed.positionals) if parsed.positionals else _machine_facts()
+    print_result(facts, rows, parsed["json"])
     return EXIT_FAILED if facts.get("damage") else EXIT_OK
 
 
@@ -50,14 +44,15 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     path = Path(name)
 
     from fastlstm.report.history import read_history
-    from fastlstm.runs.run_directory import RunDirectory, holds_forecaster
+    from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
     directory = RunDirectory(path)
     facts: dict[str, Any] = {"run": name}
     rows: list[Row] = [("run", name)]
     damage: list[str] = []
     try:
-        model, model_rows = (_forecaster if holds_forecaster(path) else _text_model)(path)
+        kinds = {"forecaster": _forecaster, "sequence": _sequence_model}
+        model, model_rows = kinds.get(kind_of_run(path) or "", _text_model)(path)
         facts |= model
         rows += model_rows
     except CorruptFileError as error:
@@ -93,6 +88,24 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     return facts, [("forecasts", f"{', '.join(targets)}, every {every}"), *_model_rows(facts)]
 
 
+def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm.sequence.files import read_sequence_model
+
+    stored = read_sequence_model(path)
+    answers = stored.answers
+    facts = {
+        "kind": "sequence",
+        "answers": answers.kind,
+        "model": dataclasses.asdict(stored.network.config),
+        "train": dataclasses.asdict(stored.config),
+        "num_parameters": sum(p.numel() for p in stored.network.parameters()),
+    }
+    what = f"one of {len(answers)} classes"
+    if answers.kind != "labels":
+        what = counted(len(answers), "number")
+    return facts, [("answers", f"{what} for each sequence"), *_model_rows(facts)]
+
+
 def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.text.files import load_language_model
 
@@ -118,8 +131,8 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _model_rows(facts: dict[str, Any]) -> list[Row]:
-    size = f"{short_bytes(4 * facts['num_parameters'])} in fp32"
-    return labelled("model", [*model_lines(facts), size])
+    size = f"{short_bytes(4 * facts['num_parameters'])} of weights in fp32"
+    return [*labelled("model", model_lines(facts)), ("size", size)]
 
 
 def _history_facts(history: History) -> dict[str, Any]:
@@ -201,7 +214,7 @@ def _kernel_lines() -> list[str]:
     import torch
 
     from fastlstm.nn.lstm import LSTM
-    from fastlstm.ops.dispatch import explain
+    from fastlstm.ops.explain import explain
 
     layer = LSTM(128, 512)
     lines = [f"fp32, H=512, {explain(layer)[0]}"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
-from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.runs.run_directory import Kind, kind_of_run
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastlstm.text.lm import LM
 
 
-def require_run(path: str, wanted: find_run.Kind | None = None) -> None:
+def require_run(path: str, wanted: Kind | None = None) -> None:
     """Checks that a run or a checkpoint is there; see `find_run.require_run`.
 
     For a file the error shows how to train on it: a table is trained on as a table.
@@ -28,6 +28,11 @@ def require_run(path: str, wanted: find_run.Kind | None = None) -> None:
     if os.path.isfile(path):
         wanted = "forecaster" if kind_of_source(path) in ("csv", "binary table") else "text"
     find_run.require_run(path, wanted)
+
+
+def one_or_many(sources: list[str]) -> str | list[str]:
+    """Returns sources as training and forecasting take them: one alone, several as a list."""
+    return sources[0] if len(sources) == 1 else sources
 
 
 def open_model(path: str) -> LM:

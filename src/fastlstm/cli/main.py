@@ -75,10 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
-        if isinstance(error, Stopped):
-            message = in_flags(*error.args)
-            return error.exit_code if error.is_shown else _fail(message, error.exit_code)
         first, *rest = error.lines()
+        if isinstance(error, Stopped):
+            return error.exit_code if error.is_shown else _fail(first, error.exit_code)
         return _fail(f"error: {first}", error.exit_code, rest)
     except BrokenPipeError:
         _forget_stdout()
@@ -128,23 +127,19 @@ def _has_flag(verb: str, flag: str) -> bool:
 
 def overview() -> str:
     """Returns what ``fastlstm --help`` prints."""
-    rows = [f"  {verb:<10} {summary}" for verb, summary in VERBS.items()]
-    return "\n".join(
-        [
-            "usage: fastlstm COMMAND ...",
-            "",
-            "Train LSTMs on text and on tables of time series, and use them.",
-            "",
-            *rows,
-            "",
-            "  fastlstm train book.txt --out runs/book --budget 5m",
-            "  fastlstm generate runs/book --prompt 'Well, Prince' --length 500",
-            "  fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
-            "",
-            "fastlstm COMMAND --help lists the options of a command.",
-            "",
-        ]
-    )
+    rows = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+    return f"""usage: fastlstm COMMAND ...
+
+Train LSTMs on text and on tables of time series, and use them.
+
+{rows}
+
+  fastlstm train book.txt --out runs/book --budget 5m
+  fastlstm generate runs/book --prompt 'Well, Prince' --length 500
+  fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m
+
+fastlstm COMMAND --help lists the options of a command.
+"""
 
 
 def _version() -> str:
@@ -176,20 +171,16 @@ def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
 
 def _forget_stdout() -> None:
     # The interpreter flushes stdout once more at exit and needs an open file.
-    try:
+    with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, sys.stdout.fileno())
         os.close(descriptor)
-    except (OSError, ValueError):
-        pass
 
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:
+    head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
     if environment.is_debug():
         traceback.print_exception(error)
-    name = type(error).__name__
-    head = f"internal error: {name}: {error}" if str(error) else f"internal error: {name}"
-    if environment.is_debug():
         return _fail(head, EXIT_FAILED)
     log = _write_log(error, arguments)
     where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
@@ -197,24 +188,18 @@ def _internal_error(error: Exception, arguments: list[str]) -> int:
 
 
 def _write_log(error: Exception, arguments: list[str]) -> Path | None:
+    """Writes a traceback to the cache, or where that fails to the folder of temporary files."""
     name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     text = "".join(traceback.format_exception(error))
     text = f"fastlstm {_version()}, Python {sys.version}\narguments: {arguments!r}\n\n{text}"
-    for folder in _log_folders():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        except OSError:
-            continue
-        return folder / name
+    for is_cache in (True, False):
+        with contextlib.suppress(FastLSTMError, OSError):
+            folder = environment.cache_dir() / "errors" if is_cache else tempfile.gettempdir()
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return path
     return None
-
-
-def _log_folders() -> list[Path]:
-    try:
-        return [environment.cache_dir() / "errors", Path(tempfile.gettempdir())]
-    except (FastLSTMError, OSError):
-        return []
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ def _spoken(node: ast.AST) -> list[tuple[str, list[ast.expr]]]:
         return []
     name, args = _name(node), node.args
     is_note = isinstance(node.func, ast.Attribute) and _name(node.func.value).endswith("notes")
+    if name == "ApiError":  # its other arguments are codes
+        return [(name, [arg for arg in args if " " in ast.unparse(arg)])]
     if name.endswith("Error") or name in ("Stopped", "Unavailable"):
         return [(name, [arg for arg in args if not isinstance(arg, ast.Starred)])]
     if name in ("say", "_say"):
@@ -109,8 +111,11 @@ class _Reader:
 
     def __init__(self, nodes: list[ast.AST]) -> None:
         self._values: dict[str, list[ast.expr]] = {}
+        self._added: dict[str, list[ast.expr]] = {}
         self._depth = 0
         for node in nodes:
+            if isinstance(node, ast.AugAssign) and _is_text(node.value):
+                self._added.setdefault(_name(node.target), []).append(node.value)
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self._values.setdefault(node.targets[0].id, []).append(node.value)
 
@@ -132,9 +137,10 @@ class _Reader:
             case ast.Call(func=ast.Name("counted"), args=[number, noun]):
                 return f"{self.text(number)} {self.text(noun).removesuffix('s')}s"
             case ast.Call(func=ast.Name("Setting"), args=[name, *value]):
-                flag = "--" + self.text(name).replace("_", "-")
-                given = [self.text(part).replace("Ellipsis", "NAME") for part in value]
-                return " ".join([flag, *given]).removesuffix(" True")
+                flag = self.text(name).replace("_", "-")
+                given = "".join(map(self.text, value)).replace("Ellipsis", "NAME")
+                shown = {"": flag, "True": flag, "False": f"no-{flag}"}
+                return "--" + shown.get(given, f"{flag} {given}")
             case ast.Call(func=ast.Name("Message" | "str" | "in_flags")):
                 return "".join(map(self.text, node.args))
         return f"{{{_name(node)}}}"
@@ -145,6 +151,7 @@ class _Reader:
             return f"{{{name}}}"
         self._depth += 1
         found = _either([self.text(value) for value in values])
+        found += "".join(f"[{self.text(value)}]" for value in self._added.get(name, ()))
         self._depth -= 1
         return found
 

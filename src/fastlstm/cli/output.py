@@ -33,6 +33,14 @@ def print_json(values: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_json: bool) -> None:
+    """Prints a result: all facts as one JSON object, or rows."""
+    if use_json:
+        print_json(facts)
+    else:
+        print_rows(rows)
+
+
 def say(text: str, details: Sequence[str] = ()) -> None:
     """Prints a message on standard error, and indented lines below it."""
     lines = [f"fastlstm: {visible(text)}", *(f"  {visible(line)}" for line in details)]

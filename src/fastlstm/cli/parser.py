@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from fastlstm.cli.command import Command, Option, expected, unwrap_optional
 from fastlstm.errors import UsageError, nearest_hint
@@ -110,13 +111,16 @@ def typed(value: Any, annotation: Any) -> Any:
 
     Args:
         value: a text of the command line, or what YAML made of one.
-        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``.
+        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``; a float
+            may be ``| tuple[float, float]``: two numbers with a comma.
 
     Raises:
         ValueError: the value is none of that type.
     """
     kind = unwrap_optional(annotation)
-    if kind is not annotation and value in (None, "null"):
+    if isinstance(value, list) and any(get_origin(part) is tuple for part in get_args(annotation)):
+        return tuple(typed(part, kind) for part in value)  # of YAML
+    if value in (None, "null") and NoneType in get_args(annotation):
         return None
     if kind is str:
         if isinstance(value, list):  # names in YAML
@@ -128,10 +132,12 @@ def typed(value: Any, annotation: Any) -> Any:
     if kind is int:
         return int(text)
     if kind is float:
-        number = float(text)
-        if not math.isfinite(number):
+        is_pair = any(get_origin(part) is tuple for part in get_args(annotation))
+        parts = value if is_pair and isinstance(value, list) else text.split(",")
+        numbers = tuple(float(str(part)) for part in parts)
+        if not all(map(math.isfinite, numbers)) or len(numbers) > 1 + is_pair:
             raise ValueError(value)
-        return number
+        return numbers if len(numbers) > 1 else numbers[0]
     choices = _BOOLS if kind is bool else {choice: choice for choice in get_args(kind)}
     key = text.lower() if kind is bool else text
     if key not in choices:

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.inputs import require_tables
+from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.options import TABLE_OPTIONS, given_options, json_option
-from fastlstm.cli.output import print_json, print_rows
+from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, counted, in_flags
 from fastlstm.forecast.config import ForecastConfig
@@ -49,40 +49,15 @@ def run(argv: list[str]) -> int:
     from fastlstm.forecast.data.preparation import prepare
     from fastlstm.report.progress import default_output
 
-    paths = parsed.positionals
-    require_tables(paths)
-    use_json = parsed["json"]
-    with nullcontext() if use_json else default_output(use_json=False) as output:
+    require_tables(parsed.positionals)
+    with nullcontext() if parsed["json"] else default_output(use_json=False) as output:
         found = prepare(
-            paths[0] if len(paths) == 1 else paths,
+            one_or_many(parsed.positionals),
             config,
             None if output is None else lambda done, total: output(_progress(done, total)),
             parsed["dtype"],
         )
-    if use_json:
-        print_json(facts(found))
-        return EXIT_OK
-    rate = found.table.num_rows / max(found.seconds, 1e-9)
-    print_rows(
-        [
-            ("rows", f"{found.table.num_rows:,} in {len(found.table.segments):,} stretches"),
-            ("series", f"{len(found.series):,}"),
-            ("columns", ", ".join(found.table.columns)),
-            ("target", ", ".join(found.roles.target)),
-            ("step", str(found.frequency)),
-            (
-                "stored as",
-                f"{found.table.values.dtype.name}, {counted(found.table.values.nbytes, 'byte')}",
-            ),
-            *(("note", in_flags(note)) for note in found.notes),
-            (
-                "time",
-                f"{found.seconds:.2f} s, found in the cache"
-                if found.from_cache
-                else f"{found.seconds:.2f} s, {rate / 1e6:.2f} M rows/s",
-            ),
-        ]
-    )
+    print_result(*_described(found), parsed["json"])
     return EXIT_OK
 
 
@@ -90,19 +65,24 @@ def _progress(done: int, total: int | None) -> dict[str, Any]:
     return {"event": "prepare", "done_bytes": done, "total_bytes": total}
 
 
-def facts(found: SeriesDataset) -> dict[str, Any]:
-    """Returns what --json prints."""
-    return {
-        "rows": found.table.num_rows,
-        "segments": len(found.table.segments),
-        "series": len(found.series),
-        "columns": list(found.table.columns),
-        "target": list(found.roles.target),
-        "step": str(found.frequency),
-        "dtype": found.table.values.dtype.name,
-        "bytes": found.table.values.nbytes,
-        "notes": [in_flags(note) for note in found.notes],
-        "from_cache": found.from_cache,
-        "seconds": found.seconds,
-        "key": found.key,
+def _described(found: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Returns what --json prints, and the rows for people."""
+    table, seconds, step = found.table, found.seconds, str(found.frequency)
+    notes, dtype = [in_flags(note) for note in found.notes], table.values.dtype.name
+    speed = f"{table.num_rows / max(seconds, 1e-9) / 1e6:.2f} M rows/s"
+    facts = {
+        **{"rows": table.num_rows, "segments": len(table.segments), "series": len(found.series)},
+        **{"columns": list(table.columns), "target": list(found.roles.target), "step": step},
+        **{"dtype": dtype, "bytes": table.values.nbytes, "notes": notes},
+        **{"from_cache": found.from_cache, "seconds": seconds, "key": found.key},
     }
+    return facts, [
+        ("rows", f"{table.num_rows:,} in {counted(len(table.segments), 'segment')} without gaps"),
+        ("series", f"{len(found.series):,}"),
+        ("columns", ", ".join(table.columns)),
+        ("target", ", ".join(found.roles.target)),
+        ("step", step),
+        ("stored as", f"{dtype}, {counted(table.values.nbytes, 'byte')}"),
+        *(("note", note) for note in notes),
+        ("time", f"{seconds:.2f} s, {'found in the cache' if found.from_cache else speed}"),
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fastlstm.cli.command import Command, described
+from fastlstm.cli.command import Command
 from fastlstm.cli.main import VERBS, commands
 
 _HEAD = """# The command line
@@ -45,7 +45,7 @@ def _section(command: Command, title: str) -> str:
     for heading, options in command.groups():
         lines += ["", f"| {heading} | |", "|---|---|"]
         lines += [
-            f"| `{_escape(option.usage)}` | {_escape(described(option))} |" for option in options
+            f"| `{_escape(option.usage)}` | {_escape(option.described)} |" for option in options
         ]
     if command.examples:
         lines += ["", "```", *command.examples, "```"]

@@ -1,10 +1,10 @@
-"""`fastlstm serve RUN`: text as OpenAI's API gives it, forecasts by the Open Inference Protocol."""
+"""`fastlstm serve RUN`: text by OpenAI's API, forecasts by the Open Inference Protocol."""
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
 from fastlstm.cli.inputs import require_run
@@ -19,32 +19,25 @@ if TYPE_CHECKING:
 
     from fastlstm.cli.parser import Parsed
 
-_KEYS = "keys"
 _MIN_SESSION_KEY = 16
+_NEW_KEY = "make a key with: openssl rand -hex 32"
+
+
+def _key(name: str, text: str, default: Any = None) -> Option:
+    return Option(name, str, default, text, "keys", is_repeatable=default == ())
+
+
 COMMAND = Command(
     verb="serve",
-    summary="Serve a text by OpenAI's API, a forecaster by the Open Inference Protocol.",
+    summary="Serve a text model by OpenAI's API, a forecaster by Open Inference Protocol.",
     positionals=(
         Positional("RUN", "a run directory, one of its checkpoints, or a saved Forecaster"),
     ),
     options=(
         *options_from_dataclass(Settings, GROUPS),
-        Option(
-            "api_key",
-            str,
-            (),
-            "clients must send this key; other users of the machine can see it here",
-            _KEYS,
-            is_repeatable=True,
-        ),
-        Option("api_key_file", str, None, "a file with one key per line", _KEYS),
-        Option(
-            "session_key_file",
-            str,
-            None,
-            "a file whose content signs session states, so that they outlive the server",
-            _KEYS,
-        ),
+        _key("api_key", "key that clients must send; visible to other users of the machine", ()),
+        _key("api_key_file", "a file with one key per line"),
+        _key("session_key_file", "a file with the key that signs sessions, valid across restarts"),
     ),
     examples=(
         "fastlstm serve runs/book",
@@ -77,15 +70,18 @@ def _serve_function() -> Callable[..., None]:
 
 
 def _api_keys(parsed: Parsed) -> list[str]:
-    keys = list(parsed["api_key"])
-    path = parsed["api_key_file"]
+    keys, path = list(parsed["api_key"]), parsed["api_key_file"]
     if path is not None:
-        found = [_decoded(line, path, n) for n, line in enumerate(_read(path).splitlines(), 1)]
-        if not any(found):
+        data = _read(path)
+        try:
+            found = [key for line in data.decode("utf-8").splitlines() if (key := line.strip())]
+        except UnicodeDecodeError as error:
+            number = data.count(b"\n", 0, error.start) + 1
+            raise ConfigError(f"{path}: line {number} is not UTF-8; {_NEW_KEY}") from None
+        if not found:
             raise ConfigError(f"{path} has no key, expected one per line")
-        keys += [key for key in found if key]
-    from_environment = environment.api_key()
-    if from_environment:
+        keys += found
+    if from_environment := environment.api_key():
         keys.append(from_environment)
     for key in keys:
         if not key or not key.isprintable() or " " in key:
@@ -93,30 +89,19 @@ def _api_keys(parsed: Parsed) -> list[str]:
     return keys
 
 
-def _decoded(line: bytes, path: str, number: int) -> str:
-    try:
-        return line.decode("utf-8").strip()
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{path}: line {number} is not UTF-8; use keys of printable characters,"
-            " 'openssl rand -hex 32' makes one"
-        ) from None
-
-
 def _session_key(parsed: Parsed) -> bytes | None:
-    path = parsed["session_key_file"]
-    given = environment.session_key()
+    path, given = parsed["session_key_file"], environment.session_key()
     key = _read(path).strip() if path is not None else os.fsencode(given) if given else None
     if key is not None and len(key) < _MIN_SESSION_KEY:
+        length = counted(len(key), "byte")
         raise ConfigError(
-            f"the session key has {counted(len(key), 'byte')}, expected at least"
-            f" {_MIN_SESSION_KEY}; 'openssl rand -hex 32' makes one"
+            f"the session key has {length}, expected at least {_MIN_SESSION_KEY}; {_NEW_KEY}"
         )
     return key
 
 
 def _read(path: str) -> bytes:
-    """Returns what a file of keys holds, and warns where every user can read it."""
+    """Returns the content of a file of keys; warns if every user can read it."""
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IROTH:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import refuse_runs, require_tables
+from fastlstm.cli.inputs import one_or_many, refuse_runs, require_tables
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, Stopped, UsageError, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.source_kind import few, files_of
 from fastlstm.text.data.sources import open_source
 
@@ -87,7 +87,7 @@ def run(argv: list[str]) -> int:
     config: TrainConfig | ForecastConfig
     if command is COMMAND:
         config, given = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
-        refuse_runs(sources)
+        refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
         open_source(sources)  # a misspelt name is said at once
     else:
         config, given = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
@@ -107,18 +107,19 @@ def run(argv: list[str]) -> int:
         default_output(use_json=parsed["json"]) as output,
         Shown(output, parsed["json"]) as shown,
     ):
-        source = sources[0] if len(sources) == 1 else sources
         shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": given}
         shared |= {"config": config, "observers": [shown], "stop": stop, "began": began}
         if command is COMMAND:
             from fastlstm.text.train import train
 
-            train(source, as_text=True, **shared)  # a table without --as-text was refused before
+            train(
+                one_or_many(sources), as_text=True, **shared
+            )  # a table without --as-text was refused before
         else:
             from fastlstm.forecast.train import train_forecaster
 
             _warn_of_texts(sources, shown)
-            train_forecaster(source, **shared)
+            train_forecaster(one_or_many(sources), **shared)
     return EXIT_OK
 
 

@@ -59,9 +59,8 @@ def _made(title: str, make: Callable[[], Chart | None]) -> Chart | None:
 
 def _quality(history: History, title: str, x_key: str, x_unit: str) -> Chart | None:
     measure = history.measure
-    evals = [{**event, "units": history.units_at(event["step"])} for event in history.validations]
     steps_x, steps_y = series(history.steps, x_key, measure.key)
-    evals_x, evals_y = series(evals, x_key, measure.key)
+    evals_x, evals_y = series(history.validations, x_key, measure.key)
     if len(steps_x) < 2 and not evals_x:
         return None
     curves = [

@@ -103,6 +103,8 @@ def draw(
         figure, axes = _new_figure()
         if band is not None and not band.is_empty:
             _add_band(axes, band)
+        has_legend = len(curves) > 1
+        curves = [curve for curve in curves if len(curve.x)]
         for curve in curves:
             _add_curve(axes, curve)
         _label_x(axes, curves, x_unit)
@@ -112,9 +114,8 @@ def draw(
         if bottom is not None:
             highest = max((y for curve in curves for y in curve.y), default=1.0)
             axes.set_ylim(bottom, 1.12 * highest or 1.0)
-        handles = axes.get_legend_handles_labels()[0]
-        if len(handles) > 1:
-            _add_legend(axes, len(handles))
+        if has_legend:
+            _add_legend(axes)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _embed(buffer.getvalue(), name, title)
@@ -156,14 +157,14 @@ def _add_curve(axes: Any, curve: Curve) -> None:
     axes.plot(curve.x, curve.y, color=colour, linewidth=width, label=curve.label, **mark)
 
 
-def _add_legend(axes: Any, count: int) -> None:
+def _add_legend(axes: Any) -> None:
     """Stands above the plot: no curve can run through it."""
     axes.legend(
         frameon=False,
         labelcolor=_COLOURS["ink"],
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=count,
+        ncols=3,
         borderaxespad=0,
         fontsize=9,
     )

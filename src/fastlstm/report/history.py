@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import FastLSTMError
@@ -86,35 +84,11 @@ class History:
         """The validation with the fewest bits per character, or the lowest loss."""
         return min(self.validations, key=lambda event: event[self.measure.key], default=None)
 
-    @cached_property
-    def _units(self) -> tuple[list[float], list[float]]:
-        """Steps and the units trained on at them."""
-        known = [event for event in self.steps if _has(event, "units")]
-        return [event["step"] for event in known], [event["units"] for event in known]
-
-    def units_at(self, step: float) -> float | None:
-        """Returns the units trained on at a step, from the nearest progress line at or before."""
-        steps, counts = self._units
-        if not steps:
-            return None
-        index = max(bisect_right(steps, step) - 1, 0)
-        return float(counts[index]) * step / steps[index] if steps[index] else 0.0
-
-    def mean(self, key: str) -> float | None:
-        """Returns the mean of a step value weighted by the steps it is of, or None without."""
-        total = weight_sum = before = 0.0
-        for event in self.steps:
-            weight, before = max(0.0, event["step"] - before), event["step"]
-            value = number(event, key)
-            if value is not None:
-                total += weight * value
-                weight_sum += weight
-        return total / weight_sum if weight_sum else None
-
     @property
     def rate(self) -> float | None:
         """Units per second of training time; from the end event where there is one."""
-        return rate_of(self.end or {}) or self.mean("units_per_s")
+        rates = [rate for e in self.steps if (rate := number(e, "units_per_s")) is not None]
+        return rate_of(self.end or {}) or (sum(rates) / len(rates) if rates else None)
 
     @property
     def elapsed_s(self) -> float | None:
@@ -141,20 +115,23 @@ def read_history(path: Path) -> History:
             kept["forecasts"] = _Kept()
         elif kind == "end":
             end = event
-        elif kind in _KINDS and (kind not in ("step", "eval") or _has(event, "step")):
+        elif kind in _KINDS and (kind not in ("step", "eval") or number(event, "step") is not None):
+            if kind == "eval" and (newest := kept["steps"].newest):
+                event = {"units": _units_at(event, newest), **event}
             kept[_KINDS[kind]].add(event, num_bytes)
     lists: dict[str, Any] = {name: part.events for name, part in kept.items()}
     return History(**lists, **tested, end=end)
 
 
+def _units_at(event: Event, line: Event) -> float | None:
+    """Returns the units trained on at an evaluation, from the line of progress before it."""
+    units, step = number(line, "units"), number(line, "step")
+    return units * event["step"] / step if units is not None and step else None
+
+
 _KINDS = {
-    "start": "starts",
-    "step": "steps",
-    "eval": "evals",
-    "sample": "samples",
-    "message": "notes",
-    "skip": "notes",
-    "forecast": "forecasts",
+    **{"start": "starts", "step": "steps", "eval": "evals", "sample": "samples"},
+    **{"message": "notes", "skip": "notes", "forecast": "forecasts"},
 }
 
 
@@ -169,6 +146,10 @@ class _Kept:
     def events(self) -> list[Event]:
         return [event for event, _ in self._pairs]
 
+    @property
+    def newest(self) -> Event:
+        return self._pairs[-1][0] if self._pairs else {}
+
     def add(self, event: Event, num_bytes: int) -> None:
         """Adds an event whose line has so many bytes."""
         self._pairs.append((event, num_bytes))
@@ -176,15 +157,13 @@ class _Kept:
         if len(self._pairs) > MAX_EVENTS or self._num_bytes > MAX_JSON_BYTES:
             best = min(self._pairs, key=lambda pair: _score(pair[0]))
             newest_first = enumerate(reversed(self._pairs))
-            self._keep([p for at, p in newest_first if at % 2 == 0 or p is best][::-1])
+            self._pairs = [p for at, p in newest_first if at % 2 == 0 or p is best][::-1]
+            self._num_bytes = sum(num_bytes for _, num_bytes in self._pairs)
 
     def forget_after(self, step: float) -> None:
         """Drops the events after a step; they are stored in the order of their steps."""
         while self._pairs and (number(self._pairs[-1][0], "step") or 0) > step:
             self._num_bytes -= self._pairs.pop()[1]
-
-    def _keep(self, pairs: list[tuple[Event, int]]) -> None:
-        self._pairs, self._num_bytes = pairs, sum(num_bytes for _, num_bytes in pairs)
 
 
 def _score(event: Event) -> float:
@@ -213,10 +192,6 @@ def _events(path: Path) -> Iterator[tuple[Event, int]]:
                     yield current(event), len(line)
     except FastLSTMError:
         return
-
-
-def _has(event: Event, *keys: str) -> bool:
-    return all(number(event, key) is not None for key in keys)
 
 
 def series(events: Sequence[Event], x_key: str, y_key: str) -> tuple[list[float], list[float]]:

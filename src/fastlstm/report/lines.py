@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastlstm.errors import counted
-from fastlstm.report.events import SPLITS, Event, measure_of, number, text_of, unit_of
+from fastlstm.report.events import SPLITS, Event, measure_of, metrics_of, number, text_of, unit_of
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 
@@ -192,17 +192,15 @@ def _resumed_text(start: Event) -> str:
 
 def eval_parts(event: Event) -> list[str]:
     """Returns the parts of an evaluation's line; the caller chooses separator and emphasis."""
-    split = text_of(event, "split")
-    bits, loss = number(event, "bits_per_char"), number(event, "loss")
+    split, names = text_of(event, "split"), metrics_of([event])
+    units = {"bits_per_char": "bits/char", "loss": "nats" if "bits_per_char" in names else "loss"}
     return [
         f"step {number(event, 'step') or 0:,.0f}",
         SPLITS.get(split, split),
-        _filled("{:.4f} bits/char", bits),
-        _filled("{:.4f} " + ("loss" if bits is None else "nats"), loss),
         *(
-            f"{key} {value:.4g}"
-            for key in ("perplexity", "accuracy")
-            if (value := number(event, key)) is not None
+            f"{event[key]:.4f} {units[key]}" if key in units else f"{name} {event[key]:.4g}"
+            for key, name in names.items()
+            if key != "bits_per_byte"
         ),
     ]
 
@@ -223,11 +221,10 @@ def progress_text(event: Event) -> str:
 
 
 def prepare_text(event: Event) -> str:
-    """Returns ``123 MB of 1.00 GB, 12%``."""
+    """Returns ``reading: 123 MB of 1.00 GB, 12%``."""
     done, total = number(event, "done_bytes") or 0, number(event, "total_bytes")
-    if not total:
-        return short_bytes(done)
-    return f"{short_bytes(done)} of {short_bytes(total)}, {percent(done / total)}"
+    of = f" of {short_bytes(total)}, {percent(done / total)}" if total else ""
+    return f"reading: {short_bytes(done)}{of}"
 
 
 def skip_text(event: Event) -> str:
@@ -267,9 +264,13 @@ def test_rows(event: Event) -> list[Row]:
 
 def windows_text(event: Event) -> str:
     """Returns how many windows of the test set were evaluated: ``512 of 3,389 windows``."""
-    done, total = number(event, "windows") or 0, number(event, "of_windows") or 0
+    return _share_text(event, "windows", "of_windows", "window")
+
+
+def _share_text(event: Event, part: str, whole: str, noun: str) -> str:
+    done, total = number(event, part) or 0, number(event, whole) or 0
     share = f"{done:,.0f} of " if total > done else ""
-    return share + counted(max(done, total), "window")
+    return share + counted(max(done, total), noun)
 
 
 def score_text(found: Mapping[str, Any]) -> str:
@@ -314,10 +315,17 @@ def end_rows(end: Event, start: Event) -> list[Row]:
     memory, best_step = number(end, "peak_memory_bytes"), number(end, "best_step")
     best = figure_text(end, f"best_{measure.key}")
     overall = units / elapsed if units and elapsed else None
+    found = end.get("test")
+    test: Event = found if isinstance(found, dict) else {}
     rows = {
         "best": [
             _filled(f"{{}} validation {measure.label}", best)
             + (_filled(" at step {:,.0f}", best_step) if best else "")
+        ],
+        "test": [
+            _filled(f"{{}} {measure.label}", figure_text(test, measure.key)),
+            _filled("perplexity {}", figure_text(test, "perplexity", ".4g")),
+            _share_text(test, "num_units", "of_units", unit.removesuffix("s")) if test else "",
         ],
         "speed": [
             "" if rate is None else f"{short_count(rate)} {unit}/s in training steps",

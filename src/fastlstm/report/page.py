@@ -15,12 +15,13 @@ from typing import Any
 from fastlstm.errors import FastLSTMError, MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
-from fastlstm.report.events import SPLITS, Event, number, text_of
+from fastlstm.report.events import SPLITS, Event, metrics_of, number, text_of
 from fastlstm.report.history import History, read_history
 from fastlstm.report.lines import (
     ceiling_share,
     end_notes,
     figure_text,
+    header_rows,
     is_unfinished,
     joined,
     score_form,
@@ -29,6 +30,7 @@ from fastlstm.report.lines import (
 )
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
 from fastlstm.report.style import CSS
+from fastlstm.report.terminal import Glyphs
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -67,7 +69,7 @@ def page(run_dir: Path, history: History) -> str:
         ("Charts", lambda: _charts(history)),
         ("Samples", lambda: _samples(history)),
         ("Evaluations", lambda: _evaluations(history)),
-        ("Kernels", lambda: _kernels(history)),
+        ("Setup", lambda: _setup(history)),
         ("Settings", lambda: _settings(_config(run_dir), history)),
         ("Notes", lambda: _notes(history)),
     ]
@@ -124,6 +126,9 @@ def _numbers(history: History) -> str:
     if (best := history.best) is not None:
         figure = f"{best[measure.key]:.4f}"
         cells.append(_number("Best validation", figure, measure.label, _at(best)))
+    test = (history.end or {}).get("test")
+    if isinstance(test, dict) and (figure := figure_text(test, measure.key)):
+        cells.append(_number("Test", figure, measure.label, "the best model, on a text of its own"))
     if (rate := history.rate) is not None:
         total = number(history.end or history.steps[-1], "units") if history.steps else None
         note = f"{total:,.0f} {unit}" if total is not None else ""
@@ -256,17 +261,10 @@ def _sample(event: Event) -> str:
     return f'<div class="sample"><h3>{to_html(at)}</h3><pre>{text}</pre></div>\n'
 
 
-_FIGURES = {
-    **{"bits_per_char": "bits/char", "bits_per_byte": "bits/byte", "perplexity": "perplexity"},
-    **{"accuracy": "accuracy", "loss": "loss"},
-}
-"""Key of an evaluation -> heading of its column."""
-
-
 def _evaluations(history: History) -> str:
     if not history.evals:
         return ""
-    shown = {key: name for key, name in _FIGURES.items() if any(key in e for e in history.evals)}
+    shown = metrics_of(history.evals)
     best = history.best
     place = next((n for n, event in enumerate(history.evals) if event is best), None)
     rows = []
@@ -288,14 +286,11 @@ def _evaluations(history: History) -> str:
     return f"<h2>Evaluations</h2>\n{_table(heads, rows, place)}"
 
 
-def _kernels(history: History) -> str:
-    lines = history.start.get("kernels")
-    if not isinstance(lines, list) or not lines:
-        return ""
-    why = history.start.get("precision_why")
-    note = f"precision {history.start.get('precision', '')}: {why}\n" if why else ""
-    text = to_html(note + "\n".join(str(line) for line in lines), keep="\n")
-    return f"<h2>Kernels</h2>\n<pre>{text}</pre>"
+def _setup(history: History) -> str:
+    """What the terminal showed at the start of the run."""
+    rows = header_rows(history.start, Glyphs()) if history.start else []
+    lines = "".join(to_html(clipped(f"{label:<12}{text}", MAX_TEXT)) + "\n" for label, text in rows)
+    return f"<h2>Setup</h2>\n<pre>{lines}</pre>" if rows else ""
 
 
 def _config(run_dir: Path) -> dict[str, Any]:
@@ -307,22 +302,17 @@ def _config(run_dir: Path) -> dict[str, Any]:
     return train if isinstance(train, dict) else {}
 
 
-_RESOLVED = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")
-_FACTS = ("vocab_size", "rows", "series", "frequency", "end")
+_CHOSEN = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")
 
 
 def _settings(config: dict[str, Any], history: History) -> str:
+    """The configuration; what it left open is taken from the start of the run."""
+    values = config or dict.fromkeys(_CHOSEN)
     start = history.start
-    sizes = start.get("num_units")
-    values = config or {name: start.get(name) for name in _RESOLVED}
-    values = {name: start.get(name) if v in (None, []) else v for name, v in values.items()}
-    values |= {name: start.get(name) for name in _FACTS if start.get(name) is not None}
-    for split, size in sizes.items() if isinstance(sizes, dict) else ():
-        values[f"{split}_{history.unit}"] = size
     rows = "".join(
         f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
-        for name, value in values.items()
-        if value not in (None, [])
+        for name, given in values.items()
+        if (value := start.get(name) if given in (None, []) else given) not in (None, [])
     )
     return f"<h2>Settings</h2>\n<dl>{rows}</dl>" if rows else ""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from fastlstm.report import lines as words
-from fastlstm.report.events import current, number, text_of, unit_of
+from fastlstm.report.events import number, text_of, unit_of
 from fastlstm.report.terminal import (
     Style,
     cell_width,
@@ -52,7 +52,6 @@ class Output:
 
     def __call__(self, event: Event) -> None:
         """Shows one event; unknown kinds are ignored."""
-        event = current(event)
         if event.get("event") == "start":
             self.start = event
         handler = getattr(self, f"_on_{event.get('event')}", None)
@@ -98,22 +97,66 @@ class JsonOutput(Output):
         self.write(json.dumps(finite(event), allow_nan=False, default=str) + "\n")
 
 
-class PlainOutput(Output):
+class TextOutput(Output):
+    """Events in words; the subclasses decide how a note or a section looks."""
+
+    def note(self, text: str, is_warning: bool) -> None:
+        """Shows a message."""
+        raise NotImplementedError
+
+    def section(self, title: str, colour: str, rows: list[words.Row]) -> None:
+        """Shows rows below a title, which may be empty."""
+        raise NotImplementedError
+
+    def commands(self, commands: list[str]) -> None:
+        """Shows what to type next."""
+        raise NotImplementedError
+
+    def _on_message(self, event: Event) -> None:
+        self.note(text_of(event, "text"), event.get("level") == "warning")
+
+    def _on_skip(self, event: Event) -> None:
+        self.note(words.skip_text(event), True)
+
+    def _on_test(self, event: Event) -> None:
+        self.section("", "", words.test_rows(event))
+
+    def _on_start(self, event: Event) -> None:
+        self.section("fastlstm training", "cyan", words.header_rows(event, self.glyphs))
+
+    def _on_end(self, event: Event) -> None:
+        is_unfinished = words.is_unfinished(event)
+        title = ("" if is_unfinished else "finished: ") + text_of(event, "reason")
+        colour = "yellow" if is_unfinished else "green"
+        self.section(title, colour, words.end_rows(event, self.start))
+        for note in words.end_notes(event):
+            self.note(note, True)
+        self.commands(words.next_commands(event, self.start))
+
+
+class PlainOutput(TextOutput):
     """Lines for a pipe or a log file: no control characters, flushed one by one."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._shown_s: dict[str, float] = {}
 
-    def _print(self, *lines: str) -> None:
-        for line in lines:
-            self.write(line + "\n")
+    def note(self, text: str, is_warning: bool) -> None:
+        self._print(("warning: " if is_warning else "") + text)
 
-    def _print_rows(self, rows: list[words.Row]) -> None:
+    def section(self, title: str, colour: str, rows: list[words.Row]) -> None:
+        self._print(*([title] if title else []))
         label = ""
         for name, text in rows:
             label = name or label
             self._print(f"{label}: {text}")
+
+    def commands(self, commands: list[str]) -> None:
+        self._print(*(f"next: {command}" for command in commands))
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
+            self.write(line + "\n")
 
     def _print_seldom(self, kind: str, line: str) -> None:
         now = time.monotonic()
@@ -122,18 +165,11 @@ class PlainOutput(Output):
             self._print(line)
 
     def _on_prepare(self, event: Event) -> None:
-        self._print_seldom("prepare", f"reading: {words.prepare_text(event)}")
+        self._print_seldom("prepare", words.prepare_text(event))
 
     def _on_progress(self, event: Event) -> None:
         if event.get("done") != event.get("total"):
             self._print_seldom("progress", words.progress_text(event))
-
-    def _on_message(self, event: Event) -> None:
-        level = "warning: " if event.get("level") == "warning" else ""
-        self._print(level + text_of(event, "text"))
-
-    def _on_start(self, event: Event) -> None:
-        self._print_rows(words.header_rows(event, self.glyphs))
 
     def _on_step(self, event: Event) -> None:
         elapsed = number(event, "elapsed_s")
@@ -150,23 +186,11 @@ class PlainOutput(Output):
         self._print(f"sample at step {number(event, 'step') or 0:,.0f}:")
         self._print(*(f"  | {line}" for line in words.sample_lines(event)))
 
-    def _on_test(self, event: Event) -> None:
-        self._print_rows(words.test_rows(event))
-
     def _on_checkpoint(self, event: Event) -> None:
         self._print("checkpoint: " + words.checkpoint_text(event))
 
-    def _on_skip(self, event: Event) -> None:
-        self._print("warning: " + words.skip_text(event))
 
-    def _on_end(self, event: Event) -> None:
-        self._print(("" if words.is_unfinished(event) else "finished: ") + text_of(event, "reason"))
-        self._print_rows(words.end_rows(event, self.start))
-        self._print(*(f"warning: {note}" for note in words.end_notes(event)))
-        self._print(*(f"next: {command}" for command in words.next_commands(event, self.start)))
-
-
-class LiveOutput(Output):
+class LiveOutput(TextOutput):
     """One line that is redrawn in place; evaluations, samples and notes scroll above it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -177,6 +201,29 @@ class LiveOutput(Output):
     def close(self) -> None:
         self._draw("")
 
+    def note(self, text: str, is_warning: bool) -> None:
+        mark, colour = ("!", "yellow") if is_warning else (self.glyphs.dot, "dim")
+        first, *rest = wrap(text, columns() - 4)
+        head = "  " + self.style(mark, colour) + " " + first
+        self._permanent([head, *("    " + part for part in rest)])
+
+    def section(self, title: str, colour: str, rows: list[words.Row]) -> None:
+        self._draw("")
+        width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
+        title = self.style(clip(title, columns() - 2), "bold", colour)
+        lines = ["", f"  {title}", ""] if title else [""]
+        for label, text in rows:
+            for index, part in enumerate(wrap(text, columns() - width - 2)):
+                lines.append(self._labelled("" if index else label, part, width))
+        self._permanent(lines)
+
+    def commands(self, commands: list[str]) -> None:
+        rows = words.labelled("next", commands)  # never wrapped: they are to be copied
+        self._permanent([*(self._labelled(label, text) for label, text in rows), ""])
+
+    def _labelled(self, label: str, text: str, width: int = LABEL_WIDTH) -> str:
+        return "  " + self.style(label.ljust(width), "dim") + text
+
     def _draw(self, line: str) -> None:
         if line or self._live:
             self.write("\r\x1b[2K" + line)
@@ -186,26 +233,9 @@ class LiveOutput(Output):
         erase = "\r\x1b[2K" if self._live else ""
         self.write(erase + "".join(line + "\n" for line in lines) + self._live)
 
-    def _rows(self, rows: list[words.Row]) -> list[str]:
-        lines = []
-        width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
-        for label, text in rows:
-            head = label
-            for part in wrap(text, columns() - width - 2):
-                lines.append("  " + self.style(head.ljust(width), "dim") + part)
-                head = ""
-        return lines
-
-    def _note(self, mark: str, text: str, *colours: str) -> list[str]:
-        first, *rest = wrap(text, columns() - 4)
-        return [
-            "  " + self.style(mark, *colours) + " " + first,
-            *("    " + part for part in rest),
-        ]
-
     def _on_prepare(self, event: Event) -> None:
         done, total = number(event, "done_bytes"), number(event, "total_bytes")
-        self._draw_share(done, total, f"reading  {words.prepare_text(event)}")
+        self._draw_share(done, total, words.prepare_text(event))
 
     def _on_progress(self, event: Event) -> None:
         done, total = number(event, "done"), number(event, "total")
@@ -218,17 +248,6 @@ class LiveOutput(Output):
         bar = self._bar(done / total, 20) + "  " if done is not None and total else ""
         self._draw(bar + clip(text, columns() - 22))
 
-    def _on_message(self, event: Event) -> None:
-        is_warning = event.get("level") == "warning"
-        mark, colour = ("!", "yellow") if is_warning else (self.glyphs.dot, "dim")
-        self._permanent(self._note(mark, text_of(event, "text"), colour))
-
-    def _on_start(self, event: Event) -> None:
-        self._draw("")
-        title = "  " + self.style("fastlstm", "bold", "cyan") + self.style(" training", "bold")
-        rows = self._rows(words.header_rows(event, self.glyphs))
-        self._permanent(["", title, "", *rows, ""])
-
     def _on_step(self, event: Event) -> None:
         parts = step_parts(event, unit_of(self.start))
         self._draw(live_line(parts, number(event, "progress"), columns(), self.style, self._bar))
@@ -237,7 +256,7 @@ class LiveOutput(Output):
         step, split, *figures = words.eval_parts(event)
         elapsed = number(event, "elapsed_s")
         parts = [(step.ljust(12), "dim"), (split.ljust(10), "")]
-        parts += [(text, "dim") for text in figures if text]
+        parts += [(text, "dim") for text in figures]
         parts[2:3] = [(text, "bold") for text, _ in parts[2:3]]
         parts += [(clock(elapsed), "dim")] if elapsed is not None else []
         mark = self.style(self.glyphs.best, "green", "bold") if event.get("is_best") else " "
@@ -253,27 +272,6 @@ class LiveOutput(Output):
         shown = lines[:6] + ([self.style("...", "dim")] if len(lines) > 6 else [])
         bar = self.style(self.glyphs.bar, "dim")
         self._permanent([f"    {bar} {line}" for line in shown])
-
-    def _on_test(self, event: Event) -> None:
-        self._draw("")
-        self._permanent(["", *self._rows(words.test_rows(event))])
-
-    def _on_skip(self, event: Event) -> None:
-        self._permanent(self._note("!", words.skip_text(event), "yellow"))
-
-    def _on_end(self, event: Event) -> None:
-        self._draw("")
-        reason = text_of(event, "reason")
-        word, colour = ("", "yellow") if words.is_unfinished(event) else ("done: ", "green")
-        title = clip(word + reason if reason else "done", columns() - 2)
-        notes = [n for text in words.end_notes(event) for n in self._note("!", text, "yellow")]
-        commands = [  # never wrapped: they are to be copied
-            "  " + self.style(label.ljust(LABEL_WIDTH), "dim") + command
-            for label, command in words.labelled("next", words.next_commands(event, self.start))
-        ]
-        rows = self._rows(words.end_rows(event, self.start))
-        title = "  " + self.style(title, "bold", colour)
-        self._permanent(["", title, "", *rows, *notes, *commands, ""])
 
     def _bar(self, share: float, width: int) -> str:
         filled = round(max(0.0, min(1.0, share)) * width)

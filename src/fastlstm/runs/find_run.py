@@ -1,27 +1,36 @@
-"""What somebody named as a run, before anything heavy is loaded: is it one, and of which kind."""
+"""Checks that a path is a run, and of which kind, before anything heavy is imported."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from fastlstm.errors import FormatError, Message, RunDirectoryError, nearest_hint
-from fastlstm.runs.run_directory import RunDirectory, kind_of_run
+from fastlstm.runs.run_directory import Kind, RunDirectory, kind_of_run
 
-Kind = Literal["text", "forecaster"]
+_OPENED_BY: dict[Kind, tuple[str, str, str]] = {
+    "text": ("a text model", "fastlstm.LM.load", "fastlstm generate {} writes text with it"),
+    "forecaster": (
+        "a forecaster", "fastlstm.Forecaster.load", "fastlstm forecast {} DATA forecasts with it"
+    ),
+    "sequence": (
+        "a sequence model", "fastlstm.SequenceRegressor.load or SequenceClassifier.load",
+        "fastlstm info {} shows it, fastlstm.SequenceRegressor.load opens it in Python",
+    ),
+}  # fmt: skip
+"""What a run of each kind holds, and what it is opened by in Python and on the command line."""
 
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
-    """Sees that a run or a checkpoint is there; whether its files are whole is not looked at.
+    """Checks that a path is a run or a checkpoint; does not check its files.
 
     Args:
-        path: what was named.
-        wanted: the kind of model it must hold; None takes any.
+        path: given by the user.
+        wanted: required kind of model; None for any.
 
     Raises:
-        RunDirectoryError: nothing is there, or something else, or what came is no path.
-        FormatError: it holds a model of the other kind.
+        RunDirectoryError: not a run.
+        FormatError: a model of another kind.
     """
     place = RunDirectory(path).path
     if not os.path.exists(path):
@@ -43,28 +52,24 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
     if kind is None and not _is_run(place):
         if runs := _runs_in(place):
             named = ", ".join(str(place / name) for name in runs[:5])
-            raise RunDirectoryError(f"{path} holds no run itself; name one of those in it: {named}")
+            raise RunDirectoryError(
+                f"{path} is not a run itself; name one of the runs in it: {named}"
+            )
         raise RunDirectoryError(
-            f"{path}: holds no model and no checkpoint; train one with: ",
+            f"{path}: has no model and no checkpoint; train one with: ",
             _training(wanted, run=str(path)),
         )
-    if wanted == "text" and kind == "forecaster":
-        use = Message(
-            f"fastlstm.Forecaster.load({str(path)!r}) opens it",
-            flags=f"fastlstm forecast {path} DATA forecasts with it",
-        )
-        raise FormatError(f"{path} holds a forecaster, expected a text model: ", use)
-    if wanted == "forecaster" and kind == "text":
-        use = Message(
-            f"fastlstm.LM.load({str(path)!r}) opens it",
-            flags=f"fastlstm generate {path} writes text with it",
-        )
-        raise FormatError(f"{path} holds a text model, expected a forecaster: ", use)
+    if wanted is not None and kind not in (wanted, None):
+        what, python, command = _OPENED_BY[kind]
+        use = Message(f"{python}({str(path)!r}) opens it", flags=command.format(path))
+        raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}: ", use)
 
 
 def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> Message:
-    """Returns how a run is trained, in Python and on the command line; what is None is named."""
+    """Returns how to train a run, in Python and on the command line."""
     out = "RUN" if run is None else repr(run)
+    if wanted == "sequence":
+        return Message(f"fastlstm.SequenceRegressor().fit(X, y, out={out})")
     if wanted == "forecaster":
         table = "DATA" if source is None else repr(source)
         return Message(

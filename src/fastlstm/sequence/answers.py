@@ -3,12 +3,97 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastlstm.errors import DataError, counted, kind_of_value
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers, learned in units of their deviation.
+
+    Attributes:
+        mean: of each of K outputs, float64.
+        std: its deviation; 0 where it never changes.
+        is_flat: answers are of shape ``(N,)``, not ``(N, K)``.
+    """
+
+    kind: ClassVar[str] = "numbers"
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    is_flat: bool
+
+    @staticmethod
+    def of(answers: NDArray[np.float64], train: NDArray[np.int64]) -> Numbers:
+        """Measures the answers of `answers_of`, those to be trained on."""
+        plain = answers.reshape(len(answers), -1)[train]
+        # The mean of numbers that are all alike may differ from them by rounding.
+        is_varied = varied(plain)
+        mean = np.where(is_varied, plain.mean(0), plain[0])
+        return Numbers(mean, np.where(is_varied, plain.std(0), 0.0), answers.ndim == 1)
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @property
+    def values(self) -> list[Any]:
+        """What it holds as plain values."""
+        return [self.mean.tolist(), self.std.tolist()]
+
+    def encode(self, answers: NDArray[np.float64]) -> Tensor:
+        """Returns what the network is to answer, shape ``(N, K)``, float32."""
+        scale = np.where(self.std > 0, self.std, 1.0)
+        scaled = (answers.reshape(len(answers), -1) - self.mean) / scale
+        return torch.from_numpy(scaled.astype(np.float32))
+
+    def decode(self, found: Tensor) -> NDArray[np.float64]:
+        """Returns what the network's answers say, shaped as `y` was."""
+        answers: NDArray[np.float64] = found.numpy() * self.std + self.mean
+        return answers[:, 0] if self.is_flat else answers
+
+    def loss(self, found: Tensor, wanted: Tensor) -> Tensor:
+        """Returns the mean squared error."""
+        return F.mse_loss(found, wanted)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels of classes.
+
+    Attributes:
+        classes: the different ones, shape ``(K,)``.
+    """
+
+    kind: ClassVar[str] = "labels"
+    classes: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @property
+    def values(self) -> list[Any]:
+        """What it holds as plain values."""
+        values: list[Any] = self.classes.tolist()
+        return values
+
+    def encode(self, labels: list[Any]) -> Tensor:
+        """Returns the number of each label's class, shape ``(N,)``, int64."""
+        numbers_of = {label: number for number, label in enumerate(self.classes.tolist())}
+        return torch.tensor([numbers_of[label] for label in labels])
+
+    def loss(self, found: Tensor, wanted: Tensor) -> Tensor:
+        """Returns the mean cross entropy in nats."""
+        return F.cross_entropy(found, wanted)
+
+
+Answers = Numbers | Labels
 
 
 def require_one_each(num_sequences: int, y: Any) -> None:
@@ -113,6 +198,11 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
     for number, label in enumerate(classes):  # an array made of tuples would have two axes
         found[number] = label
     return found
+
+
+def varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Returns which outputs are not the same in every row, shape ``(K,)``, or ``()``."""
+    return np.asarray(answers.min(0) < answers.max(0))
 
 
 def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:

@@ -26,6 +26,11 @@ class SequenceBatch(NamedTuple):
     values: Tensor
     lengths: Tensor | None
 
+    def to(self, device: torch.device) -> SequenceBatch:
+        """Returns the same on a device."""
+        lengths = None if self.lengths is None else self.lengths.to(device)
+        return SequenceBatch(self.values.to(device), lengths)
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -83,6 +88,10 @@ class Sequences:
     @property
     def num_columns(self) -> int:
         return int(self.values.shape[1])
+
+    @property
+    def mean_length(self) -> float:
+        return float(self.lengths.mean())
 
     @property
     def has_missing(self) -> bool:

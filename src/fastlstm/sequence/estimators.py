@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.estimator import Estimator
-from fastlstm.runs.events import Event, checked_observers
+from fastlstm.runs.events import Event, Observer, checked_observers
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.sequence.answers import (
+    Answers,
+    Labels,
+    Numbers,
     answers_of,
     classes_of,
     labels_of,
     require_one_each,
+    varied,
     weights_of,
 )
+from fastlstm.sequence.config import SequenceConfig
 from fastlstm.sequence.data import Sequences
-from fastlstm.sequence.model import SequenceConfig, SequenceNetwork
-from fastlstm.sequence.trainer import Loss, SequencePlan, SequenceTrainer, TrainingResult
+from fastlstm.sequence.files import StoredSequenceModel, read_sequence_model, sequence_files
+from fastlstm.sequence.loader import LabelledSequences
+from fastlstm.sequence.train import SequenceData, train_sequence_model
+from fastlstm.system.fields import Precision
+from fastlstm.training.callbacks import Callback, checked_callbacks
+from fastlstm.training.options import Device, OptimizerName
 
 _BATCH = 256
+_NOT_OPTIONS = ("observers", "callbacks")
 
 
 class SequenceModel(Estimator, ABC):
@@ -40,19 +52,33 @@ class SequenceModel(Estimator, ABC):
         bidirectional: the sequence is read both ways.
         pooling: last takes the state that each direction ends in, mean the mean over all steps.
         dropout: before the last layer.
-        epochs: passes over the training sequences, at most.
-        batch_size: sequences per step.
-        learning_rate: peak, of AdamW.
-        weight_decay: decoupled.
-        ema: decay of averaged weights.
+        held_out: share of the sequences, drawn at random, that decide which weights are kept.
+        steps: optimizer steps, at most.
+        epochs: passes over the training sequences, at most; default 100 without another end.
+        budget: wall clock of fit, such as "2m".
+        batch_size: sequences per forward pass.
+        accumulate: forward passes per optimizer step, with the gradient of one large batch.
+        optimizer: adamw, adam, nadam, sgd or muon (recurrent matrices; Adam for the rest).
+        learning_rate: peak; default depends on the optimizer, 3e-3 for adamw.
+        weight_decay: decoupled (adam and sgd add it to the gradient).
+        warmup: share of the run that raises the learning rate from zero.
+        cooldown: share of the run, at its end, that lowers it to zero.
+        grad_clip: largest global gradient norm.
+        ema: decay of averaged weights; 0 switches them off.
         patience: epochs without gain on held-out sequences after which training ends; 0 never does.
-        held_out: share of the sequences, drawn at random, that decide when to end.
+        checkpoint_every: steps between checkpoints of a run directory.
+        log_every: steps between `step` events; default is about one a second.
+        device: auto takes the GPU when there is one.
+        precision: fp32, bf16, fp16, tf32 or auto (the fastest measured).
+        threads: CPU threads; default those of torch, every core with a run directory.
+        strict_kernels: make a slow path an error.
         seed: of everything random.
-        observers: called with an event per epoch, a plain dict.
+        observers: called with every event, a plain dict.
+        callbacks: see `fastlstm.Callback`.
 
     Attributes:
         network_: the trained network.
-        fitted_: what training did.
+        fitted_: what training did; not there once loaded.
         n_features_in_: columns of the sequences.
     """
 
@@ -65,21 +91,38 @@ class SequenceModel(Estimator, ABC):
         bidirectional: bool = False,
         pooling: Literal["last", "mean"] = "last",
         dropout: float = 0.0,
-        epochs: int = 100,
+        held_out: float = 0.1,
+        steps: int | None = None, epochs: float | None = None, budget: str | None = None,
         batch_size: int = 32,
-        learning_rate: float = 3e-3,
+        accumulate: int = 1,
+        optimizer: OptimizerName = "adamw",
+        learning_rate: float | None = None,
         weight_decay: float = 0.01,
+        warmup: float = 0.02, cooldown: float = 0.7,
+        grad_clip: float = 1.0,
         ema: float = 0.99,
         patience: int = 20,
-        held_out: float = 0.1,
+        checkpoint_every: int | None = None, log_every: int | None = None,
+        device: Device = "auto",
+        precision: Precision = "fp32",
+        threads: int | None = None,
+        strict_kernels: bool = False,
         seed: int = 0,
-        observers: Sequence[Callable[[Event], object]] = (),
-    ) -> None:
+        observers: Sequence[Observer] = (),
+        callbacks: Sequence[Callback] = (),
+    ) -> None:  # fmt: skip
         self.hidden_size, self.num_layers, self.embed_size = hidden_size, num_layers, embed_size
         self.bidirectional, self.pooling, self.dropout = bidirectional, pooling, dropout
-        self.epochs, self.batch_size, self.learning_rate = epochs, batch_size, learning_rate
-        self.weight_decay, self.ema, self.patience = weight_decay, ema, patience
-        self.held_out, self.seed, self.observers = held_out, seed, observers
+        self.held_out, self.steps, self.epochs, self.budget = held_out, steps, epochs, budget
+        self.batch_size, self.accumulate, self.optimizer = batch_size, accumulate, optimizer
+        self.learning_rate, self.weight_decay, self.ema = learning_rate, weight_decay, ema
+        self.warmup, self.cooldown, self.grad_clip = warmup, cooldown, grad_clip
+        self.patience, self.checkpoint_every, self.log_every = patience, checkpoint_every, log_every
+        self.device, self.precision, self.threads = device, precision, threads
+        self.strict_kernels, self.seed = strict_kernels, seed
+        self.observers, self.callbacks = observers, callbacks
+
+    _answers_kind: ClassVar[type[Answers]]
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of an estimator: three axes, NaN is allowed."""
@@ -91,73 +134,103 @@ class SequenceModel(Estimator, ABC):
             input_tags=InputTags(two_d_array=False, three_d_array=True, allow_nan=True),
         )
 
-    @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, *, out: str | Path | None = None, resume: bool = False) -> Self:
         """Trains.
 
         Args:
             X: float32 array of shape ``(N, T, C)``, or a list of N arrays of shape ``(T_i, C)``;
                 NaN is a missing value.
             y: N answers; see the class.
+            out: a run directory: checkpoints, metrics.jsonl, report.html and the model are kept
+                there, and SIGTERM or Ctrl-C saves the state; default none.
+            resume: continue exactly where the run in `out` stopped, if it holds a checkpoint.
 
         Raises:
             ConfigError: an argument of the constructor that cannot be.
             DataError: sequences or answers that cannot be used; the message says which and why.
+            FormatError: the run in `out` was started with other sequences or answers.
             NonFiniteError: training met NaN that it could not get past.
+            BudgetError: the budget was over before the first step.
+            Stopped: a signal came; the state is saved.
         """
-        plan = SequencePlan(
-            self.epochs, self.batch_size, self.learning_rate, self.weight_decay, self.ema,
-            self.patience, self.seed, self.held_out,
-        )  # fmt: skip
-        sizes = SequenceConfig(
-            1, 1, self.hidden_size, self.num_layers, self.embed_size, self.bidirectional,
-            self.pooling, self.dropout,
-        )  # fmt: skip
-        checked_observers(self.observers)
+        options = {n: v for n, v in self.get_params().items() if n not in _NOT_OPTIONS}
+        config = SequenceConfig(**options)
+        observers = [*checked_observers(self.observers), _warn]
+        callbacks = checked_callbacks(self.callbacks)
         sequences = Sequences.of(X)
         if len(sequences) < 2:
             raise DataError(f"{counted(len(sequences), 'sequence')} came, expected 2 or more")
         require_one_each(len(sequences), y)
-        order = np.random.default_rng(plan.seed).permutation(len(sequences))
-        cut = min(max(1, round(plan.held_out * len(order))), len(order) - 1)
+        order = np.random.default_rng(config.seed).permutation(len(sequences))
+        cut = min(max(1, round(config.held_out * len(order))), len(order) - 1)
         held_out, train = order[:cut], order[cut:]
-        loss, num_outputs = self._learn_answers(y, train)
-        self._mean, self._std = sequences.scale(train)
-        torch.default_generator.manual_seed(plan.seed)
-        network = SequenceNetwork(
-            replace(
-                sizes,
-                num_columns=sequences.num_columns,
-                num_outputs=num_outputs,
-                has_missing=sequences.has_missing,
-            )
+        answers, wanted = self._read_answers(y, train)
+        labelled = LabelledSequences(sequences, wanted, *sequences.scale(train))
+        data = SequenceData(labelled, train, held_out, answers)
+        stored, self.fitted_ = train_sequence_model(
+            data, config, out=out, resume=resume, observers=observers, callbacks=callbacks
         )
-        trainer = SequenceTrainer(
-            network, lambda n: sequences.batch(n, self._mean, self._std), loss, plan, self._emit
-        )
-        self.fitted_: TrainingResult = trainer.train(train, held_out)
-        self.network_, self.n_features_in_ = network, sequences.num_columns
+        self._take(stored)
         return self
 
-    def _emit(self, event: Event) -> None:
-        for observer in self.observers:
-            observer(event)
+    def _take(self, stored: StoredSequenceModel) -> None:
+        self.stored_, self.network_ = stored, stored.network
+        self.n_features_in_ = stored.network.config.num_columns
 
+    @staticmethod
     @abstractmethod
-    def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
-        """Returns the loss of answers, and how many numbers one answer is."""
+    def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
+        """Returns what answers mean, and what the network is to answer."""
+
+    def _fitted(self) -> StoredSequenceModel:
+        if not hasattr(self, "stored_"):
+            raise ConfigError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        return self.stored_
+
+    def save(self, path: str | Path) -> None:
+        """Writes config.json and model.safetensors; nothing executable.
+
+        Raises:
+            ConfigError: it is not fitted.
+            DataError: a label that is no text, number, True or False.
+            StorageError: the disk refused.
+        """
+        files = sequence_files(self._fitted())
+        run = RunDirectory(path)
+        run.create()
+        run.publish(files)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Opens what `save` or `fit` with a run directory wrote.
+
+        Raises:
+            CorruptFileError: a file is damaged; it is named.
+            FormatError: it holds something else.
+        """
+        stored = read_sequence_model(path)
+        if not isinstance(stored.answers, cls._answers_kind):
+            raise FormatError(
+                f"{path} answers with {stored.answers.kind}; open it by the other"
+                " of fastlstm.SequenceRegressor.load and SequenceClassifier.load"
+            )
+        given = dataclasses.asdict(stored.given)
+        found = cls(**{name: given[name] for name in cls._defaults() if name in given})
+        found._take(stored)
+        return found
 
     @torch.no_grad()
     def _answers(self, X: Any) -> Tensor:
-        """Returns what the network answers, shape ``(N, K)``."""
-        if not hasattr(self, "network_"):
-            raise ConfigError(f"this {type(self).__name__} is not fitted yet; call fit first")
-        sequences, config = Sequences.of(X), self.network_.config
+        """Returns what the network answers, shape ``(N, K)``, on the CPU."""
+        stored = self._fitted()
+        sequences, config = Sequences.of(X), stored.network.config
         sequences.require_like(config.num_columns, config.has_missing)
+        device = next(stored.network.parameters()).device
         found = [torch.zeros(0, config.num_outputs)]
         for first in range(0, len(sequences), _BATCH):
             numbers = np.arange(first, min(first + _BATCH, len(sequences)))
-            found.append(self.network_(*sequences.batch(numbers, self._mean, self._std)))
+            batch = sequences.batch(numbers, stored.mean, stored.std).to(device)
+            found.append(stored.network(*batch).cpu())
         return torch.cat(found)
 
 
@@ -173,17 +246,13 @@ class SequenceRegressor(SequenceModel):
             model.predict(X_new)
     """
 
-    def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
-        answers = answers_of(y)
-        self._is_flat = answers.ndim == 1
-        plain = answers.reshape(len(answers), -1)
-        # The mean of numbers that are all alike may differ from them by rounding.
-        is_varied, first = _is_varied(plain[train]), plain[train[0]]
-        self._y_mean = np.where(is_varied, plain[train].mean(0), first)
-        self._y_std = np.where(is_varied, plain[train].std(0), 0.0)
-        scale = np.where(is_varied, self._y_std, 1.0)
-        wanted = torch.from_numpy(((plain - self._y_mean) / scale).astype(np.float32))
-        return lambda found, numbers: F.mse_loss(found, wanted[numbers]), plain.shape[1]
+    _answers_kind = Numbers
+
+    @staticmethod
+    def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
+        plain = answers_of(y)
+        answers = Numbers.of(plain, train)
+        return answers, answers.encode(plain)
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of a regressor."""
@@ -200,8 +269,10 @@ class SequenceRegressor(SequenceModel):
         Raises:
             DataError: other columns than at `fit`, or values that cannot be used.
         """
-        found: NDArray[np.float64] = self._answers(X).numpy() * self._y_std + self._y_mean
-        return found[:, 0] if self._is_flat else found
+        found = self._answers(X)
+        answers = self._fitted().answers
+        assert isinstance(answers, Numbers)
+        return answers.decode(found)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`.
@@ -218,7 +289,7 @@ class SequenceRegressor(SequenceModel):
         weights = weights_of(sample_weight, len(actual))
         squares = weights @ (actual - np.average(actual, 0, weights)) ** 2
         unexplained = weights @ (actual - found) ** 2
-        is_varied = _is_varied(actual[weights > 0])
+        is_varied = varied(actual[weights > 0])
         explained = 1 - unexplained / np.where(is_varied, squares, 1)
         return float(np.mean(np.where(is_varied, explained, unexplained == 0)))
 
@@ -239,12 +310,18 @@ class SequenceClassifier(SequenceModel):
             model.predict_proba(X_new)
     """
 
-    def _learn_answers(self, y: Any, train: NDArray[np.int64]) -> tuple[Loss, int]:
+    _answers_kind = Labels
+
+    @staticmethod
+    def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
         labels = labels_of(y)
-        self.classes_ = classes_of(labels, y.dtype if isinstance(y, np.ndarray) else None)
-        numbers_of = {label: number for number, label in enumerate(self.classes_.tolist())}
-        wanted = torch.tensor([numbers_of[label] for label in labels])
-        return lambda found, n: F.cross_entropy(found, wanted[n]), len(self.classes_)
+        answers = Labels(classes_of(labels, y.dtype if isinstance(y, np.ndarray) else None))
+        return answers, answers.encode(labels)
+
+    def _take(self, stored: StoredSequenceModel) -> None:
+        super()._take(stored)
+        assert isinstance(stored.answers, Labels)
+        self.classes_ = stored.answers.classes
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of a classifier."""
@@ -283,6 +360,7 @@ class SequenceClassifier(SequenceModel):
         return float(np.average(is_right, weights=weights_of(sample_weight, len(labels))))
 
 
-def _is_varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Returns which outputs are not the same in every row, shape ``(K,)``, or ``()``."""
-    return np.asarray(answers.min(0) < answers.max(0))
+def _warn(event: Event) -> None:
+    """Hands a warning of the training to Python's own: `fit` prints nothing else."""
+    if event["event"] == "message" and event["level"] == "warning":
+        warnings.warn(event["text"], stacklevel=2)

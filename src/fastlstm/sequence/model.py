@@ -19,7 +19,7 @@ from fastlstm.system.fields import check_values
 
 
 @dataclass(frozen=True)
-class SequenceConfig:
+class NetworkConfig:
     """Architecture.
 
     Attributes:
@@ -57,7 +57,7 @@ class SequenceNetwork(nn.Module):
         config: its architecture.
     """
 
-    def __init__(self, config: SequenceConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
         H, directions = config.hidden_size, 2 if config.bidirectional else 1
@@ -87,3 +87,10 @@ class SequenceNetwork(nn.Module):
             pooled = torch.cat(list(hidden[-2 if self.config.bidirectional else -1 :]), -1)
         answered: Tensor = self.head(self.dropout(pooled))
         return answered
+
+
+def flop_per_step(config: NetworkConfig) -> int:
+    """Returns the operations of the forward pass per step of a sequence."""
+    H, d, ways = config.hidden_size, config.embed_size, 2 if config.bidirectional else 1
+    layers = 8 * H * (d + H) + (config.num_layers - 1) * 8 * H * (ways * H + H)
+    return 2 * config.num_columns * (1 + config.has_missing) * d + ways * layers

@@ -18,6 +18,7 @@ from fastlstm.system import hardware, measurements
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import generators, set_up_device
+from fastlstm.training.options import TrainingOptions
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.resuming import (
     OptionsT,
@@ -125,16 +126,18 @@ class RunSession:
         with torch.random.fork_rng(generators(device)):
             yield Start(options, given, device, found)
 
-    def ending(self, start: Start[Any], steps_per_epoch: int) -> StopCriterion:
+    def ending(
+        self, options: TrainingOptions, found: Checkpoint | None, steps_per_epoch: int
+    ) -> StopCriterion:
         """Returns when the run ends.
 
         Raises:
             BudgetError: it is resumed and ended by this very budget before.
         """
-        ending = StopCriterion.of(start.options, steps_per_epoch)
-        if start.found is None or self.run is None:
+        ending = StopCriterion.of(options, steps_per_epoch)
+        if found is None or self.run is None:
             return ending
-        return remaining(self.run, start.found, ending, self.notes)
+        return remaining(self.run, found, ending, self.notes)
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; more than cores are said at once."""

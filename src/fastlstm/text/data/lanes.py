@@ -1,12 +1,12 @@
-"""Batches for truncated backpropagation: contiguous lanes, or shuffled windows for comparison.
+"""Batches for truncated backpropagation through time: contiguous lanes, or shuffled windows.
 
 Lanes, B = 2, T = 3, `o` the epoch's random offset, S steps::
 
     ids   · · o[a b c d e f|g h i j k l] · ·      x of step 0: a b c / g h i   y: b c d / h i j
               └── lane 0 ──┘└── lane 1 ──┘        x of step 1: d e f / j k l   y: e f g / k l ·
 
-Whatever a batch holds follows from (seed, epoch, index) alone, so a position is two numbers and a
-resumed run sees what the uninterrupted one would have seen.
+A batch follows from (seed, epoch, index) alone, so a position is two numbers and a resumed run
+sees the same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fastlstm.errors import DataError, Message, Setting, counted
 from fastlstm.system.cache import release_pages
-from fastlstm.system.prefetch import read_position
+from fastlstm.system.prefetch import LoaderPosition
 from fastlstm.text.data.tokenizer import Ids
 
 _RELEASE_EVERY = 4096
@@ -32,12 +32,12 @@ _OFFSET, _RESET, _ORDER = range(3)
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass's worth of text.
+    """The input and targets of one forward pass.
 
     Attributes:
         x: tokens, shape ``(T, B)``, int64.
-        y: the tokens that follow them, shape ``(T, B)``, int64.
-        reset: lanes whose state must be zero before this batch, shape ``(B,)``, bool.
+        y: the next token of each, shape ``(T, B)``, int64.
+        reset: lanes that start from zero state, shape ``(B,)``, bool.
         epoch: from 0.
         index: number of this batch in its epoch.
     """
@@ -50,12 +50,12 @@ class Batch:
 
 
 def largest_batch_size(num_tokens: int, seq_length: int) -> int:
-    """Returns the most lanes that a text of `num_tokens` feeds; 0 when T itself is too long."""
+    """Returns the largest number of lanes for a text of `num_tokens`; 0 if T is too long."""
     return num_tokens // (2 * seq_length)
 
 
-class Batches(ABC):
-    """Endless iterator over the epochs of a text, resumable anywhere.
+class Batches(LoaderPosition, ABC):
+    """Endless iterator over the epochs of a text; resumable anywhere.
 
     Args:
         ids: 1-d token ids, usually memory-mapped.
@@ -63,20 +63,17 @@ class Batches(ABC):
         seq_length: T.
         seed: of everything random here.
 
-    Attributes:
-        steps_per_epoch: batches in every epoch.
-
     Raises:
-        DataError: fewer than ``2 * B * T`` tokens; sizes that would fit are named.
+        DataError: fewer than ``2 * B * T`` tokens; names sizes that would fit.
     """
+
+    _source = "text"
 
     def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int) -> None:
         self._ids = np.asarray(ids)
         self._batch_size = batch_size
         self._seq_length = seq_length
         self._seed = seed
-        self._epoch = 0
-        self._index = 0
         self._prepared = -1
         if len(ids) < 2 * batch_size * seq_length:
             raise DataError(self._too_short())
@@ -92,24 +89,10 @@ class Batches(ABC):
         tokens = torch.from_numpy(self._gather(self._index))
         reset = torch.from_numpy(self._reset(self._epoch, self._index))
         batch = Batch(tokens[:-1], tokens[1:], reset, self._epoch, self._index)
-        self._index += 1
-        if self._index == self.steps_per_epoch:
-            self._epoch, self._index = self._epoch + 1, 0
+        self._advance()
         if self._index % _RELEASE_EVERY == 0:
             release_pages(self._ids)
         return batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position of the next batch."""
-        return {"epoch": self._epoch, "index": self._index}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a position that `state_dict` returned, for the same text, sizes and seed.
-
-        Raises:
-            CorruptFileError: no such position.
-        """
-        self._epoch, self._index = read_position(state, self.steps_per_epoch, "text")
 
     def _random(self, purpose: int, epoch: int, index: int = 0) -> np.random.Generator:
         counter = [0, index, epoch, purpose]
@@ -133,11 +116,11 @@ class Batches(ABC):
 
     @abstractmethod
     def _start_epoch(self, epoch: int) -> None:
-        """Draws what holds for a whole epoch."""
+        """Draws the offset or order of an epoch."""
 
     @abstractmethod
     def _gather(self, index: int) -> NDArray[np.int64]:
-        """Returns the tokens of a batch and the one after them, shape ``(T + 1, B)``."""
+        """Returns the tokens of a batch and the next one, shape ``(T + 1, B)``."""
 
     @abstractmethod
     def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
@@ -145,10 +128,10 @@ class Batches(ABC):
 
 
 class LaneBatches(Batches):
-    """B contiguous lanes; lane b of batch k + 1 goes on where lane b of batch k ended.
+    """B contiguous lanes; lane b of batch k + 1 continues lane b of batch k.
 
-    An epoch takes `steps_per_epoch * B * T` targets, each exactly once; where it begins is drawn
-    anew every epoch, so that what it leaves out (less than ``(B + 1) * T`` tokens) differs.
+    An epoch has `steps_per_epoch * B * T` targets, each exactly once. Its random offset varies
+    which tokens (fewer than ``(B + 1) * T``) are left out.
 
     Args:
         ids: 1-d token ids.
@@ -157,8 +140,8 @@ class LaneBatches(Batches):
         seed: of offsets and resets.
         lane_reset: probability per lane and batch of starting from a zero state.
 
-    Cost: one strided copy, no index arrays: 11 us a batch for B = 32, T = 128; 21 us for B = 128,
-    T = 100 (2-core Xeon); 15 us more when `lane_reset` draws.
+    Cost: one strided copy: 11 us per batch for B = 32, T = 128; 21 us for B = 128, T = 100
+    (2-core Xeon); 15 us more with `lane_reset`.
     """
 
     def __init__(
@@ -192,7 +175,7 @@ class LaneBatches(Batches):
 
 
 class WindowBatches(Batches):
-    """Windows of T targets in random order, every lane from a zero state: what most recipes do.
+    """Windows of T targets in random order, each from zero state, as most recipes do.
 
     Args:
         ids: 1-d token ids.

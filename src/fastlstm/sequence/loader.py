@@ -1,0 +1,89 @@
+"""Batches of sequences with their answers, in an order that a seed and a position decide."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.sequence.data import SequenceBatch, Sequences
+from fastlstm.system.prefetch import LoaderPosition
+
+
+class LabelledBatch(NamedTuple):
+    """Sequences with their answers.
+
+    Attributes:
+        inputs: B sequences as the network takes them.
+        wanted: shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
+    """
+
+    inputs: SequenceBatch
+    wanted: Tensor
+
+
+@dataclass(frozen=True)
+class LabelledSequences:
+    """Sequences with their answers.
+
+    Attributes:
+        sequences: N of them.
+        wanted: their answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
+        mean: of each column, float64.
+        std: its deviation.
+    """
+
+    sequences: Sequences
+    wanted: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
+        """Returns the sequences of such numbers."""
+        return LabelledBatch(
+            self.sequences.batch(numbers, self.mean, self.std), self.wanted[numbers]
+        )
+
+
+class SequenceLoader(LoaderPosition):
+    """Hands out training batches; every epoch has an order of its own.
+
+    Args:
+        data: all sequences.
+        numbers: those to train on.
+        batch_size: rows of a batch; the last one of an epoch may have fewer.
+        seed: of the order.
+
+    Attributes:
+        wait_s: seconds spent making batches.
+        steps_per_epoch: batches of an epoch.
+    """
+
+    _source = "data"
+
+    def __init__(
+        self, data: LabelledSequences, numbers: NDArray[np.int64], batch_size: int, seed: int
+    ) -> None:
+        self.wait_s = 0.0
+        self.steps_per_epoch = -(-len(numbers) // batch_size)
+        self._data, self._numbers, self._batch_size, self._seed = data, numbers, batch_size, seed
+        self._order, self._order_epoch = numbers, -1
+
+    def next(self) -> LabelledBatch:
+        """Returns the next batch."""
+        started = time.perf_counter()
+        if self._order_epoch != self._epoch:
+            order = np.random.default_rng((self._seed, self._epoch)).permutation(self._numbers)
+            self._order, self._order_epoch = order, self._epoch
+        first = self._index * self._batch_size
+        batch = self._data.batch(self._order[first : first + self._batch_size])
+        self._advance()
+        self.wait_s += time.perf_counter() - started
+        return batch
+
+    def close(self) -> None:
+        """Nothing is held open."""

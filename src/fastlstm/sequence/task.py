@@ -1,0 +1,115 @@
+"""Training a network that answers once per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastlstm.errors import Stopped
+from fastlstm.runs.events import Event
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.tensors import encode_tensors
+from fastlstm.sequence.data import SequenceBatch
+from fastlstm.sequence.files import MODEL_FILE, StoredSequenceModel
+from fastlstm.sequence.loader import LabelledBatch, LabelledSequences, SequenceLoader
+from fastlstm.sequence.model import SequenceNetwork, flop_per_step
+from fastlstm.training.precision import autocast
+from fastlstm.training.task import Score, Task, Watch
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+_EVALUATION_BATCH = 256
+
+
+class SequenceTask(Task):
+    """A network with sequences.
+
+    Args:
+        stored: the model that is trained, its network on `device`.
+        data: all sequences.
+        train: numbers of those to train on.
+        held_out: numbers of those that validate.
+        device: where the network is.
+        files: config.json; empty without a run.
+        run: where the model is published; None keeps it in memory.
+        report_s: of a budget, kept for the report.
+    """
+
+    name, unit = "sequence", "sequences"
+    min_scored = 1000
+    forward_share = 1 / 3
+    model: SequenceNetwork
+    loader: SequenceLoader
+
+    def __init__(
+        self,
+        stored: StoredSequenceModel,
+        data: LabelledSequences,
+        train: NDArray[np.int64],
+        held_out: NDArray[np.int64],
+        device: torch.device,
+        files: dict[str, bytes],
+        run: RunDirectory | None,
+        report_s: float = 0.0,
+    ) -> None:
+        config = stored.config
+        rows = config.batch_size * config.accumulate
+        self.model, self.num_valid, self.step_units = stored.network, len(held_out), float(rows)
+        self.loader = SequenceLoader(data, train, rows, config.seed)
+        self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
+        self._stored, self._data, self._held_out = stored, data, held_out
+        self._device, self._files, self._run, self._report_s = device, files, run, report_s
+
+    def size(self, batch: LabelledBatch) -> int:
+        return len(batch.wanted)
+
+    def max_parts(self, batch: LabelledBatch) -> int:
+        return len(batch.wanted)
+
+    def losses(self, batch: LabelledBatch, num_parts: int) -> Iterator[Tensor]:
+        total = len(batch.wanted)
+        for rows in torch.arange(total).tensor_split(num_parts):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            values, lengths = batch.inputs
+            own = SequenceBatch(values[part], None if lengths is None else lengths[part])
+            with autocast(self._stored.config.precision, self._device):
+                found = self.model(*own.to(self._device))
+            yield self._loss(found, batch.wanted[part]) * (len(rows) / total)
+
+    def _loss(self, found: Tensor, wanted: Tensor) -> Tensor:
+        return self._stored.answers.loss(found.float(), wanted.to(self._device))
+
+    @torch.no_grad()
+    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+        self.model.eval()
+        total = 0.0
+        for first in range(0, limit, _EVALUATION_BATCH):
+            if stop is not None and stop():
+                raise Stopped("stopped while evaluating")
+            numbers = self._held_out[first : min(first + _EVALUATION_BATCH, limit)]
+            batch = self._data.batch(numbers)
+            found = self.model(*batch.inputs.to(self._device))
+            total += float(self._loss(found, batch.wanted)) * len(numbers)
+            if watch is not None:
+                watch(first + len(numbers), limit)
+        return Score(total / limit, limit)
+
+    def files(self) -> dict[str, bytes]:
+        return self._files
+
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        if self._run is not None:
+            self._run.publish({**self._files, MODEL_FILE: encode_tensors(weights)})
+
+    def finish_s(self, unit_s: float) -> float:
+        return self._report_s
+
+    def finish(self, trainer: Trainer) -> Event:
+        trainer.best.publish()
+        return {}

@@ -1,0 +1,211 @@
+"""`train_sequence_model()`: from sequences and answers to a trained network."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlstm.errors import FormatError, Setting, counted
+from fastlstm.ops.explain import explain
+from fastlstm.runs.events import Event, Observer
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.sequence.answers import Answers
+from fastlstm.sequence.config import DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
+from fastlstm.sequence.files import (
+    CONFIG_FILE,
+    StoredSequenceModel,
+    description_files,
+    read_options,
+)
+from fastlstm.sequence.loader import LabelledSequences
+from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
+from fastlstm.sequence.task import SequenceTask
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
+from fastlstm.training.signals import StopFlag
+from fastlstm.training.trainer import TrainingPlan, TrainingResult
+
+Trained = tuple[StoredSequenceModel, TrainingResult]
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceData:
+    """What a model is trained on.
+
+    Attributes:
+        labelled: all sequences with their answers.
+        train: numbers of those to train on.
+        held_out: numbers of those that validate.
+        answers: what the numbers of an answer mean.
+    """
+
+    labelled: LabelledSequences
+    train: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    answers: Answers
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the sequences and their answers."""
+        digest = hashlib.sha256(repr(self.answers.values).encode())
+        sequences = self.labelled.sequences
+        for part in (sequences.values, sequences.lengths, self.labelled.wanted.numpy()):
+            digest.update(f"{part.dtype} {part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
+
+
+@torch_settings_kept()
+def train_sequence_model(
+    data: SequenceData,
+    config: SequenceConfig,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Trained:
+    """Trains a network that answers once per sequence.
+
+    Args:
+        data: sequences and answers.
+        config: how.
+        out: the run directory; None keeps nothing on disk.
+        resume: continue if `out` holds a checkpoint, else start.
+        observers: called with every event, a plain dict.
+        callbacks: see `fastlstm.Callback`.
+
+    Raises:
+        UsageError: something given cannot be done as asked.
+        Stopped: SIGTERM or Ctrl-C, where there is a run directory; the state is saved.
+        NonFiniteError: NaN or Inf that could not be cured.
+        BudgetError: the budget was over before the first step.
+    """
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        stop = None if out is None else stack.enter_context(StopFlag())
+        run = stack.enter_context(locked_run(out))
+        return _Session(data, run, list(observers), stop, began).train(config, resume, callbacks)
+
+
+class _Session(RunSession):
+    """One start of a run: builds the network, trains, publishes, reports."""
+
+    def __init__(
+        self,
+        data: SequenceData,
+        run: RunDirectory | None,
+        observers: list[Observer],
+        stop: StopFlag | None,
+        began: float,
+    ) -> None:
+        super().__init__(run, observers, stop, began)
+        self._data = data
+
+    def train(self, config: SequenceConfig, resume: bool, callbacks: Sequence[Callback]) -> Trained:
+        names = [field.name for field in dataclasses.fields(config)]
+        with self.start(
+            config, names, resume, lambda found: _options(found)[:2], MAY_CHANGE
+        ) as start:
+            key = self._data.key
+            if start.found is not None and key != _options(start.found)[2]:
+                assert self.run is not None
+                raise FormatError(
+                    f"'{self.run.path}' was started with other sequences or answers; resume with"
+                    " the same, or start a new run with another ",
+                    Setting("out"),
+                )
+            return self._train(start, key, callbacks)
+
+    def _train(
+        self, start: Start[SequenceConfig], key: str, callbacks: Sequence[Callback]
+    ) -> Trained:
+        self.mark()
+        config, device, found = start.options, start.device, start.found
+        data, labelled = self._data, self._data.labelled
+        if (config.steps, config.epochs, config.budget) == (None, None, None):
+            config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
+        rate = config.learning_rate
+        rate = LEARNING_RATES[config.optimizer] if rate is None else rate
+        torch.default_generator.manual_seed(config.seed)
+        network = SequenceNetwork(_sizes(config, data)).to(device)
+        network.lstm.strict = config.strict_kernels
+        precision = self._precision(config, network, device)
+        config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
+        stored = StoredSequenceModel(
+            config, start.given, network, labelled.mean, labelled.std, data.answers, key
+        )
+        files = {} if self.run is None else description_files(stored)
+        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
+        with self.files(found, config.tensorboard):
+            task = SequenceTask(
+                stored, labelled, data.train, data.held_out, device, files, self.run,
+                self.report_s(),
+            )  # fmt: skip
+            steps = task.loader.steps_per_epoch
+            plan = TrainingPlan(
+                config, self.ending(config, found, steps), device,
+                steps if config.eval_every is None else config.eval_every,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
+            )  # fmt: skip
+            about = self._about(task, stored, precision.why, device)
+            self.announce(task, plan, found, {**ceiling, **about})
+            result = self.fit(task, plan, found, callbacks)
+        return stored, result
+
+    def _precision(
+        self, config: SequenceConfig, network: SequenceNetwork, device: torch.device
+    ) -> PrecisionChoice:
+        """Returns the precision to train in; `auto` times the candidates on the real network."""
+        if config.precision != "auto":
+            return choose_precision(config.precision, device, {}, None)
+        batch = self._data.labelled.batch(self._data.train[: config.batch_size]).inputs.to(device)
+        about = {"model": dataclasses.asdict(network.config), "batch": list(batch.values.shape)}
+
+        def seconds(name: str) -> float:
+            return pass_seconds(network, lambda: network(*batch).float().sum(), name, device)
+
+        return choose_precision(config.precision, device, about, seconds)
+
+    def _about(
+        self, task: SequenceTask, stored: StoredSequenceModel, why: str, device: torch.device
+    ) -> Event:
+        """Returns what the `start` event holds of sequences."""
+        network, sequences = stored.network, self._data.labelled.sequences
+        with autocast(stored.config.precision, device):
+            T = max(1, round(sequences.mean_length))
+            kernels = [str(line) for line in explain(network, T=T, B=stored.config.batch_size)]
+        return {
+            "source": counted(len(sequences), "sequence"),
+            "precision_why": why,
+            "model": dataclasses.asdict(network.config),
+            "answers": stored.answers.kind,
+            "num_units": {"train": len(self._data.train), "valid": task.num_valid},
+            "dropout": stored.config.dropout,
+            "kernels": kernels,
+        }
+
+
+def _options(found: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
+    """Returns the options of a checkpoint, resolved and as given, and the key of its data."""
+    return read_options(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
+
+
+def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
+    sequences = data.labelled.sequences
+    return NetworkConfig(
+        sequences.num_columns, len(data.answers), config.hidden_size, config.num_layers,
+        config.embed_size, config.bidirectional, config.pooling, config.dropout,
+        sequences.has_missing,
+    )  # fmt: skip
