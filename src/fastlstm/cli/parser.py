@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from fastlstm.cli.command import Command, Option, expected, unwrap_optional
@@ -117,7 +118,9 @@ def typed(value: Any, annotation: Any) -> Any:
         ValueError: the value is none of that type.
     """
     kind = unwrap_optional(annotation)
-    if kind is not annotation and value in (None, "null"):
+    if isinstance(value, list) and any(get_origin(part) is tuple for part in get_args(annotation)):
+        return tuple(typed(part, kind) for part in value)  # of YAML
+    if value in (None, "null") and NoneType in get_args(annotation):
         return None
     if kind is str:
         if isinstance(value, list):  # names in YAML

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from fastlstm.report import lines as words
-from fastlstm.report.events import current, number, text_of, unit_of
+from fastlstm.report.events import number, text_of, unit_of
 from fastlstm.report.terminal import (
     Style,
     cell_width,
@@ -52,7 +52,6 @@ class Output:
 
     def __call__(self, event: Event) -> None:
         """Shows one event; unknown kinds are ignored."""
-        event = current(event)
         if event.get("event") == "start":
             self.start = event
         handler = getattr(self, f"_on_{event.get('event')}", None)
@@ -257,7 +256,7 @@ class LiveOutput(TextOutput):
         step, split, *figures = words.eval_parts(event)
         elapsed = number(event, "elapsed_s")
         parts = [(step.ljust(12), "dim"), (split.ljust(10), "")]
-        parts += [(text, "dim") for text in figures if text]
+        parts += [(text, "dim") for text in figures]
         parts[2:3] = [(text, "bold") for text, _ in parts[2:3]]
         parts += [(clock(elapsed), "dim")] if elapsed is not None else []
         mark = self.style(self.glyphs.best, "green", "bold") if event.get("is_best") else " "
