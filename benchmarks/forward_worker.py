@@ -29,7 +29,7 @@ def module_step(arrays: Arrays, threads: int, is_ours: bool, is_bf16: bool) -> S
     import torch
     from torch import nn
 
-    from fastlstm.nn.drop_in import LSTM
+    from fastlstm.nn.lstm import LSTM
 
     torch.set_num_threads(threads)
     weights = {name: torch.from_numpy(a) for name, a in arrays.items() if name not in "xy"}

@@ -36,8 +36,8 @@ from layer_step import Cell
 from machine import describe_machine, results_folder
 from torch import nn
 
-from fastlstm.nn.drop_in import LSTM
-from fastlstm.ops import native_call
+from fastlstm.nn.lstm import LSTM
+from fastlstm.ops.kernels import kernel_table
 from fastlstm.system import hardware
 
 DTYPES = {"fp32": 4, "bf16": 2}
@@ -120,7 +120,7 @@ def kept_bytes(layer: nn.LSTM, cell: Cell, dtype: str) -> int:
 
 
 def formula_bytes(cell: Cell, itemsize: int) -> int:
-    lanes = native_call.kernels(hardware.cpu().isa, itemsize == 2).lanes
+    lanes = kernel_table(hardware.cpu().isa, itemsize == 2).lanes
     padded = -(-cell.H // lanes) * lanes
     rows = cell.T * cell.B
     between = (cell.L - 1) * rows * cell.H * itemsize

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTM
 
 Step = Callable[[], object]
 

@@ -19,7 +19,7 @@ from machine import describe_machine, results_folder
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTM
 from fastlstm.system import hardware
 
 I, H, B = 64, 128, 32  # noqa: E741

@@ -20,7 +20,7 @@ from layer_step import autocast
 from machine import describe_machine, results_folder
 from shapes import TOKEN_MODELS, Shape
 
-from fastlstm.nn.drop_in import LSTM
+from fastlstm.nn.lstm import LSTM
 from fastlstm.system import hardware
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -149,12 +148,12 @@ def fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the native kernels count as fast, as `strict` asks, on a CPU without AVX2 too."""
     from fastlstm.ops.backends.native import NativeBackend
 
-    kernel = NativeBackend.kernel
+    describe = NativeBackend.describe
 
     def fast(self: NativeBackend, call: Any) -> Any:
-        return dataclasses.replace(kernel(self, call), is_fast=True)
+        return describe(self, call)._replace(is_fast=True)
 
-    monkeypatch.setattr(NativeBackend, "kernel", fast)
+    monkeypatch.setattr(NativeBackend, "describe", fast)
 
 
 @pytest.fixture

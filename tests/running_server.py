@@ -17,8 +17,9 @@ from fastlstm.serve.server import Runner
 from fastlstm.serve.settings import Settings
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer
-from fastlstm.text.decoder import Decoder, Stream
-from fastlstm.text.loading import TextModel
+from fastlstm.text.decode_stream import Stream
+from fastlstm.text.decoder import Decoder
+from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import begin, write_all
 
@@ -26,7 +27,7 @@ CHARS = "\n abcdefghijklmnopqrstuvwxyz.é"
 SETTINGS = Settings(port=0, log=False, stall=5.0, grace=5.0, threads=1)
 
 
-def make_writer(tokenizer: Tokenizer | None = None, seed: int = 0, H: int = 24) -> TextModel:
+def make_lm(tokenizer: Tokenizer | None = None, seed: int = 0, H: int = 24) -> InferenceModel:
     tokenizer = tokenizer or CharTokenizer("".join(sorted(CHARS)))
     rng = np.random.default_rng(seed)
     V, E = tokenizer.vocab_size, 8
@@ -44,13 +45,13 @@ def make_writer(tokenizer: Tokenizer | None = None, seed: int = 0, H: int = 24) 
         "layers.0.bias_hh_l0": weight(4 * H),
     }
     decoder = Decoder(weights, ModelConfig(V, E, H, 1), "fp32")
-    return TextModel(decoder, tokenizer, {"temperature": 1.0}, "tiny")
+    return InferenceModel(decoder, tokenizer, {"temperature": 1.0}, "tiny")
 
 
-def solo(writer: TextModel, prompt: str, max_tokens: int, **sampling: Any) -> str:
+def solo(lm: InferenceModel, prompt: str, max_tokens: int, **sampling: Any) -> str:
     """The text as the engine writes it on its own."""
-    text = begin(writer.decoder, writer.tokenizer, prompt, max_tokens, Sampling(**sampling))
-    return "".join(piece for (piece,) in write_all(writer.decoder, [text]))
+    text = begin(lm.decoder, lm.tokenizer, prompt, max_tokens, Sampling(**sampling))
+    return "".join(chunk for (chunk,) in write_all(lm.decoder, [text]))
 
 
 class Gate:
@@ -73,17 +74,17 @@ class Running:
 
     def __init__(
         self,
-        writer: Any,
+        lm: Any,
         settings: Settings,
         keys: tuple[str, ...] = (),
         session_key: bytes | None = b"k" * 32,
         load: Callable[[], Any] | None = None,
     ) -> None:
-        self.writer, self.settings = writer, settings
+        self.model, self.settings = lm, settings
         self.said: list[str] = []
         self.error: BaseException | None = None
         self._ready = threading.Event()
-        self._args = (load or (lambda: writer), settings, keys, session_key, self._say)
+        self._args = (load or (lambda: lm), settings, keys, session_key, self._say)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         assert self._ready.wait(10)
@@ -119,7 +120,7 @@ class Running:
 
     @property
     def scheduler(self) -> Any:
-        return self.runner.service._engine.scheduler  # type: ignore[union-attr]
+        return self.runner.service.loaded.scheduler  # type: ignore[union-attr]
 
     def post(self, **body: Any) -> httpx.Response:
         return self.client.post("/v1/completions", json=body)

@@ -228,7 +228,7 @@ def test_no_instruction_set_of_the_build_machine(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "importer"),
     [
-        ("import fastlstm.nn.lstm", "fastlstm.ops.dispatch"),
+        ("import fastlstm.nn.lstm", "fastlstm.ops.registry"),
         ("from fastlstm.training import schedule", "fastlstm.nn.lstm"),
         ("from fastlstm import serve", "fastlstm.text.trainer"),
         ("from fastlstm.text import files", "fastlstm.runs.tensors"),

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from fastlstm.forecast.train import train_forecaster
     from fastlstm.nn.convert import accelerate, restore
     from fastlstm.nn.lstm import LSTM
-    from fastlstm.ops.dispatch import explain, select
+    from fastlstm.ops.explain import explain
+    from fastlstm.ops.registry import select
     from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
     from fastlstm.text.config import TrainConfig
     from fastlstm.text.lm import LM
@@ -76,9 +77,9 @@ _HOMES = {
     "SequenceRegressor": "fastlstm.sequence.estimators",
     "TrainConfig": "fastlstm.text.config",
     "accelerate": "fastlstm.nn.convert",
-    "explain": "fastlstm.ops.dispatch",
+    "explain": "fastlstm.ops.explain",
     "restore": "fastlstm.nn.convert",
-    "select": "fastlstm.ops.dispatch",
+    "select": "fastlstm.ops.registry",
     "train": "fastlstm.text.train",
     "train_forecaster": "fastlstm.forecast.train",
     **dict.fromkeys(_ERRORS, "fastlstm.errors"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from fastlstm.errors import ConfigError, nearest_hint
 
@@ -38,3 +39,27 @@ class Estimator:
         defaults = self._defaults()
         shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n]]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def signature_of(config: type[Any], positional: str, **more: Any) -> inspect.Signature:
+    """Returns the signature of a constructor that takes the fields of a configuration.
+
+    Args:
+        config: a dataclass; every field has a default.
+        positional: the field that comes first and may be given without its name.
+        more: further arguments, by name, with their defaults.
+    """
+    hints = get_type_hints(config)
+    kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    found = [
+        inspect.Parameter(
+            field.name,
+            kinds[field.name == positional],
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(config)
+    ]
+    found.sort(key=lambda parameter: parameter.kind)
+    found += [inspect.Parameter(name, kinds[0], default=more[name]) for name in more]
+    return inspect.Signature(found)

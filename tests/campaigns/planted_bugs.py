@@ -64,14 +64,15 @@ class Bug(NamedTuple):
 SIMD, ACTIVATIONS = "csrc/cpu/simd.h", "csrc/cpu/activations.h"
 GEMM, AMX, PACK = "csrc/cpu/gemm.h", "csrc/cpu/gemm_amx.h", "csrc/cpu/pack.h"
 FORWARD, BACKWARD = "csrc/cpu/lstm_forward.h", "csrc/cpu/lstm_backward.h"
-WEIGHTS, CALL, SEQUENCE = "csrc/cpu/weight_gradient.h", "ops/native_call.py", "ops/sequence.py"
+WEIGHTS, KERNELS = "csrc/cpu/weight_gradient.h", "ops/kernels.py"
 CELL, NORM = "csrc/cpu/cell.h", "csrc/cpu/norm.h"
 NORM_FORWARD, NORM_BACKWARD = "csrc/cpu/norm_forward.h", "csrc/cpu/norm_backward.h"
 PROJECTION = "csrc/cpu/projection.h"
 DECODE, SAMPLER = "csrc/cpu/decode_step.h", "csrc/cpu/sampler.h"
 STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
-PREPARED, AUTOGRAD = "nn/prepared.py", "ops/autograd.py"
+PREPARED, AUTOGRAD, PARTS = "nn/prepared.py", "ops/autograd.py", "ops/checkpointing.py"
+PACKED, OPERATOR = "ops/packed_weights.py", "ops/custom_op.py"
 WINDOWS_CPP, WINDOW_LOADER = "csrc/windows.cpp", "forecast/data/window_loader.py"
 ARRANGE = "forecast/data/arrange.py"
 INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
@@ -202,10 +203,13 @@ BUGS = (
         "at = (gate ^ 1) * args.H + u"),
     Bug("column strip off by one gate", PACK, "const int64_t gate = k / kLanes % 4;",
         "const int64_t gate = (k / kLanes + 1) % 4;"),
-    Bug("packed weights known by address", CALL, "self.tensor() is t\n", "True\n"),
-    Bug("packed weights never renewed", CALL, "self.version == t._version", "True"),
-    Bug("padding of bf16 rows not zeroed", CALL, "flat.new_zeros(", "flat.new_empty("),
+    Bug("packed weights known by address", PACKED, "self.tensor() is t\n", "True\n"),
+    Bug("packed weights never renewed", PACKED, "self.version == t._version", "True"),
+    Bug("padding of bf16 rows not zeroed", KERNELS, "flat.new_zeros(", "flat.new_empty("),
     Bug("gates used twice", AUTOGRAD, "if ctx.is_used:", "if False:"),
+    Bug("operator: kept gates overwritten", OPERATOR, "gates=saved.gates.clone()",
+        "gates=saved.gates"),
+    Bug("operator: options forgotten", OPERATOR, "CellOptions(**dict(", "CellOptions() or (dict("),
     Bug("variant: hash without the row", CELL,
         "hash32((first_row_ + static_cast<uint32_t>(row)) ^ low)", "hash32(low)"),
     Bug("variant: threshold of c for h", CELL, "(drawn & 0xffffu) < threshold_h_",
@@ -238,11 +242,11 @@ BUGS = (
     Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
     Bug("ready: weights may change", PREPARED,
         "not self.packed.is_still(weights, self.middle[0], self.sizes[0])", "False"),
-    Bug("parts: lengths not shifted", AUTOGRAD, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
-    Bug("parts: state of the next part", AUTOGRAD, "h, c = states[2 * number : 2 * number + 2]",
+    Bug("parts: lengths not shifted", PARTS, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
+    Bug("parts: state of the next part", PARTS, "h, c = states[2 * number : 2 * number + 2]",
         "h, c = states[-2:]"),
-    Bug("parts: no gradient of the state", AUTOGRAD, "        dh, dc = found.h0, found.c0\n", ""),
-    Bug("parts: weights of one part only", AUTOGRAD, "            sum_ += part\n",
+    Bug("parts: no gradient of the state", PARTS, "        dh, dc = found.h0, found.c0\n", ""),
+    Bug("parts: weights of one part only", PARTS, "            sum_ += more\n",
         "            pass\n"),
     Bug("parts: draws begin anew", CELL, "first_row_ + static_cast<uint32_t>(row)",
         "static_cast<uint32_t>(row)"),
@@ -336,9 +340,9 @@ BUGS = (
     Bug("ready: another autocast", PREPARED,
         '        and torch.get_autocast_dtype("cpu") is dtype\n', ""),
     Bug("ready: another layout", PREPARED, "            or not x.is_contiguous()\n", ""),
-    Bug("stale packing after a fused step", CALL, "_fused_steps += any(",
+    Bug("stale packing after a fused step", PACKED, "_fused_steps += any(",
         "_fused_steps += 0 * any("),
-    Bug("stale packing after a write through .data", CALL,
+    Bug("stale packing after a write through .data", PACKED,
         "            and self.fingerprint.is_still(rows, threads)\n", ""),
     Bug("series: a number too large is kept", WINDOWS_CPP, "while (x >= size_)",
         "while (x > size_)"),

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastlstm.ops import native_call
+from fastlstm.ops import kernels
+from fastlstm.ops.call import LSTMArgs
 from fastlstm.ops.lstm import lstm
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.sequence import run_sequence
 from fastlstm.system import environment, hardware
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from native_run import run_native
 from ops.conftest import TOLERANCES
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
@@ -99,14 +99,14 @@ def draw(seed: int, largest: float = 1.0) -> Case:
 @contextmanager
 def machine(case: Case) -> Iterator[None]:
     """Makes the calls run on the instruction set and threads of the case."""
-    cpu, threads = hardware.cpu, native_call.num_threads
+    cpu, threads = hardware.cpu, kernels.num_threads
     info = dataclasses.replace(cpu(), isa=case.isa)
     hardware.cpu = lambda: info
-    native_call.num_threads = lambda B, I, H: case.threads  # noqa: E741
+    kernels.num_threads = lambda B, I, H: case.threads  # noqa: E741
     try:
         yield
     finally:
-        hardware.cpu, native_call.num_threads = cpu, threads
+        hardware.cpu, kernels.num_threads = cpu, threads
 
 
 def strided(value: Tensor, rng: random.Random) -> Tensor:
@@ -188,7 +188,7 @@ def leaves(given: dict[str, Tensor | None], dtype: torch.dtype | None = None) ->
 def run(case: Case, s: LSTMArgs) -> tuple[Tensor, Tensor, Tensor]:
     if case.is_empty:
         return lstm(s.rows, s.h0, s.c0, s.w_ih, s.w_hh, s.b_ih, s.b_hh, backend="native")
-    return run_sequence(s, case.dtype, keep=True)
+    return run_native(s, case.dtype)
 
 
 def backpropagate(outputs: tuple[Tensor, ...], losses: dict[str, Tensor]) -> None:
@@ -211,7 +211,7 @@ def errors(case: Case) -> dict[str, float]:
         backpropagate(got, losses)
         if not case.is_empty:
             with torch.no_grad():
-                again = run_sequence(s, case.dtype, keep=False)
+                again = run_native(s, case.dtype, keep=False)
             assert all(map(torch.equal, got, again)), "keeping nothing changes the values"
     found = shares(s, got, exact, want, case.dtype)
     if max(found.values()) <= 1:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import itertools
 import json
 import time
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
-from fastlstm.forecast.trainer import ForecastTrainer
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
@@ -26,17 +22,19 @@ from fastlstm.errors import (
     ConfigError,
     DataError,
     FormatError,
-    NonFiniteError,
     RunDirectoryError,
     Stopped,
+    StorageError,
 )
 from fastlstm.forecast import evaluation
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training import snapshots
 from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.state import Progress
+from fastlstm.training.trainer import Trainer
 from series_frames import long_table
 
 QUICK: dict[str, Any] = {
@@ -91,7 +89,7 @@ def test_a_stopped_run_goes_on_bit_equal(
     for name, tensor in own.items():
         assert torch.equal(tensor, other[name]), name
     assert again.fitted.best_loss == whole.fitted.best_loss
-    assert again.fitted.windows == whole.fitted.windows
+    assert again.fitted.units == whole.fitted.units
     seen, due = (read_history(tmp_path / name / "metrics.jsonl").evals for name in ("run", "whole"))
     assert [event["step"] for event in seen] == [event["step"] for event in due]
     assert not RunDirectory(tmp_path / "run").verify()
@@ -100,13 +98,13 @@ def test_a_stopped_run_goes_on_bit_equal(
 def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train_forecaster(path, ForecastConfig(**QUICK), out=out)
-    with pytest.raises(RunDirectoryError, match="holds a run already"):
+    with pytest.raises(RunDirectoryError, match="already contains a run"):
         train_forecaster(path, ForecastConfig(**QUICK), out=out)
     longer = ForecastConfig(**{**QUICK, "steps": 40})
     found = train_forecaster(path, longer, out=out, resume=True, given=["steps"])
     assert found.fitted.steps == 40
     other = ForecastConfig(**{**QUICK, "horizon": 7})
-    with pytest.raises(ConfigError, match="horizon=7: this run was begun with 6"):
+    with pytest.raises(ConfigError, match="horizon=7: this run was started with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
     with pytest.raises(FormatError, match=rf"was started with {path}, as it was then, and"):
@@ -151,7 +149,7 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     assert {"start", "eval", "checkpoint", "test", "calibration", "forecast"} <= set(kinds)
     start = next(event for event in events if event["event"] == "start")
     assert start["kernels"]
-    assert start["train_windows"] == 3 * (72 - 30 + 1)
+    assert start["num_units"]["train"] == 3 * (72 - 30 + 1)
     test = next(event for event in events if event["event"] == "test")
     assert set(test["scores"]) == {"forecaster", "naive", "seasonal_naive"}
     model = Forecaster.load(tmp_path / "run")
@@ -229,7 +227,7 @@ def test_a_stop_before_the_first_evaluation_is_resumed(path: str, tmp_path: Path
     )
     found, _ = find_checkpoint(RunDirectory(tmp_path / "run"))
     assert found is not None
-    assert found.meta["valid_windows"] > 0
+    assert found.meta["progress"]["scored"] > 0
 
 
 def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
@@ -238,14 +236,13 @@ def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
     pq.write_table(long_table(2400), path)
     run = RunDirectory(tmp_path / "run")
     config = ForecastConfig(**{**QUICK, "evaluations": 30, "checkpoint_every": 1})
-    most = "fastlstm.forecast.trainer._MAX_VALID_WINDOWS"
-    monkeypatch.setattr(most, 100)
+    monkeypatch.setattr(ForecastTask, "max_scored", 100)
     stopped_after("eval", path, config, run.path)
-    monkeypatch.setattr(most, 200)
+    monkeypatch.setattr(ForecastTask, "max_scored", 200)
     train_forecaster(path, config, out=run.path, resume=True)
     found, _ = find_checkpoint(run)
     assert found is not None
-    assert found.meta["valid_windows"] == 100
+    assert found.meta["progress"]["scored"] == 100
 
 
 def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
@@ -284,46 +281,6 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     shown = [e for e in events if e["event"] == "progress" and "judging" in e["doing"]]
     assert [e["total"] for e in shown] == [1425] * len(shown)
     assert shown
-
-
-@pytest.mark.parametrize(("limit_s", "num"), [(0.0, 256), (600.0, 1024)])
-def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
-    monkeypatch: pytest.MonkeyPatch, limit_s: float, num: int
-) -> None:
-    from fastlstm.forecast import train as forecast_run
-
-    def calibrate(*args: Any) -> None:
-        for done in range(64, 1025, 64):
-            if not args[-1](done, 1024):
-                return
-
-    monkeypatch.setattr(forecast_run, "calibrate", calibrate)
-    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
-    events: list[dict[str, Any]] = []
-    session = forecast_run._Session(None, ForecastConfig(**QUICK), None, [events.append], None, 0.0)
-    unused: Any = None
-    assert session._calibrate_for(limit_s, unused, unused, unused) == (None, num, 1024)
-    assert {event["doing"] for event in events} == {"calibrating quantiles"}
-    assert [event["done"] for event in events] == list(range(64, num + 1, 64))
-
-
-def test_how_far_a_calibration_is_is_shown(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fastlstm.forecast import train as forecast_run
-
-    calibrate = forecast_run.calibrate
-
-    def watched(*args: Any, show: Any) -> Any:
-        show(1, 2)
-        return calibrate(*args, show=show)
-
-    monkeypatch.setattr(forecast_run, "calibrate", watched)
-    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
-    events: list[dict[str, Any]] = []
-    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "r", observers=[events.append])
-    shown = [e for e in events if e.get("doing") == "calibrating quantiles"]
-    assert (shown[0]["done"], shown[0]["total"], shown[0]["unit"]) == (1, 2, "windows")
 
 
 def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
@@ -423,28 +380,6 @@ def test_the_number_of_threads_stays(path: str, tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_a_run_that_ends_on_nan_keeps_the_best_weights(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
-    loss, evaluated = ForecastTrainer._training_loss, []
-    evaluate = ForecastTrainer._evaluate
-
-    def poisoned(trainer: ForecastTrainer, batch: Any) -> Any:
-        value, num = loss(trainer, batch)
-        return (value * float("nan") if evaluated else value), num
-
-    def noted(trainer: ForecastTrainer) -> None:
-        evaluate(trainer)
-        evaluated.append(trainer.progress.step)
-
-    monkeypatch.setattr(ForecastTrainer, "_training_loss", poisoned)
-    monkeypatch.setattr(ForecastTrainer, "_evaluate", noted)
-    with pytest.raises(NonFiniteError):
-        train_forecaster(path, config, out=tmp_path / "run")
-    assert Forecaster.load(tmp_path / "run").predict(path) is not None
-
-
 def test_the_input_that_is_chosen_is_for_most_series() -> None:
     quick = {**QUICK, "steps": 1, "input_size": None, "patch": None, "split": "80/10/10"}
     lengths = [60] * 2 + [400] * 8  # a fifth is short: they decide; below a tenth they would not
@@ -473,13 +408,13 @@ def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_p
         events: list[dict[str, Any]] = []
         config = ForecastConfig(**{**quick, **given})
         train_forecaster(path, config, out=out, observers=[events.append])
-        said = [e["text"] for e in events if "each evaluation reads" in e.get("text", "")]
+        said = [e["text"] for e in events if "each evaluation scores" in e.get("text", "")]
         found, _ = find_checkpoint(RunDirectory(out))
         assert found is not None
-        kept = found.meta["valid_windows"]
+        kept = found.meta["progress"]["scored"]
         assert num is None or kept == num
         assert bool(said) == (kept < 1425)
-        assert not said or f"reads {kept:,} of 1,425 validation windows" in said[0]
+        assert not said or f"scores {kept:,} of 1,425 validation windows" in said[0]
 
 
 def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Path) -> None:
@@ -502,20 +437,17 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
 def test_a_full_disk_stops_no_step_but_a_stop_says_so(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastlstm.errors import StorageError
-    from fastlstm.forecast import train as forecast_run
-
     def refuse(*_: Any, **__: Any) -> Path:
         raise StorageError("no space left")
 
-    monkeypatch.setattr(forecast_run, "save_checkpoint", refuse)
+    monkeypatch.setattr(snapshots, "save_checkpoint", refuse)
     events: list[dict[str, Any]] = []
     with pytest.raises(StorageError, match="no space left"):
         train_forecaster(
             path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append]
         )
     warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
-    assert any("the run goes on: no space left" in text for text in warned)
+    assert any("training continues: no space left" in text for text in warned)
     assert any(e["event"] == "eval" and e["step"] == 30 for e in events)
     with pytest.raises(StorageError):
         train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "b", stop=StopAt(20))
@@ -561,72 +493,24 @@ def test_a_report_that_cannot_be_written_is_a_warning(path: str, tmp_path: Path)
 def test_the_time_left_counts_the_evaluations_to_come(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastlstm.forecast import trainer as forecast_trainer
+    evaluate = ForecastTask.evaluate
 
-    monkeypatch.setattr(forecast_trainer, "_LOG_S", 0.0)
-    evaluate = ForecastTrainer._validation_loss
-
-    def slow(trainer: ForecastTrainer, rows: Any) -> float:
+    def slow(task: ForecastTask, *given: Any) -> Any:
         time.sleep(0.2)
-        return evaluate(trainer, rows)
+        return evaluate(task, *given)
 
-    monkeypatch.setattr(ForecastTrainer, "_validation_loss", slow)
+    monkeypatch.setattr(ForecastTask, "evaluate", slow)
     events: list[dict[str, Any]] = []
-    train_forecaster(path, ForecastConfig(**QUICK), observers=[events.append])
+    train_forecaster(path, ForecastConfig(**QUICK, log_every=1), observers=[events.append])
     first = next(k for k, event in enumerate(events) if event["event"] == "eval")
     left = next(event["eta_s"] for event in events[first:] if event["event"] == "step")
     assert left > 4 * 0.2  # of five evaluations four are to come
 
 
-def test_judging_leaves_the_report_its_time() -> None:
-    from fastlstm.forecast.train import _PUBLISHING_S, _Closing
-
-    closing = _Closing(100.0, 1000, 1000, lambda: 5.0)
-    assert closing.left_s(60.0) == pytest.approx(35.0 - _PUBLISHING_S)
-    assert closing.seconds(0.001) == pytest.approx(1.5 + 2.5 + 5.0 + _PUBLISHING_S)
-    assert closing.seconds(1.0) == pytest.approx(10.0 + 15.0 + 5.0 + _PUBLISHING_S)
-
-
-def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from fastlstm.forecast import train as forecast_run
-
-    @dataclasses.dataclass(frozen=True)
-    class Stored:
-        calibration: Any = None
-        network: Any = None
-
-        def unsupported(self, levels: Any) -> None:
-            return None
-
-    made: list[int] = []
-
-    def calibrate(*_: Any, **__: Any) -> int:
-        made.append(len(made))
-        return made[-1]
-
-    monkeypatch.setattr(forecast_run, "calibrate", calibrate)
-    monkeypatch.setattr(forecast_run, "forecaster_files", lambda best: {})
-    for closing, used in ((forecast_run._Closing(9.0, 9, 9, lambda: 0.0), 1), (None, 0)):
-        made.clear()
-        session: Any = forecast_run._Session(None, ForecastConfig(**QUICK), None, [], None, 0.0)
-        session._closing = closing
-        session.run = SimpleNamespace(publish=lambda files: None)
-        trainer = SimpleNamespace(
-            progress=SimpleNamespace(best_step=7), best_weights=nullcontext, inputs=None
-        )
-        session._publish_best(trainer, Stored(), None)
-        assert session._calibrated(Stored(), 7, None, None).calibration == used
-
-
 def test_a_checkpoint_that_was_refused_is_tried_again_later(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastlstm.errors import StorageError
-    from fastlstm.forecast import train as forecast_run
-
-    save, refused = forecast_run.save_checkpoint, []
+    save, refused = snapshots.save_checkpoint, []
 
     def full(*args: Any, **kwargs: Any) -> Path:
         if 0 < args[1] < 30:
@@ -634,56 +518,37 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(
             raise StorageError("no space left")
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(forecast_run, "save_checkpoint", full)
+    monkeypatch.setattr(snapshots, "save_checkpoint", full)
     monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
     config = ForecastConfig(**{**QUICK, "checkpoint_every": None})
     train_forecaster(path, config, out=tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"
 
 
-def test_set_up_gives_evaluations_no_time() -> None:
-    spent = {"setup": 50.0, "evaluations": 8.0}
-    plan = SimpleNamespace(ending=SimpleNamespace(budget_s=100.0))
-    trainer: Any = SimpleNamespace(progress=Progress(step=5, spent=spent), plan=plan)
-    for elapsed_s, can in ((60.0, False), (75.0, True)):
-        trainer.elapsed_s = lambda elapsed_s=elapsed_s: elapsed_s
-        assert ForecastTrainer._can_evaluate(trainer) is can
-
-
 def test_rates_of_a_resumed_run_are_of_its_own_steps(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run whose seven steps so far took 1000 s, on a busy machine."""
-    from fastlstm.forecast import trainer as forecast_trainer
     from fastlstm.forecast.data.window_loader import WindowLoader
 
-    capture, out = ForecastTrainer.capture, tmp_path / "run"
+    capture, out = Trainer.capture, tmp_path / "run"
 
-    def late(trainer: ForecastTrainer) -> Any:
+    def late(trainer: Trainer) -> Any:
         trainer.progress.train_s += 1000.0
         return capture(trainer)
 
-    monkeypatch.setattr(ForecastTrainer, "capture", late)
+    monkeypatch.setattr(Trainer, "capture", late)
     stopped_after("checkpoint", path, ForecastConfig(**QUICK), out, 2)
-    monkeypatch.setattr(ForecastTrainer, "capture", capture)
-    monkeypatch.setattr(forecast_trainer, "_LOG_S", 0.0)
+    monkeypatch.setattr(Trainer, "capture", capture)
     waited = property(lambda _: 5.0, lambda *_: None)
     monkeypatch.setattr(WindowLoader, "wait_s", waited, raising=False)
     events: list[dict[str, Any]] = []
     found = train_forecaster(
-        path, ForecastConfig(**QUICK), out=out, resume=True, observers=[events.append]
+        path, ForecastConfig(**QUICK, log_every=1), out=out, resume=True, observers=[events.append]
     )
     first = next(event for event in events if event["event"] == "step")
-    assert first["windows_per_s"] > 1.0
+    assert first["units_per_s"] > 1.0
     assert found.fitted.input_wait_share > 0.01
-
-
-def test_the_seconds_of_a_forecast_are_of_the_steps_of_this_start() -> None:
-    trainer: Any = SimpleNamespace(
-        progress=Progress(step=110, train_s=20.0), plan=SimpleNamespace(windows_per_step=2),
-        _evaluation_s=0.0, _first_step=100, _earlier_s=5.0,
-    )  # fmt: skip
-    assert ForecastTrainer._forecast_s(trainer) == pytest.approx(1.5 / 3 / 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, parametrize, prune, vector_to_parameters
 
 import fastlstm
-from fastlstm.ops import native_call
+from fastlstm.ops import packed_weights
 
 I, H = 5, 7  # noqa: E741
 
@@ -261,8 +261,8 @@ def test_one_value_is_seen_at_once_where_torch_is_told(shape):
 
 def test_weights_are_kept_from_their_second_training_call_on(monkeypatch):
     packed = []
-    pack = native_call._pack
-    monkeypatch.setattr(native_call, "_pack", lambda *a: packed.append(a[3]) or pack(*a))
+    pack = packed_weights._pack
+    monkeypatch.setattr(packed_weights, "_pack", lambda *a: packed.append(a[3]) or pack(*a))
     layer = fastlstm.LSTM(I, H)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_weights_are_kept_from_their_second_training_call_on(monkeypatch):
 def test_weights_packed_for_one_call_hold_no_memory():
     layer = fastlstm.LSTM(I, H)
     layer(torch.randn(1, 3, I))[0].sum().backward()
-    for cache in native_call._PACKED:
+    for cache in packed_weights._PACKED:
         assert cache[layer.weight_hh_l0].memory.numel() == 0
 
 
@@ -298,13 +298,13 @@ def test_gradients_without_biases_by_weights_that_stay():
 def test_a_write_while_weights_are_packed_is_seen_by_the_next_call(shape, monkeypatch):
     torch.manual_seed(0)
     layer, x = fastlstm.LSTM(I, H), torch.randn(*SHAPES[shape], I)
-    pack, writes = native_call._pack, iter([by_data_mul] * 2)
+    pack, writes = packed_weights._pack, iter([by_data_mul] * 2)
 
     def pack_and_write(*args):
         pack(*args)
         next(writes, lambda _: None)(layer)  # another thread, before the call is over
 
-    monkeypatch.setattr(native_call, "_pack", pack_and_write)
+    monkeypatch.setattr(packed_weights, "_pack", pack_and_write)
     with torch.no_grad():
         for _ in range(2):  # the second one may make it ready, and pack
             layer(x)

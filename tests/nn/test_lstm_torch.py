@@ -11,7 +11,15 @@ from torch import nn
 import fastlstm
 from fastlstm.errors import KernelError
 from fastlstm.nn import lstm
-from fastlstm.ops.sequence import lstm_sequence, lstm_sequence_backward
+from fastlstm.ops.call import TORCHS_CELL, LSTMArgs
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.custom_op import (
+    all_tensors,
+    lstm_sequence,
+    lstm_sequence_backward,
+    options_text,
+    present_tensors,
+)
 
 pytestmark = pytest.mark.isa
 
@@ -160,7 +168,14 @@ CALLS = {
     "no bias, lanes": {"bias": False, "lanes": True},
     "nothing kept": {"keep": False},
     "tokens": {"tokens": True},
-    "variant": {"norm": True, "cell": (4, 2, 0.25, 0.5)},
+    "options": {
+        "options": CellOptions(
+            layer_norm=True,
+            zoneout=(0.25, 0.5),
+            activation="softsign",
+            recurrent_activation="hard_sigmoid",
+        )
+    },
 }
 
 
@@ -169,8 +184,7 @@ def sequence_arguments(
     bias=True,
     lanes=False,
     tokens=False,
-    norm=False,
-    cell=(1, 0, 0.0, 0.0),
+    options=TORCHS_CELL,
     is_bf16=False,
     keep=True,
     requires_grad=False,
@@ -181,8 +195,9 @@ def sequence_arguments(
     def make(*sizes):
         return torch.randn(sizes, requires_grad=requires_grad)
 
+    norm = options.layer_norm
     begins, ends = (torch.tensor([0, 1, 2]), torch.tensor([2, 1, 4])) if lanes else (None, None)
-    return (
+    args = LSTMArgs(
         make(V, I) if tokens else make(T, B, I),
         torch.randint(0, V, (T, B)) if tokens else None,
         make(B, H),
@@ -195,10 +210,8 @@ def sequence_arguments(
         ends,
         *((make(4 * H), make(4 * H), make(H), make(H)) if norm else (None,) * 4),
         torch.tensor([3]) if norm else None,
-        *cell,
-        is_bf16,
-        keep,
     )
+    return (*present_tensors(args), options_text(options), is_bf16, keep)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -213,11 +226,12 @@ def test_opcheck_with_gradients(call):
 
 def test_the_shape_rule_knows_the_layout_of_gradients():
     """`batch_first` gives transposed rows; a compiler trusts the strides it is told."""
-    given = list(sequence_arguments())
-    given[0] = given[0].transpose(0, 1).contiguous().transpose(0, 1)
-    y, _, _, *kept = lstm_sequence(*given)
-    arguments = (*given[:6], *given[8:20], y, *kept, torch.ones_like(y), None, None)
-    torch.library.opcheck(lstm_sequence_backward, arguments, test_utils="test_faketensor")
+    tensors, present, options, *rest = sequence_arguments()
+    tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)
+    y, _, _, *saved = lstm_sequence(tensors, present, options, *rest)
+    args = all_tensors(tensors, present, len(LSTMArgs._fields))
+    given = present_tensors((*args, y, *saved, torch.ones_like(y), None, None))
+    torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
 
 
 def test_no_gradient_of_what_kept_nothing():

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import fastlstm
 from fastlstm.errors import KernelError
 from fastlstm.nn.prepared import PreparedCall
-from fastlstm.ops import native_call
+from fastlstm.ops import packed_weights
 
 I, H, B = 5, 7, 3  # noqa: E741
 
@@ -315,8 +315,8 @@ def test_bfloat16_without_autocast_is_refused_as_by_torch(pair):
 
 def test_bfloat16_steps_pack_their_weights_once(pair, monkeypatch):
     packed = []
-    pack = native_call._pack
-    monkeypatch.setattr(native_call, "_pack", lambda *a: packed.append(1) or pack(*a))
+    pack = packed_weights._pack
+    monkeypatch.setattr(packed_weights, "_pack", lambda *a: packed.append(1) or pack(*a))
     for _ in range(5):
         under_autocast(pair[1], torch.randn(1, B, I))
     assert len(packed) == 1

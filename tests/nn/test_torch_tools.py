@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastlstm
 from fastlstm.errors import UsageError
 from fastlstm.nn import lstm
-from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.call import TORCHS_CELL, LSTMCall
 from fastlstm.ops.cost import lstm_cost, lstm_flop
-from fastlstm.ops.sequence import lstm_sequence
+from fastlstm.ops.custom_op import lstm_sequence, options_text, present_tensors
 
 T, B, I, H = 4, 3, 5, 7  # noqa: E741
 
@@ -248,12 +248,12 @@ def test_flop_of_tokens_counts_the_embedding_once(passes):
     V = 6
     weights = torch.randn(4 * H, I), torch.randn(4 * H, H)
     state = torch.zeros(B, H), torch.zeros(B, H)
-    rest = (None,) * 10
     keep = passes == 3
     with FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(T, B, dtype=torch.long)
         rows = torch.randn(V, I, requires_grad=keep)
-        y, *_ = lstm_sequence(rows, tokens, *state, *weights, *rest, 1, 0, 0.0, 0.0, False, keep)
+        given = present_tensors((rows, tokens, *state, *weights))
+        y, *_ = lstm_sequence(*given, options_text(TORCHS_CELL), False, keep)
         if keep:
             y.sum().backward()
     assert counter.get_total_flops() == passes * 8 * H * (V * I + T * B * H)

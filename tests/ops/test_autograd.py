@@ -5,12 +5,11 @@ import torch
 
 from fastlstm import LSTM
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.ops.autograd import bytes_kept, steps_per_part
-from fastlstm.ops.cell_call import CellCall, Norm
+from fastlstm.ops.call import TORCHS_CELL, LSTMArgs, LSTMCall
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.ops.dispatch import explain
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops.checkpointing import bytes_saved, steps_per_part
+from fastlstm.ops.explain import explain
+from native_run import run_native
 
 pytestmark = pytest.mark.isa
 
@@ -27,22 +26,21 @@ def outcome(case, dtype, max_activation_bytes):
     leaves = [(torch.randn(s) * 0.3).requires_grad_() for s in shapes]
     tokens = torch.randint(V, (T, B)) if has_tokens else None
     x, h0, c0, *weights = leaves
-    begins = ends = variant = None
+    mask = begins = ends = seed = None
+    norm, options = [None] * 4, TORCHS_CELL
     if case == "lengths":
         begins = torch.randint(0, T + 1, (B,))
         ends = torch.maximum(begins, torch.randint(0, T + 1, (B,)))
     if case == "mask":
-        variant = CellCall(mask=(torch.rand(B, H) > 0.3) / 0.7)
+        mask = (torch.rand(B, H) > 0.3) / 0.7
     if case == "zoneout":
-        variant = CellCall(CellOptions(zoneout=(0.3, 0.2)), seed=torch.tensor([12345678901]))
+        options, seed = CellOptions(zoneout=(0.3, 0.2)), torch.tensor([12345678901])
     if case == "norm":
         norm = [(1 + 0.1 * torch.randn(n)).requires_grad_() for n in (4 * H, 4 * H, H, H)]
         leaves += norm
-        variant = CellCall(CellOptions(layer_norm=True), Norm(*norm))
-    s = LSTMArgs(x, tokens, h0, c0, *weights, None, begins, ends)
-    out = run_sequence(
-        s, dtype, keep=True, variant=variant, max_activation_bytes=max_activation_bytes
-    )
+        options = CellOptions(layer_norm=True)
+    args = LSTMArgs(x, tokens, h0, c0, *weights, mask, begins, ends, *norm, seed)
+    out = run_native(args, dtype, options=options, max_activation_bytes=max_activation_bytes)
     used = out[:1] if case == "no state gradients" else out
     scalar = sum((o.float() * torch.randn(o.shape)).sum() for o in used)
     return [*out, *torch.autograd.grad(scalar, leaves)]
@@ -51,10 +49,9 @@ def outcome(case, dtype, max_activation_bytes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 def test_parts_give_the_gradients_of_the_whole(case, dtype):
-    has_norm = case == "norm"
-    is_bf16 = dtype == torch.bfloat16
-    budget = bytes_kept(T, B, H, is_bf16, has_norm) // 3
-    steps, size = steps_per_part(T, B, H, is_bf16, has_norm, budget)
+    call = make_call(T, B, H, dtype=dtype, options=CellOptions(layer_norm=case == "norm"))
+    budget = bytes_saved(call) // 3
+    steps, size = steps_per_part(call._replace(max_activation_bytes=budget))
     assert 0 < steps < T / 2
     assert size <= budget
     whole, parts = outcome(case, dtype, None), outcome(case, dtype, budget)
@@ -66,16 +63,23 @@ def test_parts_give_the_gradients_of_the_whole(case, dtype):
             assert torch.equal(got, want), index
 
 
+def make_call(T, B, H, dtype=torch.float32, **fields):
+    return LSTMCall(T, B, I, H, dtype, "cpu", requires_grad=True, **fields)
+
+
 def test_parts_are_the_longest_that_fit():
-    whole = bytes_kept(1000, 8, 32, False, False)
-    assert steps_per_part(1000, 8, 32, False, False, whole) == (1000, whole)
-    steps, size = steps_per_part(1000, 8, 32, False, False, whole - 1)
+    call = make_call(1000, 8, 32)
+    whole = bytes_saved(call)
+
+    def parts(limit):
+        return steps_per_part(call._replace(max_activation_bytes=limit))
+
+    assert parts(None) == parts(whole) == (1000, whole)
+    steps, size = parts(whole - 1)
     assert steps == 512
     assert size < whole - 1
-    sizes = [steps_per_part(1000, 8, 32, False, False, whole // n)[1] for n in (2, 4, 8)]
-    assert all(size <= whole // n for size, n in zip(sizes, (2, 4, 8), strict=True))
-    least = steps_per_part(1000, 8, 32, False, False, 0)
-    assert least[1] == min(steps_per_part(1000, 8, 32, False, False, n)[1] for n in range(9999))
+    assert all(parts(whole // n)[1] <= whole // n for n in (2, 4, 8))
+    assert parts(0)[1] == min(parts(n)[1] for n in range(9999))
 
 
 def test_what_is_kept_stays_within_the_budget():
@@ -87,8 +91,10 @@ def test_what_is_kept_stays_within_the_budget():
         y, _ = layer(x)
     own = {t.data_ptr() for t in (x, y, *layer.parameters())}
     kept = sum(t.nbytes for t in saved if t is not None and t.data_ptr() not in own)
-    steps, size = steps_per_part(600, B, H, False, False, budget)
-    assert kept + bytes_kept(steps, B, H, False, False) <= size + 2 * 4 * B * H <= 1.1 * budget
+    call = make_call(600, B, H, max_activation_bytes=budget)
+    steps, size = steps_per_part(call)
+    part = bytes_saved(call._replace(T=steps))
+    assert kept + part <= size + 2 * 4 * B * H <= 1.1 * budget
 
 
 def test_a_layer_in_parts_can_go_backward_twice():

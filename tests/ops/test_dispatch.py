@@ -8,7 +8,8 @@ from fastlstm.errors import KernelError
 from fastlstm.nn.convert import accelerate
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.call import LSTMCall
-from fastlstm.ops.dispatch import BACKENDS, explain, select
+from fastlstm.ops.explain import explain
+from fastlstm.ops.registry import BACKENDS, select
 
 pytestmark = pytest.mark.isa
 
@@ -63,7 +64,7 @@ def test_refusals_name_the_backend_and_the_reason():
         ("aten", "torch has no LSTM kernel for device xpu"),
     )
     assert "; aten: torch has no LSTM kernel for device xpu; " in chosen.why
-    with pytest.raises(KernelError, match=r"no backend can run LSTM .* aten: torch has no LSTM"):
+    with pytest.raises(KernelError, match=r"backend 'aten' cannot run LSTM .* torch has no LSTM"):
         select(make_call(dtype=torch.int32), backend="aten")
 
 

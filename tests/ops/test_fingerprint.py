@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastlstm.ops import native_call
+from fastlstm.ops.kernels import kernel_table
 from fastlstm.system import hardware
 from fastlstm.system.environment import ISA_NAMES
 
@@ -13,7 +13,7 @@ SIZES = [1, 63, 64, 65, 1000, 64 * 511, 64 * 512, 64 * 2048 + 17, 64 * 257 * 256
 
 @pytest.fixture(params=ISAS)
 def kernels(request):
-    return native_call.kernels(request.param, False)
+    return kernel_table(request.param, False)
 
 
 def fingerprint(kernels, *tensors, threads=1):

@@ -109,7 +109,7 @@ def test_a_finished_run_is_continued_for_more_steps(tmp_path: Path) -> None:
 def test_a_run_is_resumed_with_what_it_was_begun_with_only(tmp_path: Path) -> None:
     out = tmp_path / "run"
     SequenceRegressor(**QUICK).fit(X, Y, out=out)
-    with pytest.raises(RunDirectoryError, match="holds a run already"):
+    with pytest.raises(RunDirectoryError, match="already contains a run"):
         SequenceRegressor(**QUICK).fit(X, Y, out=out)
     other = [*X[:-1], X[-1] + 1e-3]
     for data, answers in ((other, Y), (X, Y + 1), (X[:-1], Y[:-1])):
@@ -119,7 +119,7 @@ def test_a_run_is_resumed_with_what_it_was_begun_with_only(tmp_path: Path) -> No
         SequenceClassifier(**QUICK).fit(X, Y > 0, out=out, resume=True)
     for name, value in (("hidden_size", 7), ("learning_rate", 1e-3), ("held_out", 0.3)):
         given = {**QUICK, name: value}
-        with pytest.raises(ConfigError, match=f"{name}={value}: this run was begun with"):
+        with pytest.raises(ConfigError, match=f"{name}={value}: this run was started with"):
             SequenceRegressor(**given).fit(X, Y, out=out, resume=True)
     assert len([e for e in events_of(out) if e["event"] == "start"]) == 1
 
@@ -130,7 +130,7 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
         fastlstm.LM.load(tmp_path / "run")
     with pytest.raises(FormatError, match="holds a sequence model, expected a forecaster"):
         fastlstm.Forecaster.load(tmp_path / "run")
-    with pytest.raises(FormatError, match="answers with numbers; open it by SequenceRegressor"):
+    with pytest.raises(FormatError, match="answers with numbers; open it by the other of"):
         SequenceClassifier.load(tmp_path / "run")
 
 
@@ -188,9 +188,10 @@ def test_accumulation_equals_the_big_batch() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "nadam", "sgd", "muon"])
 def test_every_optimizer_learns(optimizer: Any) -> None:
-    first = [x[0, 0] for x in X]
-    given = {**QUICK, "dropout": 0.0, "steps": 150, "ema": 0.9, "optimizer": optimizer}
-    assert SequenceRegressor(**given).fit(X, first).score(X, first) > 0.5
+    last = [x[-1, 0] for x in X]
+    given = {**QUICK, "hidden_size": 16, "embed_size": 16, "dropout": 0.0, "steps": 200}
+    model = SequenceRegressor(**given, ema=0.9, optimizer=optimizer).fit(X, last)
+    assert model.score(X, last) > 0.7
 
 
 def test_a_budget_ends_a_fit() -> None:

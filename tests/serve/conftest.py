@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastlstm.text.data.tokenizer import ByteTokenizer
-from fastlstm.text.loading import TextModel
-from running_server import SETTINGS, Running, make_writer
+from fastlstm.text.loading import InferenceModel
+from running_server import SETTINGS, Running, make_lm
 
 if TYPE_CHECKING:
     from fastlstm import Forecaster
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def writer() -> TextModel:
-    return make_writer()
+def lm() -> InferenceModel:
+    return make_lm()
 
 
 @pytest.fixture(scope="session")
-def byte_writer() -> TextModel:
-    return make_writer(ByteTokenizer(), seed=3)
+def byte_model() -> InferenceModel:
+    return make_lm(ByteTokenizer(), seed=3)
 
 
 @pytest.fixture
-def serve(writer: TextModel) -> Iterator[Callable[..., Running]]:
+def serve(lm: InferenceModel) -> Iterator[Callable[..., Running]]:
     """Starts servers; they end with the test."""
     started: list[Running] = []
 
@@ -39,7 +39,7 @@ def serve(writer: TextModel) -> Iterator[Callable[..., Running]]:
         *, model: Any = None, keys: tuple[str, ...] = (), session_key: Any = b"k" * 32,
         **changes: Any,
     ) -> Running:  # fmt: skip
-        server = Running(model or writer, replace(SETTINGS, **changes), keys, session_key)
+        server = Running(model or lm, replace(SETTINGS, **changes), keys, session_key)
         started.append(server)
         return server
 
@@ -49,11 +49,11 @@ def serve(writer: TextModel) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="session")
-def server(writer: TextModel) -> Iterator[Running]:
+def server(lm: InferenceModel) -> Iterator[Running]:
     """A server that tests share; they leave it as it was."""
-    running = Running(writer, SETTINGS)
+    running = Running(lm, SETTINGS)
     yield running
-    assert running.scheduler.num_held == 0
+    assert running.scheduler.admission.num_held == 0
     assert running.scheduler.num_active == 0
     running.end()
 
@@ -103,7 +103,7 @@ def forecasts(plain_model: WindowForecaster) -> Iterator[Running]:
     """A server of the plain model that tests share; they leave it as it was."""
     running = Running(plain_model, SETTINGS)
     yield running
-    assert running.scheduler.num_held == 0
+    assert running.scheduler.admission.num_held == 0
     running.end()
 
 
@@ -125,5 +125,5 @@ def whole_forecasts(
     path = save(whole, tmp_path_factory.mktemp("whole"))
     running = Running(load_window_forecaster(path), SETTINGS)
     yield running
-    assert running.scheduler.num_held == 0
+    assert running.scheduler.admission.num_held == 0
     running.end()

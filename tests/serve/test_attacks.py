@@ -21,7 +21,7 @@ from fastlstm.serve.forecast import engine as forecast_engine
 from fastlstm.serve.forecast import tensors
 from fastlstm.serve.http import sender
 from fastlstm.serve.settings import Settings
-from fastlstm.serve.text import completions, engine, logprobs
+from fastlstm.serve.text import completions, engine, reply
 from forecast_server import (
     PAST,
     QUICK,
@@ -93,7 +93,7 @@ def test_bodies_that_wait_to_be_read_hold_places(
     gate = Gate(monkeypatch, forecast_engine, "parse_request")
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
     asked = [pool.submit(server.client.post, PAST, content=large, headers=JSON) for _ in range(4)]
-    wait_until(lambda: server.scheduler.num_held == 4)
+    wait_until(lambda: server.scheduler.admission.num_held == 4)
     refused = server.client.post(PAST, content=large, headers=JSON)
     assert refused.status_code == 503
     assert "at its capacity" in refused.json()["error"]
@@ -108,7 +108,7 @@ def test_bodies_that_wait_to_be_read_hold_places(
     assert [one.result().status_code for one in asked] == [200] * 4
     wait_until(lambda: server.client.get("/health/live").status_code == 200)
     assert server.client.get("/health/ready").status_code == 200
-    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.admission.num_held == 0)
 
 
 def test_a_client_that_leaves_is_not_read(
@@ -129,8 +129,8 @@ def test_a_client_that_leaves_is_not_read(
     for _ in range(5):
         with socket.create_connection(server.address, 10) as client:
             client.sendall(data)
-            wait_until(lambda: server.scheduler.num_held == 2)
-        wait_until(lambda: server.scheduler.num_held == 1)
+            wait_until(lambda: server.scheduler.admission.num_held == 2)
+        wait_until(lambda: server.scheduler.admission.num_held == 1)
     gate.opens.set()
     assert first.result().status_code == 200
     assert len(num_read) == 1
@@ -148,18 +148,18 @@ def test_a_body_holds_a_place_before_it_has_come(
     clients = [socket.create_connection(server.address, 10) for _ in range(2)]
     for number, client in enumerate(clients):
         client.sendall(head.encode() + b"content-length: 1000\r\n\r\n{")
-        wait_until(lambda number=number: server.scheduler.num_held == number + 1)  # type: ignore[misc]
+        wait_until(lambda number=number: server.scheduler.admission.num_held == number + 1)  # type: ignore[misc]
     assert server.client.post(path, json={}).status_code == (429 if is_text else 503)
     for client in clients:
         client.close()
-    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.admission.num_held == 0)
 
 
 def test_a_long_text_is_read_beside_the_event_loop(
     serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(watchdog=0.3)
-    gate = Gate(monkeypatch, engine, "parse_body")
+    gate = Gate(monkeypatch, engine, "parse_completion")
     asked = pool.submit(server.post, prompt="a" * 50_000, max_tokens=1)
     assert gate.entered.wait(20)
     assert server.metric("queue_depth") == 1
@@ -205,7 +205,7 @@ def test_nothing_is_kept_of_a_request_that_was_refused(
     gc.disable()  # so much is made before it looks that many bodies would wait for it
     try:
         assert server.client.post(path, content=content, headers=JSON).status_code == 400
-        wait_until(lambda: server.scheduler.num_held == 0)
+        wait_until(lambda: server.scheduler.admission.num_held == 0)
         wait_until(lambda: not any(type(x) is json.JSONDecodeError for x in gc.get_objects()))
     finally:
         gc.enable()
@@ -256,7 +256,7 @@ def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> N
     assert f"at most {2 * h * 3};" in answer.json()["error"]
     only = {**body(windows(3), quantiles=[0.25, 0.5]), "outputs": [{"name": "quantiles"}]}
     assert server.client.post(PAST, json=only).status_code == 200  # what is not asked for is free
-    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.admission.num_held == 0)
     assert Settings().max_numbers == 1 << 20
 
 
@@ -330,7 +330,7 @@ def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
         client.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
         wait_until(lambda: len(made) > 10)
         wait_until(lambda: server.metric("stalls_total") == 1)
-    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.admission.num_held == 0)
     assert len(made) < 250 * h * 200 // 64 * 0.9
 
 
@@ -367,13 +367,13 @@ def test_choices_share_a_prompt_and_each_repeats_it(
         assert len(found[2]["logprobs"]["tokens"]) == 703
 
 
-def grow(found: list[dict[str, Any]], piece: dict[str, Any]) -> None:
-    whole = found[piece["index"]]
-    whole["text"] += piece["text"]
-    if piece["logprobs"] is None or whole["logprobs"] is None:
-        whole["logprobs"] = piece["logprobs"]
+def grow(found: list[dict[str, Any]], chunk: dict[str, Any]) -> None:
+    whole = found[chunk["index"]]
+    whole["text"] += chunk["text"]
+    if chunk["logprobs"] is None or whole["logprobs"] is None:
+        whole["logprobs"] = chunk["logprobs"]
         return
-    for name, values in piece["logprobs"].items():
+    for name, values in chunk["logprobs"].items():
         if values is not None:
             whole["logprobs"][name] += values
 
@@ -382,13 +382,13 @@ def test_a_prompt_is_scored_once_for_all_choices(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_scored: list[int] = []
-    add = logprobs.Logprobs.add
+    add = reply.Logprobs.add
 
     def counted(self: Any, scores: Any, base: int) -> None:
         num_scored.append(len(scores))
         add(self, scores, base)
 
-    monkeypatch.setattr(logprobs.Logprobs, "add", counted)
+    monkeypatch.setattr(reply.Logprobs, "add", counted)
     assert server.post(**text_request(8, 2000, logprobs=1)).status_code == 200
     assert sum(num_scored) == 2000 + 8 * 3
 

@@ -79,7 +79,7 @@ def test_the_examples_of_a_forecaster_are_answered(
     which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     running: Running = request.getfixturevalue(which)
-    engine = running.runner.service.forecasts
+    engine = running.runner.service.forecast_engine
     answer = running.client.get("/")
     shell, python = examples(answer.text)
     printed = run([sys.executable, "-"], python, tmp_path)
@@ -116,7 +116,7 @@ def test_names_of_columns_are_text_on_the_page(odd: Running) -> None:
 
 @pytest.mark.parametrize("host", ["<script>alert(1)</script>", "a'b", "$(x)", "a b", ""])
 def test_an_odd_host_is_not_repeated(host: str, forecasts: Running) -> None:
-    engine = forecasts.runner.service.forecasts
+    engine = forecasts.runner.service.forecast_engine
     page = html.unescape(forecaster_html(engine, host, None))
     assert page.count("http://localhost/v2/models/waves/infer") == 2
     known = html.unescape(forecaster_html(engine, "[::1]:8000", None))
@@ -158,7 +158,7 @@ def test_no_other_page_can_frame_or_redirect_this_one(name: str) -> None:
 
 
 def test_one_step_is_called_one_step(forecasts: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = forecasts.runner.service.forecasts
+    engine = forecasts.runner.service.forecast_engine
     assert f"the next {engine.model.horizon} steps of y" in forecaster_html(engine, "", None)
     monkeypatch.setattr(engine.model, "horizon", 1)
     assert "and forecasts the next step of y" in forecaster_html(engine, "", None)

@@ -75,7 +75,7 @@ def test_a_text_goes_on_wherever_it_comes(replicas: list[Running], proxy: httpx.
         assert answer.status_code == 200, answer.text
         text += answer.json()["choices"][0]["text"]
         session = answer.json()["choices"][0]["session"]
-    assert text == solo(replicas[0].writer, "a cat", 120, seed=4)
+    assert text == solo(replicas[0].model, "a cat", 120, seed=4)
     assert all(replica.metric("tokens_written_total") >= 10 for replica in replicas)
 
 
@@ -84,7 +84,7 @@ def test_the_proxy_hides_no_name_that_anyone_could_give(proxy: httpx.Client) -> 
     assert proxy.get("/v1/models", headers={"host": "localhost"}).status_code == 200
 
 
-def test_pieces_of_a_stream_come_as_they_are_written(proxy: httpx.Client) -> None:
+def test_chunks_of_a_stream_come_as_they_are_written(proxy: httpx.Client) -> None:
     body = {"prompt": "a", "max_tokens": 10**9, "stream": True}
     with proxy.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
@@ -117,7 +117,7 @@ def test_a_full_replica_hands_on_and_a_full_house_says_so(
 
 
 def test_a_replica_that_ends_ends_no_text(replicas: list[Running], proxy: httpx.Client) -> None:
-    wanted = solo(replicas[0].writer, "the", 20_000, seed=9)
+    wanted = solo(replicas[0].model, "the", 20_000, seed=9)
     found: list[str] = []
 
     def ask() -> None:
@@ -136,4 +136,4 @@ def test_a_replica_that_ends_ends_no_text(replicas: list[Running], proxy: httpx.
     for _ in range(6):
         body = {"prompt": "a", "max_tokens": 5, "seed": 1}
         answer = proxy.post("/v1/completions", json=body)
-        assert answer.json()["choices"][0]["text"] == solo(replicas[0].writer, "a", 5, seed=1)
+        assert answer.json()["choices"][0]["text"] == solo(replicas[0].model, "a", 5, seed=1)

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from fastlstm.cli.config_file import read_config_file
-from fastlstm.cli.train import CONFIG_OPTIONS
+from fastlstm.cli.options import TEXT_OPTIONS
+from fastlstm.cli.parser import parse
+from fastlstm.cli.train import COMMAND
 from fastlstm.errors import FormatError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.config import ModelConfig, TrainConfig, in_todays_names
@@ -95,9 +97,9 @@ def test_the_config_json_of_a_run_as_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = {"format": "fastlstm-run", "format_version": 1, "train": {"layer_norm": True}}
     path.write_text(json.dumps(config), encoding="utf-8")
-    assert read_config_file(path, CONFIG_OPTIONS) == {"output_norm": True}
+    assert read_config_file(path, TEXT_OPTIONS) == {"output_norm": True}
     path.write_text(json.dumps({**config, "format_version": 2}), encoding="utf-8")
-    assert read_config_file(path, CONFIG_OPTIONS) == {"layer_norm": True}
+    assert read_config_file(path, TEXT_OPTIONS) == {"layer_norm": True}
 
 
 @pytest.mark.parametrize("version", [None, 0, 3, "1", True])
@@ -111,3 +113,14 @@ def test_names_of_format_1_have_fields_of_today() -> None:
     found = in_todays_names({"format_version": 1, "model": old, "train": old})
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
         assert found[part].keys() <= {field.name for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize("written", ["zoneout: 0.2", "zoneout: [0.2, 0.1]", "zoneout: 0.2,0.1"])
+def test_zoneout_in_a_file_and_on_the_command_line(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(written, encoding="utf-8")
+    pair = (0.2, 0.1) if "1" in written else (0.2, 0.2)
+    assert TrainConfig(**read_config_file(path, TEXT_OPTIONS)).zoneout == pair
+    flag = f"--zoneout={written.partition(': ')[2].strip('[]').replace(' ', '')}"
+    parsed = parse(COMMAND, ["book.txt", "--out", "r", flag])
+    assert TrainConfig(zoneout=parsed.values["zoneout"]).zoneout == pair

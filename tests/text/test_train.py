@@ -39,8 +39,9 @@ from fastlstm.text.train import _MAY_CHANGE
 from fastlstm.training import snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
+from fastlstm.training.outputs import is_still_improving
+from fastlstm.training.resuming import resumed_config
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.session import is_still_improving, resumed_config
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
 from simulated_disk import FailingOs, RecordingOs

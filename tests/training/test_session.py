@@ -10,8 +10,10 @@ import pytest
 from fastlstm.errors import BudgetError, in_flags
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training import outputs
 from fastlstm.training import session as run_session
 from fastlstm.training.checkpoint import Checkpoint, metrics_mark
+from fastlstm.training.resuming import remaining
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession
 
@@ -32,7 +34,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(run_session, "time", found)
+    for module in (outputs, run_session):
+        monkeypatch.setattr(module, "time", found)
     return found
 
 
@@ -45,7 +48,7 @@ def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
 def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Clock) -> None:
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)
-    with session.outputs(None, tensorboard=True):
+    with session.files(None, tensorboard=True):
         session.emit({"event": "eval", "step": 5, "loss": 2.0})
         session.emit({"event": "end", "reason": "5 steps", "elapsed_s": 7.0, "spent_s": {"a": 1}})
         assert [event["event"] for event in events] == ["eval"]
@@ -64,13 +67,13 @@ def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
 ) -> None:
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)
-    with session.outputs(None, tensorboard=False):
+    with session.files(None, tensorboard=False):
         for step, loss in ((10, 2.0), (20, 1.5)):
             session.emit({"event": "eval", "step": step, "loss": loss, "bits_per_char": loss})
     mark = metrics_mark(session.run.metrics_path)
     found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
     again = RunSession(session.run, [events.append])
-    with again.outputs(found, tensorboard=False):
+    with again.files(found, tensorboard=False):
         again.emit({"event": "eval", "step": 30, "loss": last, "bits_per_char": last})
         again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
     assert events[-1]["still_improving"] is is_so
@@ -82,7 +85,7 @@ def test_a_busy_machine_gets_more_time_for_its_report(
 ) -> None:
     session = session_in(tmp_path, [])
     assert session.report_s() == 0.0  # nothing is written before `outputs`
-    with session.outputs(None, tensorboard=False):
+    with session.files(None, tensorboard=False):
         session.mark()
         clock.wall_s, clock.own_s = clock.wall_s + wall_s, clock.own_s + 1.0
         assert session.report_s() == pytest.approx(2.5 * factor)
@@ -113,7 +116,7 @@ def test_more_threads_than_cores_are_noted(
     session.set_threads(threads)
     noted = "3 threads share the 2 cores of this process, which is slower than one thread for each"
     assert [event["text"] for event in events] == ([noted] if is_noted else [])
-    with session.outputs(None, tensorboard=False):  # what came before they were open is stored, too
+    with session.files(None, tensorboard=False):  # what came before they were open is stored, too
         session.emit({"event": "start", "resumed_from": None})
     stored = read_history(session.run.metrics_path)
     assert [note["text"] for note in stored.notes] == ([noted] if is_noted else [])
@@ -123,7 +126,7 @@ def test_more_threads_than_cores_are_noted(
 def ended(path: Path, reason: str, events: list[Any]) -> tuple[RunSession, Checkpoint]:
     """A run that ended after 20 steps, and the checkpoint of its end."""
     session = session_in(path, events)
-    with session.outputs(None, tensorboard=False):
+    with session.files(None, tensorboard=False):
         session.emit({"event": "end", "reason": reason, "step": 20, "elapsed_s": 1.0})
     return session, Checkpoint(session.run.path, 20, {}, {}, {}, finite=True)
 
@@ -135,24 +138,27 @@ def test_a_resumed_run_says_that_it_is_complete(
 ) -> None:
     session, found = ended(tmp_path, "20 steps", [])
     ending = StopCriterion(kind, total, None, f"{total} steps")
-    assert session.remaining(found, ending) is ending
+    assert remaining(session.run, found, ending, session.notes) is ending
     notes = [in_flags(note) for note in session.notes]
     text = (
-        f"already complete: it ends after {total} steps and has trained 20; nothing is trained now,"
-        f" give more --{kind}"
+        f"already complete: it ends after {total} steps and has trained 20; nothing is left to"
+        f" train, give more --{kind}"
     )
     assert notes == ([text] if is_said else [])
-    assert session.remaining(None, ending) is ending
 
 
 def test_a_budget_that_is_used_is_no_end_to_reach_again(tmp_path: Path) -> None:
     session, found = ended(tmp_path, "budget 30s", [])
     with pytest.raises(BudgetError) as caught:
-        session.remaining(found, StopCriterion("budget", None, 30.0, "budget 30s"))
+        remaining(
+            session.run, found, StopCriterion("budget", None, 30.0, "budget 30s"), session.notes
+        )
     assert in_flags(*caught.value.args) == (
         "trained 0 further steps: the run has used its budget 30s; give a larger --budget"
     )
-    larger = session.remaining(found, StopCriterion("budget", None, 31.0, "budget 31s"))
+    larger = remaining(
+        session.run, found, StopCriterion("budget", None, 31.0, "budget 31s"), session.notes
+    )
     with pytest.raises(BudgetError, match=r"trained 0 further steps: .* budget 31s; give a larger"):
         larger.require_steps(20, 5.0)
     larger.require_steps(21, 5.0)
@@ -163,6 +169,6 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
     tmp_path: Path, reason: str
 ) -> None:
     session, found = ended(tmp_path, reason, [])
-    session.remaining(found, StopCriterion("budget", None, 30.0, "budget 30s")).require_steps(
-        20, 5.0
-    )
+    remaining(
+        session.run, found, StopCriterion("budget", None, 30.0, "budget 30s"), session.notes
+    ).require_steps(20, 5.0)

@@ -138,6 +138,7 @@ def value_name(option: Option) -> str:
     if get_origin(kind) is Literal:
         return "{" + ",".join(map(str, get_args(kind))) + "}"
     named = {"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C"}
+    named |= {"valid": "FILE", "test": "FILE"}
     name = named.get(option.name, "TEXT") if kind is str else {int: "N", float: "X"}.get(kind, "")
     return option.value or name
 

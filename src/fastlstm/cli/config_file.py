@@ -85,7 +85,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         try:
             loaded = in_todays_names(loaded)["train"]
         except FormatError as error:
-            raise FormatError(f"--config {path}: {error}") from None
+            raise ConfigError(f"--config {path}: {error}") from None
     elif is_run and loaded.get("kind") == FORECASTER:
         loaded = loaded.get("train")
     if loaded is None:

@@ -19,9 +19,9 @@ from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, given_options, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import Parsed, parse
-from fastlstm.errors import EXIT_OK, counted
+from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
@@ -142,25 +142,38 @@ def evaluate_text(
     """
     from fastlstm.text.evaluation import evaluate, with_unknown
 
+    if (file := _held_out(lm).get(split or "")) is not None:
+        raise DataError(
+            f"the {PARTS[str(split)]} split of this run is {file}, no share of its text; evaluate"
+            f" {file} without ", Setting("split"),
+        )  # fmt: skip
     data = lm.read(text, unknown)
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
     size = lm.tokenizer.vocab_size
     return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
 
 
-def split_of(lm: LM, text: str, split: str | None) -> NDArray[Any]:
-    """Returns the tokens of a text, or of one split of it, divided as the run divided its own.
+def validation_ids(lm: LM) -> NDArray[Any]:
+    """Returns the tokens that the run was validated on.
 
     Raises:
-        DataError: the text cannot be read or has unknown characters.
+        DataError: their text cannot be read or has unknown characters.
     """
-    return _part(lm, lm.read(text), split)
+    if (file := _held_out(lm).get("valid")) is not None:
+        return lm.read(file, "count").ids
+    return _part(lm, lm.read(lm.config.get("data", {}).get("source", "")), "valid")
+
+
+def _held_out(lm: LM) -> dict[str, str]:
+    """Returns the texts of their own that the run was validated and tested on, by part."""
+    data = lm.config.get("data", {})
+    return {part: data[part]["source"] for part in PARTS if part in data}
 
 
 def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
     shares = lm.config.get("train", {}).get("split", TrainConfig.split)
     ids: NDArray[Any] = data.ids
-    return ids if split is None else getattr(data.split(shares), split)
+    return ids if split is None else getattr(data.split(shares, _held_out(lm)), split)
 
 
 def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:

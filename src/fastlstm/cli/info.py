@@ -44,14 +44,15 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     path = Path(name)
 
     from fastlstm.report.history import read_history
-    from fastlstm.runs.run_directory import RunDirectory, holds_forecaster
+    from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
     directory = RunDirectory(path)
     facts: dict[str, Any] = {"run": name}
     rows: list[Row] = [("run", name)]
     damage: list[str] = []
     try:
-        model, model_rows = (_forecaster if holds_forecaster(path) else _text_model)(path)
+        kinds = {"forecaster": _forecaster, "sequence": _sequence_model}
+        model, model_rows = kinds.get(kind_of_run(path) or "", _text_model)(path)
         facts |= model
         rows += model_rows
     except CorruptFileError as error:
@@ -85,6 +86,24 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     }
     every = str(schema.frequency).removeprefix("1 ")
     return facts, [("forecasts", f"{', '.join(targets)}, every {every}"), *_model_rows(facts)]
+
+
+def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    from fastlstm.sequence.files import read_sequence_model
+
+    stored = read_sequence_model(path)
+    answers = stored.answers
+    facts = {
+        "kind": "sequence",
+        "answers": answers.kind,
+        "model": dataclasses.asdict(stored.network.config),
+        "train": dataclasses.asdict(stored.config),
+        "num_parameters": sum(p.numel() for p in stored.network.parameters()),
+    }
+    what = f"one of {len(answers)} classes"
+    if answers.kind != "labels":
+        what = counted(len(answers), "number")
+    return facts, [("answers", f"{what} for each sequence"), *_model_rows(facts)]
 
 
 def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
@@ -195,7 +214,7 @@ def _kernel_lines() -> list[str]:
     import torch
 
     from fastlstm.nn.lstm import LSTM
-    from fastlstm.ops.dispatch import explain
+    from fastlstm.ops.explain import explain
 
     layer = LSTM(128, 512)
     lines = [f"fp32, H=512, {explain(layer)[0]}"]

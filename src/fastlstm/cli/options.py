@@ -13,7 +13,7 @@ from fastlstm.text.config import TrainConfig
 
 _MACHINE = "device precision threads memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
-    "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split cache_dir",
+    "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split valid test cache_dir",
     "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
     " residual tie_weights initializer",
     "cell": " ".join(OPTION_NAMES),
@@ -45,7 +45,7 @@ def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
 
 
 def _as_flag(option: Option) -> Option:
-    """Column names are one text on the command line and in YAML; the horizon has no default."""
+    """Lists are one text on the command line and in YAML; the horizon has no default."""
     if option.name == "horizon":
         return dataclasses.replace(option, default=None)
     if get_origin(unwrap_optional(option.type)) is not tuple:

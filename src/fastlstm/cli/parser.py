@@ -111,14 +111,13 @@ def typed(value: Any, annotation: Any) -> Any:
 
     Args:
         value: a text of the command line, or what YAML made of one.
-        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``.
+        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``; a float
+            may be ``| tuple[float, float]``: two numbers with a comma.
 
     Raises:
         ValueError: the value is none of that type.
     """
     kind = unwrap_optional(annotation)
-    if isinstance(value, list) and any(get_origin(part) is tuple for part in get_args(annotation)):
-        return tuple(typed(part, kind) for part in value)  # of YAML
     if value in (None, "null") and NoneType in get_args(annotation):
         return None
     if kind is str:
@@ -131,10 +130,12 @@ def typed(value: Any, annotation: Any) -> Any:
     if kind is int:
         return int(text)
     if kind is float:
-        number = float(text)
-        if not math.isfinite(number):
+        most = 2 if any(get_origin(part) is tuple for part in get_args(annotation)) else 1
+        parts = value if isinstance(value, list) else text.split(",")
+        numbers = tuple(float(str(part)) for part in parts)
+        if not all(map(math.isfinite, numbers)) or not 1 <= len(numbers) <= most:
             raise ValueError(value)
-        return number
+        return numbers if len(numbers) > 1 else numbers[0]
     choices = _BOOLS if kind is bool else {choice: choice for choice in get_args(kind)}
     key = text.lower() if kind is bool else text
     if key not in choices:

@@ -16,7 +16,7 @@ from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, Stopped, UsageError, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.source_kind import few, files_of
 from fastlstm.text.data.sources import open_source
 
@@ -87,7 +87,7 @@ def run(argv: list[str]) -> int:
     config: TrainConfig | ForecastConfig
     if command is COMMAND:
         config, given = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
-        refuse_runs(sources)
+        refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
         open_source(sources)  # a misspelt name is said at once
     else:
         config, given = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)

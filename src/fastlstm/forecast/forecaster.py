@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, Setting
-from fastlstm.estimator import Estimator
+from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -27,9 +28,10 @@ from fastlstm.forecast.forecast_table import as_kind, kind_of, predict_table
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.runs.events import Event, Observer, checked_observers
+from fastlstm.runs.events import Event, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import is_whole
+from fastlstm.training.signals import StopFlag
 
 
 class Forecaster(Estimator):
@@ -37,47 +39,14 @@ class Forecaster(Estimator):
 
     Args:
         horizon: steps ahead.
-        input_size: steps of the past that are read; default is up to 720, as the data allows.
-        target: columns to forecast; default "y", or every number of a table without series.
-        time: the column of times; default "ds", "date" … or the only one that holds times.
-        series: the column that tells series apart; default "unique_id" where there is one.
-        past: columns known up to now only; default every other number.
-        future: columns known ahead.
-        static: columns with one value per series.
-        categorical: which of past, future, static hold names.
-        ignore: columns left out.
-        split: training, validation, test in percent of the rows by time, or in counts of steps.
-        patch: steps read, and answered, at once; default fits input and horizon.
-        hidden_size: H.
-        num_layers: of the LSTM.
-        channels: shared gives each target its own pass through one network, joint reads all.
-        decoder: direct answers all patches at once; autoregressive one after the other, each after
-            reading the forecasts before it.
-        bidirectional: the input is read both ways; for the direct decoder.
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
-            counts are divided by one more than their mean instead.
-        dropout: before the last layer.
-        output: point, quantiles, student_t or negative_binomial (of counts).
-        loss: of a point: mae, mse or huber.
-        budget: wall clock of fit as a whole, such as "2m"; default 2m where no other end is given.
-        epochs: passes over the training windows.
-        steps: optimizer steps.
-        batch_size: windows per step; lanes with `tbptt`.
-        tbptt: train on long series in order, so many steps at once, state carried on, in place of
-            windows from zero state.
-        balance: draw every series equally often, however long it is.
-        learning_rate: peak.
-        ema: decay of averaged weights.
-        patience: evaluations without gain after which training ends; 0 never does.
-        gaps: split or fill (see `fastlstm.forecast.data.arrange.Policy`).
-        disorder: error or sort.
-        duplicates: error, first or last.
-        missing_value: a number that stands for "no value", or several.
-        keep_value: a number that looks as if it stood for no value and is a value, or several.
-        time_format: how times are written, such as ``%Y%m%d``; or s, ms, us, ns: whole numbers are
-            such units since 1970.
-        seed: of everything random.
-        observers: called with every event, a plain dict.
+        options: any field of `ForecastConfig` by its name: the columns, the network, how it trains
+            and on which device. One column may be given as a text, several as a sequence of texts;
+            `split` may be counts of steps. Without `steps`, `epochs` or `budget` a fit takes two
+            minutes. Beside these: `observers`, functions that are called with every event, a plain
+            dict; `callbacks`, see `fastlstm.Callback`.
+
+    Raises:
+        ConfigError: there is no option of that name. Values are checked by `fit`.
 
     Attributes:
         network_: the trained network.
@@ -92,56 +61,10 @@ class Forecaster(Estimator):
             print(model.backtest())
     """
 
-    def __init__(
-        self,
-        horizon: int = 24,
-        *,
-        input_size: int | None = None,
-        target: str | Sequence[str] = (),
-        time: str | None = None,
-        series: str | None = None,
-        past: Sequence[str] | None = None,
-        future: Sequence[str] = (),
-        static: Sequence[str] = (),
-        categorical: Sequence[str] = (),
-        ignore: Sequence[str] = (),
-        split: str | Sequence[int] = "70/10/20",
-        patch: int | None = None,
-        hidden_size: int = 256,
-        num_layers: int = 1,
-        channels: Literal["shared", "joint"] = "shared",
-        decoder: Literal["direct", "autoregressive"] = "direct",
-        bidirectional: bool = False,
-        normalize: Literal["last", "standard", "none"] = "last",
-        dropout: float = 0.5,
-        output: Literal["point", "quantiles", "student_t", "negative_binomial"] = "point",
-        loss: Literal["mae", "mse", "huber"] = "mae",
-        budget: str | None = None, epochs: float | None = None, steps: int | None = None,
-        batch_size: int = 32,
-        tbptt: int | None = None,
-        balance: bool = False,
-        learning_rate: float = 2e-3,
-        ema: float = 0.99,
-        patience: int = 0,
-        gaps: Literal["split", "fill"] = "split",
-        disorder: Literal["error", "sort"] = "error",
-        duplicates: Literal["error", "first", "last"] = "error",
-        missing_value: float | Sequence[float] = (), keep_value: float | Sequence[float] = (),
-        time_format: str | None = None,
-        seed: int = 0,
-        observers: Sequence[Observer] = (),
-    ) -> None:  # fmt: skip
-        self.horizon, self.input_size, self.patch = horizon, input_size, patch
-        self.target, self.time, self.series, self.past, self.gaps = target, time, series, past, gaps
-        self.future, self.static, self.categorical = future, static, categorical
-        self.ignore, self.hidden_size, self.split = ignore, hidden_size, split
-        self.channels, self.decoder, self.bidirectional = channels, decoder, bidirectional
-        self.normalize, self.dropout, self.output, self.loss = normalize, dropout, output, loss
-        self.budget, self.epochs, self.steps, self.batch_size = budget, epochs, steps, batch_size
-        self.tbptt, self.balance, self.patience, self.ema = tbptt, balance, patience, ema
-        self.learning_rate, self.seed, self.num_layers = learning_rate, seed, num_layers
-        self.disorder, self.duplicates, self.time_format = disorder, duplicates, time_format
-        self.missing_value, self.keep_value, self.observers = missing_value, keep_value, observers
+    __signature__ = signature_of(ForecastConfig, "horizon", observers=(), callbacks=())
+
+    def __init__(self, horizon: int = 24, **options: Any) -> None:
+        self.set_params(**{**self._defaults(), "horizon": horizon, **options})
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
@@ -161,7 +84,14 @@ class Forecaster(Estimator):
 
     # fitting ------------------------------------------------------------------------------------
 
-    def fit(self, frame: Any, y: None = None) -> Forecaster:
+    def fit(
+        self,
+        frame: Any,
+        y: None = None,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+    ) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 
         One fit at a time: torch has one generator of random numbers per process, so that fits in
@@ -170,13 +100,20 @@ class Forecaster(Estimator):
         Args:
             frame: see `fastlstm.forecast.data.records.open_records`.
             y: not used; scikit-learn passes it.
+            out: a run directory, written as by ``fastlstm train``: checkpoints, metrics.jsonl,
+                report.html; SIGTERM and Ctrl-C save the state first. None writes nothing.
+            resume: continue if `out` has a checkpoint, else start. What belongs to the run must be
+                as it was; its end, device and how often it evaluates and saves may change.
 
         Raises:
+            ConfigError: an option has a value that cannot be used, or not with that run.
             DataError: the table cannot be used; the message says where and why.
+            RunDirectoryError: `out` has a run, and resume is False.
+            Stopped: a signal came; the state is saved.
             NonFiniteError: training met NaN that it could not get past.
             BudgetError: the budget was over before the first step.
         """
-        return self._train(frame, None)
+        return self._train(frame, None, out, resume)
 
     def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
         """Trains on, from the weights as they are, on another table of the same columns.
@@ -190,10 +127,21 @@ class Forecaster(Estimator):
         """
         return self._train(frame, getattr(self, "stored_", None))
 
-    def _train(self, frame: Any, start: StoredForecaster | None) -> Forecaster:
+    def _train(
+        self,
+        frame: Any,
+        start: StoredForecaster | None,
+        out: str | Path | None = None,
+        resume: bool = False,
+    ) -> Forecaster:
         config = self._config()
-        observers = [*checked_observers(self.observers), _warn]
-        trained = train_forecaster(frame, config, observers=observers, start=start)
+        given = self.get_params()
+        observers = [*checked_observers(given["observers"]), _warn]
+        with nullcontext() if out is None else StopFlag() as stop:
+            trained = train_forecaster(
+                frame, config, out=out, resume=resume, given=dataclasses.asdict(config),
+                observers=observers, callbacks=given["callbacks"], stop=stop, start=start,
+            )  # fmt: skip
         self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
@@ -207,12 +155,14 @@ class Forecaster(Estimator):
         return self._fitted().network
 
     def _config(self) -> ForecastConfig:
-        values = {name: value for name, value in self.get_params().items() if name != "observers"}
+        values = self.get_params()
+        del values["observers"], values["callbacks"]
         for name in _COLUMN_LISTS:
             if isinstance(values[name], str):
                 values[name] = (values[name],)
-        if isinstance(self.split, Iterable) and not isinstance(self.split, str):
-            values["split"] = ",".join(str(count) for count in self.split)
+        split = values["split"]
+        if isinstance(split, Iterable) and not isinstance(split, str):
+            values["split"] = ",".join(str(count) for count in split)
         return ForecastConfig(**values)
 
     def _fitted(self) -> StoredForecaster:

@@ -23,9 +23,6 @@ from fastlstm.training.state import Progress
 from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.trainer import Trainer
 
-_SHARE_OF_ALL = 0.4
-"""Of a budget, for all evaluations, at most."""
-
 
 class ForecastTask(Task):
     """A network with a table.
@@ -59,7 +56,6 @@ class ForecastTask(Task):
         sizes = network.config
         self.model, self.loader, self.num_valid = network, loader, len(valid)
         self.flop_per_unit = flop_per_window(sizes)
-        self.evaluation_share = _SHARE_OF_ALL / config.evaluations
         steps = config.tbptt or sizes.input_size
         self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
         self._origins = (config.tbptt or 0) // sizes.patch

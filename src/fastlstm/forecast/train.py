@@ -42,7 +42,7 @@ from fastlstm.forecast.plan import (
 )
 from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_scale
 from fastlstm.forecast.task import ForecastTask
-from fastlstm.ops.dispatch import explain
+from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
@@ -122,6 +122,10 @@ def train_forecaster(
     require_files(frame)
     if out is not None and start is not None:
         raise ConfigError("a run directory cannot go on from another forecaster; leave out start")
+    if resume and out is None:
+        raise ConfigError(
+            Setting("resume", True), " continues a run directory; give ", Setting("out")
+        )
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(frame, run, list(observers), stop, began)
@@ -284,6 +288,8 @@ def _continued_from(
     """Returns a forecaster whose weights may change while those of `start` stay."""
     changed = _set_since(start, config)
     begun, given = (dataclasses.replace(one, **changed) for one in (start.config, start.given))
+    if given.learning_rate is None:
+        begun = dataclasses.replace(begun, learning_rate=LEARNING_RATES[begun.optimizer])
     network = copy.deepcopy(start.network)
     return dataclasses.replace(start, config=begun, given=given, network=network, key=dataset.key)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
-from itertools import repeat
 from typing import Any, NoReturn
 
 import torch
@@ -14,27 +12,17 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError
+from fastlstm.errors import ConfigError, ShapeError, UsageError
 from fastlstm.nn.cell_parameters import add_norms, norms, reset_norms
-from fastlstm.nn.dropout import dropped_between_layers
+from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
-from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.lengths import Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_be_ready
-from fastlstm.nn.torch_fallback import (
-    BEYOND_TORCH,
-    active_transform,
-    is_beyond_torch,
-    run_lengths,
-)
-from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMOutput, LSTMWeights, compute_dtype, describe_call, is_autocast
-from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
+from fastlstm.nn.torch_fallback import is_torchs, run_lengths
+from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
-from fastlstm.ops.dispatch import active_options, left_to_reference, left_to_torch, select
-from fastlstm.ops.lstm import check_args, check_tokens, lstm, lstm_tokens
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.reference import lstm_reference
-from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops.left_alone import options_of
+from fastlstm.ops.lstm import checked_run
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
@@ -265,7 +253,7 @@ class LSTM(nn.LSTM):
             self._ready = None
         if (proxy := _proxy_in(hx, lengths)) is not None:
             return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
-        is_ours = self._is_ours(input)
+        is_ours = not is_torchs(self, input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
         weights = layer_weights(self)
@@ -283,7 +271,7 @@ class LSTM(nn.LSTM):
         if lengths is not None:
             lanes = lanes_of(lengths, padding, x)
         if is_ours:
-            y, h, c = self._run(x, state, lanes, weights)
+            y, h, c = run_layers(self, x, state, lanes, weights)
         else:
             assert lanes is not None
             y, h, c = run_lengths(self, without_padding(x, lanes), state, lanes)
@@ -326,24 +314,16 @@ class LSTM(nn.LSTM):
                 f"run takes one layer in one direction, this is {self}; call the layer itself"
             )
         (weights,) = layer_weights(self)
-        if lengths is None and not active_options(self):
-            forced: dict[str, Any] = {"backend": self.backend, "strict": self.strict}
-            if embedding is None:
-                return lstm(x, h0, c0, *weights, **forced)
-            return lstm_tokens(x, embedding, h0, c0, *weights, **forced)
-        if embedding is not None and embedding.shape[0] >= x.numel():
-            x, embedding = nn.functional.embedding(x, embedding), None
-        values = x if embedding is None else check_tokens(x, embedding)
-        check_args(values, h0, c0, weights)
-        dtype, device = compute_dtype(values), x.device
-        is_slow = self._is_left_to_reference(dtype, device.type)
-        reason = left_to_torch(self, dtype, device.type)
-        if reason is not None and not is_slow:
-            raise KernelError(f"run takes lengths on the native kernels only ({reason})")
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
-        cell = self._cell(next(norms(self, device)) if self.layer_norm else None, values, dtype)
-        y, hT, cT = self._run_one(x, h0, c0, weights, lanes, dtype, cell, is_slow, embedding)
-        return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
+        norm = next(norms(self, x.device)) if self.options.layer_norm else None
+        args = call_args(self, x, h0, c0, weights, lanes, norm, embedding)
+        return checked_run(
+            args,
+            options_of(self),
+            backend=self.backend,
+            strict=self.strict,
+            max_activation_bytes=self.max_activation_bytes,
+        )
 
     def _fx_node(self, proxy: Proxy, input: Any, hx: Any, **options: Any) -> tuple[Any, State]:
         """One node of a graph that `torch.fx` traces, as torch's own layers are."""
@@ -366,33 +346,6 @@ class LSTM(nn.LSTM):
             or self.weight_hook is not None
         )
 
-    def _is_ours(self, x: Tensor) -> bool:
-        """Whether what is here runs this input, or torch's own must."""
-        if active_options(self):
-            return True
-        reason = left_to_torch(self, compute_dtype(x), x.device.type) or active_transform()
-        if reason is not None and (self.strict or self.backend is not None):
-            demand = "strict" if self.backend is None else f"backend '{self.backend}'"
-            raise KernelError(
-                f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
-                f" {demand}"
-            )
-        return reason is None or (self.proj_size == 0 and is_beyond_torch())
-
-    def _is_left_to_reference(self, dtype: torch.dtype, device: str) -> bool:
-        """Whether a slow loop runs this layer's options; refuses what `strict` refuses."""
-        names = active_options(self)
-        if not names:
-            return False
-        reason = left_to_reference(self, dtype, device) or active_transform()
-        if reason is not None and (self.strict or self.backend == "native"):
-            demand = "strict" if self.strict else "backend 'native'"
-            raise KernelError(
-                f"this LSTM with {', '.join(names)} would run on the reference, a Python loop over"
-                f" time ({reason}); change that or leave out {demand}"
-            )
-        return reason is not None
-
     def _unfit(self, input: Any, hx: State | None, has_lengths: bool) -> tuple[Any, State]:
         """Lets torch name what does not fit, or run an empty batch."""
         found = self._torch(input, hx)
@@ -411,113 +364,18 @@ class LSTM(nn.LSTM):
         finally:
             self._flat_weights = kept
 
-    def _run(
-        self,
-        x: Tensor,
-        state: State | None,
-        lanes: Lanes | None,
-        weights: list[LSTMWeights],
-        *,
-        is_packed: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """All layers and directions over `x` `(T, B, I)`; `is_packed` drops out no padding."""
-        directions = 2 if self.bidirectional else 1
-        dtype = compute_dtype(x)
-        if state is None:
-            zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
-        is_slow = self._is_left_to_reference(dtype, x.device.type)
-        if not is_slow and is_beyond_torch():
-            is_slow = True
-            warnings.warn(
-                f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}", stacklevel=5
-            )
-        found = norms(self, x.device) if self.options.layer_norm else repeat(None)
-        hs, cs = [], []
-        for layer in range(self.num_layers):
-            outputs = []
-            for index in range(layer * directions, (layer + 1) * directions):
-                h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
-                cell = self._cell(next(found), x, dtype)
-                given, own = x, lanes
-                if is_reverse := index % directions == 1:
-                    given = x.flip(0)
-                    own = None if lanes is None else lanes.reversed(x.shape[0])
-                out = self._run_one(given, h0, c0, weights[index], own, dtype, cell, is_slow)
-                outputs.append(out.y.flip(0) if is_reverse else out.y)
-                hs.append(out.hT)
-                cs.append(out.cT)
-            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
-            if self.dropout > 0 and self.training and layer < self.num_layers - 1:
-                x = dropped_between_layers(x, self.dropout, lanes if is_packed else None)
-        if len(hs) == 1:
-            return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
-        return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
-
-    def _cell(self, norm: Norm | None, x: Tensor, dtype: torch.dtype) -> CellCall | None:
-        """What a call on `x` `(T, B, ·)` computes, drawn; None for torch's cell."""
-        if self._options is TORCHS_CELL:
-            return None
-        size = x.shape[1], self.hidden_size
-        return draw_cell_call(self._options, norm, size, x.device, dtype, self.training)
-
-    def _run_one(
-        self,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        weights: LSTMWeights,
-        lanes: Lanes | None,
-        dtype: torch.dtype,
-        cell: CellCall | None,
-        is_slow: bool,
-        embedding: Tensor | None = None,
-    ) -> LSTMOutput:
-        """One layer in the direction of time; `is_slow` has the reference run it."""
-        if is_slow:
-            x = x if embedding is None else nn.functional.embedding(x, embedding)
-            return _run_reference(x, (h0, c0), weights, cell or CellCall(), lanes, dtype)
-        if embedding is None and self._is_forced(x, h0, c0, weights):
-            if lanes is not None:
-                raise KernelError(
-                    f"backend '{self.backend}' takes no lengths and no PackedSequence; leave"
-                    " backend at None"
-                )
-            return lstm(x, h0, c0, *weights, backend=self.backend, strict=self.strict)
-        rows, tokens = (x, None) if embedding is None else (embedding, x)
-        norm = () if cell is None else cell.norm or ()
-        tensors = [t for t in (rows, h0, c0, *weights, *norm) if t is not None]
-        begins, ends = lanes or (None, None)
-        return run_sequence(
-            LSTMArgs(rows, tokens, h0, c0, *weights, None, begins, ends),
-            dtype,
-            keep=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-            variant=cell,
-            max_activation_bytes=self.max_activation_bytes,
-            strict=self.strict or self.backend is not None,
-        )
-
-    def _is_forced(self, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> bool:
-        """Whether `backend` asks for other kernels than ours; refuses what `strict` refuses."""
-        if not self.strict and self.backend is None:
-            return False
-        if torch.compiler.is_compiling() and self.backend in (None, "native"):
-            return False  # what runs is known, what this CPU is cannot be asked in a trace
-        call = describe_call(x, h0, c0, weights)
-        chosen = select(call, backend=self.backend, strict=self.strict).backend
-        return not isinstance(chosen, NativeBackend)
-
     def _forward_packed(
         self, input: PackedSequence, hx: State | None
     ) -> tuple[PackedSequence, State]:
         data, batch_sizes, order, back = input
-        if not self._is_ours(data):
+        if is_torchs(self, data):
             return self._torch(input, hx)
         weights = layer_weights(self)
         if not fits(self, data, hx, weights, batch_sizes):
             return self._unfit(input, hx, has_lengths=False)
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
-        y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
+        y, h, c = run_layers(self, x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
         # Under autocast torch computes a packed sequence in its own dtype, unless all are as long.
         dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
         y = pack_padded_sequence(y, lengths).data.to(dtype)
@@ -533,26 +391,3 @@ def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     """Returns what `torch.fx` gives in place of a tensor, where a state or lengths are such."""
     given = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
     return next((t for t in given if isinstance(t, Proxy)), None)
-
-
-def _run_reference(
-    x: Tensor,
-    state: State,
-    weights: LSTMWeights,
-    cell: CellCall,
-    lanes: Lanes | None,
-    dtype: torch.dtype,
-) -> LSTMOutput:
-    """Runs one layer in one direction as torch's operators, a Python loop over time, in `dtype`."""
-
-    def cast(t: Tensor | None) -> Any:
-        return None if t is None else t.to(dtype)
-
-    norm = None if cell.norm is None else Norm(*map(cast, cell.norm))
-    cell = cell._replace(norm=norm, mask=cast(cell.mask))
-    device = x.device.type
-    with torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext():
-        own = LSTMWeights(*map(cast, weights))
-        return lstm_reference(
-            cast(x), cast(state[0]), cast(state[1]), own, cell, *(lanes or (None, None))
-        )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastlstm.ops import native_call
-from fastlstm.ops.call import compute_dtype
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.sequence import is_traced
+from fastlstm.ops import kernels
+from fastlstm.ops.call import LSTMArgs, compute_dtype
+from fastlstm.ops.custom_op import is_traced
+from fastlstm.ops.packed_weights import packed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,15 +45,15 @@ class PreparedCall:
         I = shape[2]  # noqa: E741
         self.state_shape = (1, B, self.hidden)
         self.threads = torch.get_num_threads()
-        self.zero = native_call.empty((B, self.hidden)).zero_()
-        kernel = native_call.fastest_kernels(is_bf16)
-        threads = native_call.num_threads(B, I, self.hidden)
+        self.zero = kernels.empty((B, self.hidden)).zero_()
+        kernel = kernels.fastest_kernels(is_bf16)
+        threads = kernels.num_threads(B, I, self.hidden)
         s = LSTMArgs(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
-        self.packed = native_call.packed(s, kernel, threads)
+        self.packed = packed(s, kernel, threads)
         self.names = layer._all_weights[0]
         self.run = kernel.forward
         self.sizes = (threads, T, B, I, self.hidden)
-        columns = native_call.padded_columns(I, is_bf16)
+        columns = kernels.padded_columns(I, is_bf16)
         self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
@@ -90,10 +90,10 @@ class PreparedCall:
                     return None
         is_bf16 = self.dtype is torch.bfloat16
         if is_bf16:
-            x, h0, c0 = native_call.elements(x, True), h0.float(), c0.float()
-        y = native_call.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
-        h, c = native_call.empty(self.state_shape), native_call.empty(self.state_shape)
-        with native_call.profiled("fastlstm::lstm", x):
+            x, h0, c0 = kernels.elements(x, True), h0.float(), c0.float()
+        y = kernels.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
+        h, c = kernels.empty(self.state_shape), kernels.empty(self.state_shape)
+        with kernels.profiled("fastlstm::lstm", x):
             self.run(
                 *self.sizes, x.data_ptr(), *self.middle,
                 h0.data_ptr(), c0.data_ptr(), 0, 0, 0,

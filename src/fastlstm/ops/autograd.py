@@ -1,204 +1,158 @@
-"""The native sequence recorded for autograd: everything kept, or in parts that are run again."""
+"""The native sequence recorded for autograd, and what the kernels have no derivative of."""
 
 from __future__ import annotations
 
-from functools import cache
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.errors import KernelError, counted
+from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
-from fastlstm.ops.differentiable import gradients_by_operators, why_operators
-from fastlstm.ops.native_call import Cell, Gradients, LSTMArgs, SavedActivations
+from fastlstm.ops.call import LSTMArgs, LSTMOutput
+from fastlstm.ops.native_call import Gradients, SavedActivations
+from fastlstm.ops.reference import run_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
-_NUM_TENSORS = len(LSTMArgs._fields)
+    from fastlstm.ops.call import LSTMCall
+    from fastlstm.ops.cell_options import CellOptions
+
+    Grads = tuple[Tensor | None, ...]
+
+NUM_ARGS = len(LSTMArgs._fields)
 
 
 class LSTMFunction(torch.autograd.Function):
     """The sequence with all gates kept. The first backward pass uses up what was kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any, strict: bool, cell: Cell, is_bf16: bool, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        y, hT, cT, kept = native_call.forward(LSTMArgs(*tensors), is_bf16, keep=True, cell=cell)
-        assert kept is not None
-        ctx.save_for_backward(*tensors, y, *kept)
+    def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        is_bf16 = call.dtype is torch.bfloat16
+        y, hT, cT, saved = native_call.forward(LSTMArgs(*tensors), is_bf16, True, call.options)
+        assert saved is not None
+        ctx.save_for_backward(*tensors, y, *saved)
         ctx.set_materialize_grads(False)
-        ctx.strict, ctx.cell, ctx.is_bf16, ctx.is_used = strict, cell, is_bf16, False
+        ctx.call, ctx.is_used = call, False
         return y, hT, cT
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, y, saved = saved_tensors(ctx)
-        if all(grad is None for grad in grads):
-            return (None,) * (3 + _NUM_TENSORS)
-        needs, wanted = _wanted(ctx, s)
-        if (why := why_operators(s, grads)) is not None:
-            slow = gradients_by_operators(s, ctx.cell, grads, needs, why, strict=ctx.strict)
-            return None, None, None, *slow
-        kept = SavedActivations(*saved)
+    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+        args, y, tensors = saved_tensors(ctx)
+        call: LSTMCall = ctx.call
+        needs = LSTMArgs(*ctx.needs_input_grad[1:])
+        slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
+        if slow is not None:
+            return None, *slow
+        saved = SavedActivations(*tensors)
         if ctx.is_used:
-            *_, fresh = native_call.forward(s, ctx.is_bf16, keep=True, cell=ctx.cell)
+            is_bf16 = call.dtype is torch.bfloat16
+            *_, fresh = native_call.forward(args, is_bf16, True, call.options)
             assert fresh is not None
-            kept = fresh
+            saved = fresh
         ctx.is_used = True
-        given = (grads[0], grads[1], grads[2])
-        found = native_call.backward(s, y, kept, given, wanted, ctx.cell)
-        return None, None, None, *by_argument(s, found, needs)
-
-
-class CheckpointedLSTMFunction(torch.autograd.Function):
-    """The sequence in parts of `steps` steps, each run again when its gradients are due.
-
-    Between the two passes only the states at the parts' beginnings are kept.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, steps: int, strict: bool, cell: Cell, is_bf16: bool, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        s = LSTMArgs(*tensors)
-        T, B, _, H = s.sizes
-        y = native_call.empty((T, B, H), native_call.element_dtype(is_bf16))
-        states: list[Tensor] = []
-        h, c = s.h0, s.c0
-        for first in range(0, T, steps):
-            states += (h, c)
-            part = _part(s._replace(h0=h, c0=c), first, steps)
-            _, h, c, _ = native_call.forward(
-                part, is_bf16, keep=False, cell=cell, first_row=first * B, y=y[first:][:steps]
-            )
-        ctx.save_for_backward(*tensors, y, *states[2:])
-        ctx.set_materialize_grads(False)
-        ctx.strict, ctx.cell, ctx.is_bf16, ctx.steps = strict, cell, is_bf16, steps
-        return y, h, c
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, _, saved = saved_tensors(ctx)
-        if all(grad is None for grad in grads):
-            return (None,) * (4 + _NUM_TENSORS)
-        needs, wanted = _wanted(ctx, s)
-        if (why := why_operators(s, grads)) is not None:
-            slow = gradients_by_operators(s, ctx.cell, grads, needs, why, strict=ctx.strict)
-            return None, None, None, None, *slow
-        states = (s.h0, s.c0, *saved)
-        (T, B, *_), steps = s.sizes, ctx.steps
-        dy, dh, dc = grads
-        d_rows: list[Tensor] = []
-        total: Gradients | None = None
-        for number in reversed(range(-(-T // steps))):
-            first = number * steps
-            h, c = states[2 * number : 2 * number + 2]
-            part = _part(s._replace(h0=h, c0=c), first, steps)
-            part_y, _, _, kept = native_call.forward(
-                part, ctx.is_bf16, keep=True, cell=ctx.cell, first_row=first * B
-            )
-            assert kept is not None
-            given = (None if dy is None else dy[first:][:steps], dh, dc)
-            found = native_call.backward(
-                part, part_y, kept, given, wanted, ctx.cell, first_row=first * B
-            )
-            dh, dc = found.h0, found.c0
-            if s.tokens is None and found.rows is not None:
-                d_rows.append(found.rows)
-                found = found._replace(rows=None)
-            total = found if total is None else _sum(total, found)
-        assert total is not None
-        if d_rows:
-            total = total._replace(rows=torch.cat(d_rows[::-1]))
-        return None, None, None, None, *by_argument(s, total, needs)
-
-
-def _part(s: LSTMArgs, first: int, steps: int) -> LSTMArgs:
-    """Steps `first` to `first + steps` of a sequence whose states are those at `first`."""
-    if s.tokens is None:
-        s = s._replace(rows=s.rows[first:][:steps])
-    else:
-        s = s._replace(tokens=s.tokens[first:][:steps])
-    T = s.sizes[0]
-    begins, ends = (None if t is None else (t - first).clamp(0, T) for t in (s.begins, s.ends))
-    return s._replace(begins=begins, ends=ends)
-
-
-def _sum(total: Gradients, found: Gradients) -> Gradients:
-    """Adds the gradients of an earlier part; its initial states' are those of the whole."""
-    for name in set(Gradients._fields) - {"h0", "c0"}:
-        sum_, part = getattr(total, name), getattr(found, name)
-        if sum_ is not None:
-            sum_ += part
-    return total._replace(h0=found.h0, c0=found.c0)
-
-
-@cache
-def steps_per_part(
-    T: int, B: int, H: int, is_bf16: bool, has_norm: bool, max_activation_bytes: int
-) -> tuple[int, int]:
-    """Returns the steps kept at a time within `max_activation_bytes`, and the bytes they take.
-
-    The longest parts that fit, T itself where all of it does; where none fit, those that take
-    least.
-    """
-    chunk = -(-native_call.CHUNK_ROWS // B)
-    best = (T, bytes_kept(T, B, H, is_bf16, has_norm))
-    for number in range(2, -(-T // chunk) + 1):
-        if best[1] <= max_activation_bytes:
-            break
-        steps = -(-T // (number * chunk)) * chunk
-        states = 2 * 4 * B * H * (-(-T // steps) - 1)
-        size = states + bytes_kept(steps, B, H, is_bf16, has_norm)
-        best = min(best, (steps, size), key=lambda pair: pair[1])
-    return best
-
-
-def describe_kept(
-    T: int, B: int, H: int, is_bf16: bool, has_norm: bool, max_activation_bytes: int
-) -> str:
-    """Says what is kept for backward, and what that costs."""
-    whole = bytes_kept(T, B, H, is_bf16, has_norm)
-    steps, size = steps_per_part(T, B, H, is_bf16, has_norm, max_activation_bytes)
-    if steps >= T:
-        return f"keeps {size / 1e6:.1f} MB for backward"
-    text = (
-        f"keeps {size / 1e6:.1f} of {whole / 1e6:.1f} MB for backward and runs forward twice,"
-        f" {counted(steps, 'step')} at a time"
-    )
-    if size > max_activation_bytes:
-        text += f"; the {max_activation_bytes / 1e6:.1f} MB asked for cannot be had"
-    return text
-
-
-def bytes_kept(T: int, B: int, H: int, is_bf16: bool, has_norm: bool) -> int:
-    """Returns the bytes that `SavedActivations` takes for a sequence."""
-    sizes = native_call.kept_sizes(T, B, H, is_bf16, has_norm)
-    dtypes = native_call.kept_dtypes(is_bf16)
-    return sum(size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True))
+        found = native_call.backward(args, y, saved, grads, needs, call.options)
+        return None, *by_argument(args, found, needs)
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:
     """Returns the arguments, `y`, and what else was saved."""
     tensors = ctx.saved_tensors
-    s = LSTMArgs(*tensors[:_NUM_TENSORS])
-    if s.mask is not None and s.mask.requires_grad:
+    args = LSTMArgs(*tensors[:NUM_ARGS])
+    check_mask(args)
+    return args, tensors[NUM_ARGS], tensors[NUM_ARGS + 1 :]
+
+
+def check_mask(args: LSTMArgs) -> None:
+    """Raises KernelError for a mask that asks for a gradient."""
+    if args.mask is not None and args.mask.requires_grad:
         raise KernelError("the recurrent mask has no gradient; detach it")
-    return s, tensors[_NUM_TENSORS], tensors[_NUM_TENSORS + 1 :]
 
 
-def _wanted(ctx: Any, s: LSTMArgs) -> tuple[dict[str, bool], tuple[bool, bool, bool, bool]]:
-    """Returns which arguments need a gradient, by name and as `native_call.backward` asks."""
-    needs = dict(zip(s._fields, ctx.needs_input_grad[-_NUM_TENSORS:], strict=True))
-    return needs, (needs["rows"], needs["w_ih"], needs["w_hh"], needs["b_ih"] or needs["b_hh"])
+def by_argument(args: LSTMArgs, found: Gradients, needs: LSTMArgs) -> Grads:
+    """Returns the gradient of every argument in its dtype, None where none is needed."""
+    rows, h0, c0, w_ih, w_hh, bias, *norm = found
+    grads = (rows, None, h0, c0, w_ih, w_hh, bias, bias, None, None, None, *norm, None)
+    return tuple(
+        g.to(t.dtype) if need and t is not None and g is not None else None
+        for t, g, need in zip(args, grads, needs, strict=True)
+    )
 
 
-def by_argument(s: LSTMArgs, found: Gradients, needs: dict[str, bool]) -> Iterator[Tensor | None]:
-    """Yields the gradient of every argument in its dtype, None where none is needed."""
-    by_name = {**found._asdict(), "b_ih": found.bias, "b_hh": found.bias}
-    for name, t in zip(LSTMArgs._fields, s, strict=True):
-        yield by_name[name].to(t.dtype) if t is not None and needs[name] else None
+def slow_gradients(
+    args: LSTMArgs, options: CellOptions, grads: Grads, needs: LSTMArgs, *, strict: bool
+) -> Grads | None:
+    """Returns the gradients that the kernels cannot form, or None where they can form them.
+
+    Args:
+        args: of the sequence, with the graph they belong to.
+        options: what the cell computes.
+        grads: of `y`, `hT`, `cT`, or None.
+        needs: for every argument, whether its gradient is wanted.
+        strict: refuse to form them slowly, by torch's operators.
+
+    Returns:
+        The gradient of every argument in its dtype, or None; differentiable where grad mode is on.
+
+    Raises:
+        KernelError: with `strict`.
+    """
+    present = [g for g in grads if g is not None]
+    if not present:
+        return (None,) * NUM_ARGS
+    if any(map(_is_batched, present)):
+        why = "gradients in batches (is_grads_batched=True, vectorize=True)"
+    elif torch.is_grad_enabled() and _requires_grad((*args, *present)):
+        why = "a gradient that is itself differentiated (create_graph=True)"
+    else:
+        return None
+    _refuse_or_warn(why, strict=strict)
+    is_differentiable = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        # Views: one tensor given as two arguments has a gradient as each of them.
+        views = {
+            name: t.view_as(t)
+            for (name, t), need in zip(args._asdict().items(), needs, strict=True)
+            if t is not None and need and t.is_floating_point()
+        }
+        outputs = run_reference(args._replace(**views), options, torch.float32)
+        asked = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
+        found = torch.autograd.grad(
+            [o for o, _ in asked],
+            list(views.values()),
+            [g for _, g in asked],
+            create_graph=is_differentiable,
+            allow_unused=True,
+        )
+    by_name = {
+        name: g.to(views[name].dtype) for name, g in zip(views, found, strict=True) if g is not None
+    }
+    return tuple(by_name.get(name) for name in LSTMArgs._fields)
+
+
+def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:
+    """Runs a sequence forward by torch's operators, in float32, for derivatives in forward mode.
+
+    Raises:
+        KernelError: with `call.strict`.
+    """
+    _refuse_or_warn("a derivative in forward mode (jvp)", strict=call.strict)
+    out = run_reference(args, call.options, torch.float32)
+    return out._replace(y=out.y.to(call.dtype))
+
+
+def _is_batched(t: Tensor) -> bool:
+    of_torch = torch._C._functorch
+    return of_torch.is_functorch_wrapped_tensor(t) or of_torch.is_legacy_batchedtensor(t)
+
+
+def _requires_grad(tensors: Grads) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _refuse_or_warn(why: str, *, strict: bool) -> None:
+    text = f"{why} needs a Python loop over time, the native LSTM kernels have no such derivative"
+    if strict:
+        raise KernelError(f"{text}; leave out strict and backend, or ask for a plain gradient")
+    warnings.warn(text, stacklevel=3)

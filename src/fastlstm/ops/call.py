@@ -1,14 +1,13 @@
-"""What a backend is told about a call, and what it answers: `LSTMCall`, `Kernel`, `Backend`."""
+"""The contract between a layer and a backend: `LSTMCall`, `LSTMArgs`, `Kernel`, `Backend`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 
 
 class LSTMWeights(NamedTuple):
@@ -27,6 +26,75 @@ class LSTMWeights(NamedTuple):
     b_hh: Tensor | None
 
 
+class LSTMArgs(NamedTuple):
+    """Every tensor of one layer, one direction, over one sequence.
+
+    Attributes:
+        rows: dense input `(T, B, I)`, or with `tokens` an embedding `(V, I)`.
+        tokens: `(T, B)` int64 rows of the embedding, or None.
+        h0: `(B, H)`.
+        c0: `(B, H)`.
+        w_ih: `(4H, I)`.
+        w_hh: `(4H, H)`.
+        b_ih: `(4H,)` or None.
+        b_hh: `(4H,)` or None.
+        mask: `(B, H)` factors of the state that enters the recurrence, or None.
+        begins: `(B,)` int64 first step of each sequence, or None.
+        ends: `(B,)` int64 one past the last step of each sequence, or None.
+        gamma_ih: `(4H,)` of the layer norm (ops/cell_call.py), or None with the next three.
+        gamma_hh: `(4H,)`.
+        gamma_c: `(H,)`.
+        beta_c: `(H,)`.
+        seed: `(1,)` int64 that draws zoneout's masks, or None.
+    """
+
+    rows: Tensor
+    tokens: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    mask: Tensor | None = None
+    begins: Tensor | None = None
+    ends: Tensor | None = None
+    gamma_ih: Tensor | None = None
+    gamma_hh: Tensor | None = None
+    gamma_c: Tensor | None = None
+    beta_c: Tensor | None = None
+    seed: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """T, B, I, H."""
+        T, B = (self.rows if self.tokens is None else self.tokens).shape[:2]
+        return T, B, self.rows.shape[-1], self.w_hh.shape[1]
+
+    @property
+    def weights(self) -> LSTMWeights:
+        """What torch's cell has."""
+        return LSTMWeights(self.w_ih, self.w_hh, self.b_ih, self.b_hh)
+
+    @property
+    def norm(self) -> tuple[Tensor | None, ...]:
+        """What belongs to a layer norm."""
+        return self.gamma_ih, self.gamma_hh, self.gamma_c, self.beta_c
+
+    def embedded(self) -> LSTMArgs:
+        """Returns the same call with dense rows."""
+        if self.tokens is None:
+            return self
+        rows = torch.nn.functional.embedding(self.tokens, self.rows)
+        return self._replace(rows=rows, tokens=None)
+
+    def cast(self, dtype: torch.dtype) -> LSTMArgs:
+        """Returns the same call with every floating-point tensor in `dtype`."""
+        return LSTMArgs(
+            *(t.to(dtype) if t is not None and t.is_floating_point() else t for t in self)  # type: ignore[arg-type]
+        )
+
+
 class LSTMOutput(NamedTuple):
     """Result of one layer: `y` `(T, B, H)`, `hT` and `cT` `(B, H)`."""
 
@@ -35,9 +103,8 @@ class LSTMOutput(NamedTuple):
     cT: Tensor  # noqa: N815
 
 
-@dataclass(frozen=True)
-class LSTMCall:
-    """One sequence call of one layer, described without its tensors.
+class LSTMCall(NamedTuple):
+    """One call of one layer in one direction, described without its tensors; hashable.
 
     Attributes:
         T: steps.
@@ -48,6 +115,11 @@ class LSTMCall:
         device: device type, `"cpu"` or `"cuda"`.
         requires_grad: a gradient of any argument will be asked for.
         has_bias: both biases are given.
+        options: what the cell computes beyond torch's.
+        has_tokens: the input is tokens and an embedding.
+        has_lengths: sequences begin and end at steps of their own.
+        max_activation_bytes: how much may be kept for the backward pass, beside arguments and
+            `y`; what it needs beyond is computed a second time. None keeps everything.
         strict: nothing slower may stand in for the kernel, in a second derivative either.
     """
 
@@ -59,16 +131,22 @@ class LSTMCall:
     device: str
     requires_grad: bool
     has_bias: bool = True
+    options: CellOptions = TORCHS_CELL
+    has_tokens: bool = False
+    has_lengths: bool = False
+    max_activation_bytes: int | None = None
     strict: bool = False
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         mode = "train" if self.requires_grad else "infer"
-        return f"T={self.T} B={self.B} I={self.I} H={self.H} {dtype} {self.device} {mode}"
+        text = f"T={self.T} B={self.B} I={self.I} H={self.H} {dtype} {self.device} {mode}"
+        words = self.options.active(training=True)
+        words += ["tokens"] * self.has_tokens + ["lengths"] * self.has_lengths
+        return f"{text} with {', '.join(words)}" if words else text
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """The kernel a backend will run for a call.
 
     Attributes:
@@ -83,39 +161,49 @@ class Kernel:
 
 
 class Backend(Protocol):
-    """One implementation of the sequence op; one file each under `ops/backends`."""
+    """One implementation of the LSTM over a sequence; one file each under `ops/backends`."""
 
     @property
     def name(self) -> str:
         """Short name, as printed and as given to `lstm(backend=…)`."""
 
+    @property
+    def is_own(self) -> bool:
+        """True for fastlstm's own kernels: `fastlstm.LSTM` prefers them to torch's `nn.LSTM`."""
+
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None when the backend can run `call`, else the reason why not."""
+        """Returns None when the backend can run `call`, else the reason why not.
 
-    def kernel(self, call: LSTMCall) -> Kernel:
-        """Returns the kernel that `run` uses for a supported `call`."""
+        Asked on every call: for one that it can run it must cost next to nothing.
+        """
 
-    def run(
-        self, call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
-    ) -> LSTMOutput:
-        """Runs a supported call; every tensor already has `call.dtype`."""
+    def describe(self, call: LSTMCall) -> Kernel:
+        """Returns the kernel that `run` uses for a supported `call`, for people and for strict."""
+
+    def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+        """Runs a supported call; `y` is in `call.dtype`, `hT` and `cT` in it or in float32."""
 
 
 def describe_call(
-    x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, *, strict: bool = False
+    args: LSTMArgs,
+    options: CellOptions = TORCHS_CELL,
+    *,
+    max_activation_bytes: int | None = None,
+    strict: bool = False,
 ) -> LSTMCall:
     """Returns the description of a call with these (already checked) tensors."""
-    tensors = [t for t in (x, h0, c0, *weights) if t is not None]
+    requires_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     return LSTMCall(
-        T=x.shape[0],
-        B=x.shape[1],
-        I=x.shape[2],
-        H=weights.w_hh.shape[1],
-        dtype=compute_dtype(x),
-        device=x.device.type,
-        requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-        has_bias=weights.b_ih is not None,
-        strict=strict,
+        *args.sizes,
+        compute_dtype(args.rows),
+        args.rows.device.type,
+        requires_grad,
+        args.b_ih is not None,
+        options,
+        args.tokens is not None,
+        args.begins is not None,
+        max_activation_bytes,
+        strict,
     )
 
 

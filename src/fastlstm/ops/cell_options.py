@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting, nearest_hint
@@ -74,6 +74,10 @@ class CellOptions:
         pairs = ((name, getattr(self, name)) for name in OPTION_NAMES)
         return ", ".join(f"{n}={v!r}" for n, v in pairs if v != getattr(TORCHS_CELL, n))
 
+    def in_evaluation(self) -> CellOptions:
+        """Returns the options that count in evaluation."""
+        return replace(self, recurrent_dropout=0.0) if self.recurrent_dropout else self
+
     def active(self, training: bool) -> list[str]:
         """Returns what a call computes that torch's cell does not, in words."""
         found = ["layer norm"] if self.layer_norm else []
@@ -90,3 +94,4 @@ class CellOptions:
 
 OPTION_NAMES = tuple(field.name for field in fields(CellOptions))
 TORCHS_CELL = CellOptions()
+"""The options of torch's own cell."""

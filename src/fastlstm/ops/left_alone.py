@@ -9,9 +9,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError, kind_of_value
+from fastlstm.ops.cell_options import TORCHS_CELL
+from fastlstm.ops.registry import own_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from fastlstm.ops.call import LSTMCall
+    from fastlstm.ops.cell_options import CellOptions
 
 _WORDS = ("LSTM", "GRU", "RNN")
 
@@ -90,3 +95,18 @@ def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
 def _name(kind: type) -> str:
     is_torchs = kind.__module__.startswith("torch.nn")
     return f"nn.{kind.__name__}" if is_torchs else kind.__name__
+
+
+def left_to_torch(lstm: nn.LSTM, call: LSTMCall) -> str | None:
+    """Returns why `fastlstm.LSTM` leaves a call to torch's own forward pass, or None."""
+    if lstm.proj_size > 0:
+        return f"no kernel here projects its output, proj_size={lstm.proj_size}"
+    if call.options != TORCHS_CELL or getattr(lstm, "backend", None) is not None:
+        return None
+    return own_refusal(call)
+
+
+def options_of(lstm: nn.LSTM) -> CellOptions:
+    """Returns what a layer computes in its present mode; recurrent dropout is for training."""
+    options: CellOptions = getattr(lstm, "options", TORCHS_CELL)
+    return options if lstm.training else options.in_evaluation()

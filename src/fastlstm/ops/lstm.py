@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlstm.errors import ShapeError
-from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMCall, LSTMOutput, LSTMWeights, describe_call
-from fastlstm.ops.dispatch import select
+from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
+from fastlstm.ops.cell_options import TORCHS_CELL
+from fastlstm.ops.registry import select
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fastlstm.ops.call import LSTMCall
+    from fastlstm.ops.cell_options import CellOptions
 
 
 def lstm(
@@ -54,14 +57,8 @@ def lstm(
     Cost:
         `8 T B H (I + H)` floating-point operations forward, twice that backward.
     """
-    weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
-    check_args(x, h0, c0, weights)
-    call = describe_call(x, h0, c0, weights, strict=strict or backend is not None)
-    chosen = select(call, backend=backend, strict=strict).backend
-    if x.shape[0] == 0 or x.shape[1] == 0:
-        return _nothing(call, x, h0, c0, weights)
-    y, hT, cT = chosen.run(call, x, h0, c0, weights)
-    return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
+    args = LSTMArgs(x, None, h0, c0, w_ih, w_hh, b_ih, b_hh)
+    return checked_run(args, backend=backend, strict=strict)
 
 
 def lstm_tokens(
@@ -101,79 +98,114 @@ def lstm_tokens(
     Cost:
         `8 T B H H + 8 V H I` floating-point operations forward, twice that backward.
     """
-    weights = LSTMWeights(w_ih, w_hh, b_ih, b_hh)
-    must = strict or backend is not None
-    call = _token_call(tokens, embedding, h0, c0, weights, strict=must)
+    args = LSTMArgs(embedding, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
+    return checked_run(args, backend=backend, strict=strict)
+
+
+def run(
+    args: LSTMArgs,
+    options: CellOptions = TORCHS_CELL,
+    *,
+    backend: str | None = None,
+    strict: bool = False,
+    max_activation_bytes: int | None = None,
+) -> LSTMOutput:
+    """Runs tensors that are known to fit each other on the best backend.
+
+    Args:
+        args: the tensors.
+        options: what the cell computes.
+        backend: run this one instead of the best; a call it cannot run is a KernelError.
+        strict: a slow path is a KernelError.
+        max_activation_bytes: how much may be kept for the backward pass (`LSTMCall`).
+
+    Returns:
+        `y` in the compute dtype; `hT` and `cT` in it or in float32.
+    """
+    call = describe_call(
+        args,
+        options,
+        max_activation_bytes=max_activation_bytes,
+        strict=strict or backend is not None,
+    )
     chosen = select(call, backend=backend, strict=strict).backend
-    if isinstance(chosen, NativeBackend) and embedding.shape[0] < tokens.numel():
-        y, hT, cT = chosen.run_tokens(call, tokens, embedding, h0, c0, weights)
-        return LSTMOutput(y, hT.to(h0.dtype), cT.to(c0.dtype))
-    x = torch.nn.functional.embedding(tokens, embedding)
-    return lstm(x, h0, c0, *weights, backend=backend, strict=strict)
+    return _empty_output(call, args) if 0 in (call.T, call.B) else chosen.run(call, args)
 
 
-def _token_call(
-    tokens: Tensor, embedding: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights, *, strict: bool
-) -> LSTMCall:
-    """Checks the arguments as those of `lstm` on a view of the right shape."""
-    x = check_tokens(tokens, embedding)
-    check_args(x, h0, c0, weights)
-    return describe_call(x, h0, c0, weights, strict=strict)
+def checked_run(
+    args: LSTMArgs,
+    options: CellOptions = TORCHS_CELL,
+    *,
+    backend: str | None = None,
+    strict: bool = False,
+    max_activation_bytes: int | None = None,
+) -> LSTMOutput:
+    """As `run`, with `hT` and `cT` in the dtypes of `h0` and `c0`.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, dtype or device; the text names it.
+    """
+    _check(args)
+    y, hT, cT = run(
+        args,
+        options,
+        backend=backend,
+        strict=strict,
+        max_activation_bytes=max_activation_bytes,
+    )
+    return LSTMOutput(y, hT.to(args.h0.dtype), cT.to(args.c0.dtype))
 
 
-def check_tokens(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """Returns a view of the shape that the rows `embedding[tokens]` have, `(T, B, I)`."""
-    if tokens.dim() != 2 or tokens.dtype != torch.int64:
-        raise ShapeError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B)")
-    if embedding.dim() != 2:
-        raise ShapeError(f"embedding has shape {tuple(embedding.shape)}, expected (V, I)")
-    T, B = tokens.shape
-    return embedding[:1].expand(T * B, -1).view(T, B, embedding.shape[1])
-
-
-def _nothing(call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMOutput:
+def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     """No step or no lane: an empty `y` that every argument still gets its (zero) gradient from."""
     with torch.autocast(call.device, enabled=False):
-        rows, h, w_ih, w_hh = (t.to(call.dtype) for t in (x, h0, weights.w_ih, weights.w_hh))
-        gates = rows @ w_ih.t() + h @ w_hh.t()
-        for bias in (weights.b_ih, weights.b_hh):
-            gates = gates if bias is None else gates + bias.to(call.dtype)
-    return LSTMOutput(gates[..., : call.H], h0.clone(), c0.clone())
+        cast = args.embedded().cast(call.dtype)
+        gates = cast.rows @ cast.w_ih.t() + cast.h0 @ cast.w_hh.t()
+        for bias in (cast.b_ih, cast.b_hh):
+            gates = gates if bias is None else gates + bias
+    return LSTMOutput(gates[..., : call.H], args.h0.clone(), args.c0.clone())
 
 
-def check_args(x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> None:
-    """Raises ShapeError for arguments of `lstm` that do not fit each other."""
-    if x.dim() != 3:
-        raise ShapeError(f"x has shape {tuple(x.shape)}, expected (T, B, I)")
-    if (weights.b_ih is None) != (weights.b_hh is None):
+def _check(args: LSTMArgs) -> None:
+    """Raises ShapeError for an argument of the wrong shape, device or dtype."""
+    rows, tokens, w_hh, weights = args.rows, args.tokens, args.w_hh, args.weights
+    if tokens is None:
+        if rows.dim() != 3:
+            raise ShapeError(f"x has shape {tuple(rows.shape)}, expected (T, B, I)")
+    elif tokens.dim() != 2 or tokens.dtype != torch.int64:
+        raise ShapeError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}, expected int64 (T, B)")
+    elif rows.dim() != 2:
+        raise ShapeError(f"embedding has shape {tuple(rows.shape)}, expected (V, I)")
+    if (args.b_ih is None) != (args.b_hh is None):
         raise ShapeError("one of b_ih and b_hh is missing; give both biases or none")
-    T, B, I = x.shape  # noqa: E741
-    G, H = weights.w_hh.shape if weights.w_hh.dim() == 2 else (0, 0)
-    if weights.w_hh.dim() != 2 or G != 4 * H:
+    G, H = w_hh.shape if w_hh.dim() == 2 else (0, 0)
+    if w_hh.dim() != 2 or G != 4 * H:
         raise ShapeError(
-            f"w_hh has shape {tuple(weights.w_hh.shape)}, expected (4H, H); gates i, f, g, o are"
+            f"w_hh has shape {tuple(w_hh.shape)}, expected (4H, H); gates i, f, g, o are"
             " stacked along the first axis"
         )
+    T, B, I, _ = args.sizes  # noqa: E741
     if 0 in (I, H):
         raise ShapeError(f"input size {I} and hidden size {H} were given, both must be at least 1")
-    if weights.w_ih.dim() == 2 and weights.w_ih.shape[1] != I:
+    if args.w_ih.dim() == 2 and args.w_ih.shape[1] != I:
         raise ShapeError(
-            f"x has last axis {I}, this layer has input_size={weights.w_ih.shape[1]}; pass x of"
-            f" shape ({T}, {B}, {weights.w_ih.shape[1]}) or weights w_ih of shape ({G}, {I})"
+            f"x has last axis {I}, this layer has input_size={args.w_ih.shape[1]}; pass x of"
+            f" shape ({T}, {B}, {args.w_ih.shape[1]}) or weights w_ih of shape ({G}, {I})"
         )
-    expected = {"h0": (B, H), "c0": (B, H), "w_ih": (G, I), "b_ih": (G,), "b_hh": (G,)}
-    given = {"h0": h0, "c0": c0, **weights._asdict()}
-    for name, value in given.items():
-        if value is None:
+    tensors = (args.h0, args.c0, *weights)
+    shapes = ((B, H), (B, H), (G, I), (G, H), (G,), (G,))
+    names = ("h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh")
+    for name, t, shape in zip(names, tensors, shapes, strict=True):
+        if t is None:
             continue
-        if name in expected and tuple(value.shape) != expected[name]:
+        if t.shape != shape:
             raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}, expected {expected[name]} for x"
-                f" {tuple(x.shape)} and hidden size {H}"
+                f"{name} has shape {tuple(t.shape)}, expected {shape} for x {(T, B, I)} and hidden"
+                f" size {H}"
             )
-        if value.device != x.device:
-            raise ShapeError(f"{name} is on {value.device}, x on {x.device}; move one of them")
-        if not value.dtype.is_floating_point:
-            raise ShapeError(f"{name} is {value.dtype}, expected a floating-point tensor")
-    if not x.dtype.is_floating_point:
-        raise ShapeError(f"x is {x.dtype}, expected a floating-point tensor; embed tokens first")
+        if t.device != rows.device:
+            raise ShapeError(f"{name} is on {t.device}, x on {rows.device}; move one of them")
+        if not t.dtype.is_floating_point:
+            raise ShapeError(f"{name} is {t.dtype}, expected a floating-point tensor")
+    if not rows.dtype.is_floating_point:
+        raise ShapeError(f"x is {rows.dtype}, expected a floating-point tensor; embed tokens first")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fastlstm.ops.native_call import address_of, empty, fastest_kernels, padded_columns
+from fastlstm.ops.kernels import address_of, empty, fastest_kernels, padded_columns
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
-from fastlstm.ops.call import LSTMOutput, LSTMWeights
-from fastlstm.ops.cell_call import EPSILON, CellCall, activate, zoneout_masks
+from fastlstm.ops.call import LSTMArgs, LSTMOutput, LSTMWeights, is_autocast
+from fastlstm.ops.cell_call import EPSILON, CellCall, Norm, activate, zoneout_masks
+from fastlstm.ops.cell_options import CellOptions
 
 _PLAIN = CellCall()
 Keep = Tensor | float
@@ -84,6 +87,17 @@ def lstm_reference(
             y_t = y_t.where(is_inside, 0)
         steps.append(y_t)
     return LSTMOutput(torch.stack(steps), h, c)
+
+
+def run_reference(args: LSTMArgs, options: CellOptions, dtype: torch.dtype) -> LSTMOutput:
+    """Runs any call in `dtype`, whatever autocast says."""
+    device = args.rows.device.type
+    with torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext():
+        args = args.cast(dtype).embedded()
+        norm = None if args.gamma_hh is None else Norm(*args.norm)  # type: ignore[arg-type]
+        cell = CellCall(options, norm, args.mask, args.seed)
+        lanes = args.begins, args.ends
+        return lstm_reference(args.rows, args.h0, args.c0, args.weights, cell, *lanes)
 
 
 def _normalised(x: Tensor) -> Tensor:

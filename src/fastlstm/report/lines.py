@@ -264,9 +264,13 @@ def test_rows(event: Event) -> list[Row]:
 
 def windows_text(event: Event) -> str:
     """Returns how many windows of the test set were evaluated: ``512 of 3,389 windows``."""
-    done, total = number(event, "windows") or 0, number(event, "of_windows") or 0
+    return _share_text(event, "windows", "of_windows", "window")
+
+
+def _share_text(event: Event, part: str, whole: str, noun: str) -> str:
+    done, total = number(event, part) or 0, number(event, whole) or 0
     share = f"{done:,.0f} of " if total > done else ""
-    return share + counted(max(done, total), "window")
+    return share + counted(max(done, total), noun)
 
 
 def score_text(found: Mapping[str, Any]) -> str:
@@ -311,10 +315,17 @@ def end_rows(end: Event, start: Event) -> list[Row]:
     memory, best_step = number(end, "peak_memory_bytes"), number(end, "best_step")
     best = figure_text(end, f"best_{measure.key}")
     overall = units / elapsed if units and elapsed else None
+    found = end.get("test")
+    test: Event = found if isinstance(found, dict) else {}
     rows = {
         "best": [
             _filled(f"{{}} validation {measure.label}", best)
             + (_filled(" at step {:,.0f}", best_step) if best else "")
+        ],
+        "test": [
+            _filled(f"{{}} {measure.label}", figure_text(test, measure.key)),
+            _filled("perplexity {}", figure_text(test, "perplexity", ".4g")),
+            _share_text(test, "num_units", "of_units", unit.removesuffix("s")) if test else "",
         ],
         "speed": [
             "" if rate is None else f"{short_count(rate)} {unit}/s in training steps",

@@ -126,6 +126,9 @@ def _numbers(history: History) -> str:
     if (best := history.best) is not None:
         figure = f"{best[measure.key]:.4f}"
         cells.append(_number("Best validation", figure, measure.label, _at(best)))
+    test = (history.end or {}).get("test")
+    if isinstance(test, dict) and (figure := figure_text(test, measure.key)):
+        cells.append(_number("Test", figure, measure.label, "the best model, on a text of its own"))
     if (rate := history.rate) is not None:
         total = number(history.end or history.steps[-1], "units") if history.steps else None
         note = f"{total:,.0f} {unit}" if total is not None else ""

@@ -42,6 +42,11 @@ class Numbers:
     def __len__(self) -> int:
         return len(self.mean)
 
+    @property
+    def values(self) -> list[Any]:
+        """What it holds as plain values."""
+        return [self.mean.tolist(), self.std.tolist()]
+
     def encode(self, answers: NDArray[np.float64]) -> Tensor:
         """Returns what the network is to answer, shape ``(N, K)``, float32."""
         scale = np.where(self.std > 0, self.std, 1.0)
@@ -71,6 +76,12 @@ class Labels:
 
     def __len__(self) -> int:
         return len(self.classes)
+
+    @property
+    def values(self) -> list[Any]:
+        """What it holds as plain values."""
+        values: list[Any] = self.classes.tolist()
+        return values
 
     def encode(self, labels: list[Any]) -> Tensor:
         """Returns the number of each label's class, shape ``(N,)``, int64."""

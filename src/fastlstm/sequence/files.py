@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,14 +95,14 @@ def _plain_answers(answers: Answers) -> dict[str, Any]:
     return {"kind": answers.kind, "classes": classes, "dtype": text}
 
 
-def stored_options(
-    config: Mapping[str, Any], origin: Path
-) -> tuple[SequenceConfig, SequenceConfig, str]:
+def read_options(data: bytes, origin: Path) -> tuple[SequenceConfig, SequenceConfig, str]:
     """Returns the options of config.json, as resolved and as given, and the key of the data.
 
     Raises:
         CorruptFileError: they make no sense; `origin` is named.
+        FormatError: it is of something else, or of a newer format.
     """
+    config = _config(data, origin)
     with checked_values(origin):
         begun, given = (
             built(SequenceConfig, config[name], f"'{name}'") for name in ("train", "given")
@@ -112,6 +111,17 @@ def stored_options(
         if not isinstance(key, str):
             raise TypeError(f"data.key is {key!r:.80}, expected a text")
     return begun, given, key
+
+
+def _config(data: bytes, origin: Path) -> dict[str, Any]:
+    config = json_object(data, origin)
+    if config.get("kind") != SEQUENCE or config.get("format") != _FORMAT:
+        raise FormatError(
+            f"{origin} is not of a sequence model of format {_FORMAT}: a text model is opened by"
+            " LM.load, a forecaster by Forecaster.load, another format by the fastlstm that wrote"
+            " it"
+        )
+    return config
 
 
 def read_sequence_model(path: str | Path) -> StoredSequenceModel:
@@ -142,13 +152,8 @@ def read_sequence_model(path: str | Path) -> StoredSequenceModel:
         if name not in files:
             raise FormatError(f"{directory / MANIFEST}: lists no {name}: this is no sequence model")
     origin = directory / CONFIG_FILE
-    config = json_object(files[CONFIG_FILE], origin)
-    if config.get("kind") != SEQUENCE or config.get("format") != _FORMAT:
-        raise FormatError(
-            f"{origin} is not of a sequence model of format {_FORMAT}; open another format by the"
-            " fastlstm that wrote it"
-        )
-    begun, given, key = stored_options(config, origin)
+    config = _config(files[CONFIG_FILE], origin)
+    begun, given, key = read_options(files[CONFIG_FILE], origin)
     with checked_values(origin):
         sizes = NetworkConfig(**config["network"])
         for name in _SHARED:

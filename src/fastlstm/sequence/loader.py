@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.sequence.data import SequenceBatch, Sequences
-from fastlstm.system.prefetch import read_position
+from fastlstm.system.prefetch import LoaderPosition
 
 
 class LabelledBatch(NamedTuple):
@@ -49,17 +48,8 @@ class LabelledSequences:
             self.sequences.batch(numbers, self.mean, self.std), self.wanted[numbers]
         )
 
-    @property
-    def key(self) -> str:
-        """SHA-256 of the sequences and their answers."""
-        digest = hashlib.sha256()
-        for part in (self.sequences.values, self.sequences.lengths, self.wanted.numpy()):
-            digest.update(f"{part.dtype} {part.shape}".encode())
-            digest.update(np.ascontiguousarray(part).data)
-        return digest.hexdigest()
 
-
-class SequenceLoader:
+class SequenceLoader(LoaderPosition):
     """Hands out training batches; every epoch has an order of its own.
 
     Args:
@@ -73,40 +63,27 @@ class SequenceLoader:
         steps_per_epoch: batches of an epoch.
     """
 
+    _source = "data"
+
     def __init__(
         self, data: LabelledSequences, numbers: NDArray[np.int64], batch_size: int, seed: int
     ) -> None:
         self.wait_s = 0.0
         self.steps_per_epoch = -(-len(numbers) // batch_size)
         self._data, self._numbers, self._batch_size, self._seed = data, numbers, batch_size, seed
-        self._go_to(0, 0)
-
-    def _go_to(self, epoch: int, index: int) -> None:
-        self._epoch, self._index = epoch, index
-        self._order = np.random.default_rng((self._seed, epoch)).permutation(self._numbers)
+        self._order, self._order_epoch = numbers, -1
 
     def next(self) -> LabelledBatch:
         """Returns the next batch."""
         started = time.perf_counter()
+        if self._order_epoch != self._epoch:
+            order = np.random.default_rng((self._seed, self._epoch)).permutation(self._numbers)
+            self._order, self._order_epoch = order, self._epoch
         first = self._index * self._batch_size
         batch = self._data.batch(self._order[first : first + self._batch_size])
-        self._index += 1
-        if self._index == self.steps_per_epoch:
-            self._go_to(self._epoch + 1, 0)
+        self._advance()
         self.wait_s += time.perf_counter() - started
         return batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position of the next batch."""
-        return {"epoch": self._epoch, "index": self._index}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a position of `state_dict`.
-
-        Raises:
-            CorruptFileError: no such position.
-        """
-        self._go_to(*read_position(state, self.steps_per_epoch, "data"))
 
     def close(self) -> None:
         """Nothing is held open."""

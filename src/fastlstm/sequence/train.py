@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,18 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError, Setting, counted
-from fastlstm.ops.dispatch import explain
+from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
-from fastlstm.runs.find_run import require_run
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.stored_values import json_object
 from fastlstm.sequence.answers import Answers
 from fastlstm.sequence.config import DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.files import (
     CONFIG_FILE,
     StoredSequenceModel,
     description_files,
-    stored_options,
+    read_options,
 )
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
@@ -55,6 +54,16 @@ class SequenceData:
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
     answers: Answers
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the sequences and their answers."""
+        digest = hashlib.sha256(repr(self.answers.values).encode())
+        sequences = self.labelled.sequences
+        for part in (sequences.values, sequences.lengths, self.labelled.wanted.numpy()):
+            digest.update(f"{part.dtype} {part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
 
 @torch_settings_kept()
@@ -106,30 +115,24 @@ class _Session(RunSession):
 
     def train(self, config: SequenceConfig, resume: bool, callbacks: Sequence[Callback]) -> Trained:
         names = [field.name for field in dataclasses.fields(config)]
-        with self.start(config, names, resume, self._stored, MAY_CHANGE) as start:
-            return self._train(start, callbacks)
+        with self.start(
+            config, names, resume, lambda found: _options(found)[:2], MAY_CHANGE
+        ) as start:
+            key = self._data.key
+            if start.found is not None and key != _options(start.found)[2]:
+                assert self.run is not None
+                raise FormatError(
+                    f"'{self.run.path}' was started with other sequences or answers; resume with"
+                    " the same, or start a new run with another ",
+                    Setting("out"),
+                )
+            return self._train(start, key, callbacks)
 
-    def _stored(self, found: Checkpoint) -> tuple[SequenceConfig, SequenceConfig]:
-        """Returns the options of a checkpoint, resolved and as given.
-
-        Raises:
-            FormatError: it is of other sequences or answers, or of another kind of run.
-        """
-        assert self.run is not None
-        require_run(self.run.path, "sequence")
-        origin = found.path / CONFIG_FILE
-        begun, first, key = stored_options(json_object(found.files[CONFIG_FILE], origin), origin)
-        if key != self._data.labelled.key:
-            raise FormatError(
-                f"'{self.run.path}' was started with other sequences or answers; resume with the"
-                " same, or start a new run with another ",
-                Setting("out"),
-            )
-        return begun, first
-
-    def _train(self, start: Start[SequenceConfig], callbacks: Sequence[Callback]) -> Trained:
-        config, device, found = start.options, start.device, start.found
+    def _train(
+        self, start: Start[SequenceConfig], key: str, callbacks: Sequence[Callback]
+    ) -> Trained:
         self.mark()
+        config, device, found = start.options, start.device, start.found
         data, labelled = self._data, self._data.labelled
         if (config.steps, config.epochs, config.budget) == (None, None, None):
             config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
@@ -141,7 +144,7 @@ class _Session(RunSession):
         precision = self._precision(config, network, device)
         config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
         stored = StoredSequenceModel(
-            config, start.given, network, labelled.mean, labelled.std, data.answers, labelled.key
+            config, start.given, network, labelled.mean, labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -192,6 +195,11 @@ class _Session(RunSession):
             "dropout": stored.config.dropout,
             "kernels": kernels,
         }
+
+
+def _options(found: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
+    """Returns the options of a checkpoint, resolved and as given, and the key of its data."""
+    return read_options(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
 
 
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:

@@ -18,7 +18,7 @@ from fastlstm.serve.http.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
 from fastlstm.serve.text.completions import Completions
-from fastlstm.serve.text.openapi import document
+from fastlstm.serve.text.openapi import text_document
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def make_app(service: Service) -> ASGIApp:
-    """Returns the whole application: routes behind the key gate behind log and counters."""
+    """Returns the application: log and counters, the key gate, the routes."""
     pages = _Pages(service)
     routes = [
         Route("/", pages.page),
@@ -48,13 +48,13 @@ def make_app(service: Service) -> ASGIApp:
 
 
 class _Routes:
-    """Starlette's router without its error pages: what it refuses is an ApiError."""
+    """Starlette's router, raising ApiError instead of its error pages."""
 
     def __init__(self, routes: list[Route]) -> None:
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # without it the router answers by itself, as plain text
+        scope["app"] = self  # else the router answers by itself, as plain text
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
@@ -67,7 +67,7 @@ class _Routes:
 
 
 class _Pages:
-    """Everything but completions and inference."""
+    """The other routes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -75,10 +75,10 @@ class _Pages:
 
     async def page(self, request: Request) -> Response:
         service, key = self._service, "KEY" if self._service.keys else None
-        engine = service.served
+        engine = service.engine
         if not isinstance(engine, ForecastEngine):
-            page, parts = self._text_page, {"prompt": example_prompt(engine.writer.tokenizer)}
-            parts = {name: to_html(text) for name, text in parts.items()}
+            prompt = example_prompt(engine.model.tokenizer)
+            page, parts = self._text_page, {"prompt": to_html(prompt)}
         elif key is None or service.keys.tenant(request.scope["headers"]):
             host = request.headers.get("host", "")
             page, parts = self._forecast_page, {"content": forecaster_html(engine, host, key)}
@@ -100,17 +100,16 @@ class _Pages:
 
     async def openapi(self, request: Request) -> Response:
         service = self._service
-        engine, has_keys = service.served, bool(service.keys)
+        engine, has_keys = service.engine, bool(service.keys)
         if isinstance(engine, ForecastEngine):
             return JSONResponse(forecast_document(engine, has_keys=has_keys))
-        return JSONResponse(document(engine, service.settings, has_keys=has_keys))
+        return JSONResponse(text_document(engine, has_keys=has_keys))
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
 
     async def model(self, request: Request) -> Response:
-        described = self._described()
-        name = request.path_params["name"]
+        described, name = self._described(), request.path_params["name"]
         if name != described["id"]:
             raise ApiError(
                 404,
@@ -121,7 +120,7 @@ class _Pages:
         return JSONResponse(described)
 
     async def chat(self, request: Request) -> Response:
-        self._service.engine  # noqa: B018  a forecaster says so instead
+        self._service.text_engine  # noqa: B018  a forecaster has an error of its own
         raise ApiError(
             404,
             "this model writes on from a text, it was not trained to chat; send the text as"
@@ -131,7 +130,7 @@ class _Pages:
         )
 
     def _described(self) -> dict[str, Any]:
-        engine = self._service.engine
+        engine = self._service.text_engine
         return {
             "id": engine.name,
             "object": "model",

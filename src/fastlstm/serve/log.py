@@ -1,4 +1,4 @@
-"""Lines on standard error that nobody waits for: a reader who stalls holds up no request."""
+"""Log lines on standard error, written without blocking any request."""
 
 from __future__ import annotations
 
@@ -16,33 +16,29 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
 MAX_LINES = 8192
-"""That wait to be written, some 3 MB; what comes then is dropped, and counted."""
+"""Lines that may wait, some 3 MB; further ones are dropped and counted."""
 _RETRY_S = 0.05
 _CLOSE_S = 1.0
 
 
 class Log:
-    """Writes lines on a thread of its own, which begins with the first one.
-
-    Args:
-        dropped: counts the lines that were not written.
-    """
+    """Writes lines on a thread of its own; counts those `dropped`."""
 
     def __init__(self, dropped: Counter) -> None:
         self._dropped = dropped
-        self._num_unsaid = 0  # dropped, and no line says so yet
+        self._num_unreported = 0  # dropped lines not mentioned in the log yet
         self._lines: deque[str] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Has a line written; never waits."""
+        """Queues a line; never blocks."""
         with self._changed:
             if self._is_closed or len(self._lines) >= MAX_LINES:
                 self._drop(1)
                 return
-            self._say_dropped()
+            self._report_dropped()
             self._lines.append(line)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fastlstm-log", daemon=True)
@@ -50,24 +46,23 @@ class Log:
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends the thread once everything is written, or soon if nobody reads."""
+        """Ends the thread once everything is written, after a second at the latest."""
         with self._changed:
             self._is_closed = True
-            self._say_dropped()
+            self._report_dropped()
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
     def _drop(self, count: int) -> None:
-        self._num_unsaid += count
+        self._num_unreported += count
         self._dropped.inc(count)
 
-    def _say_dropped(self) -> None:
-        if self._num_unsaid:
-            lost = counted(self._num_unsaid, "log line")
-            text = f"fastlstm: {lost} dropped: standard error was not read in time"
-            self._lines.append(text)
-            self._num_unsaid = 0
+    def _report_dropped(self) -> None:
+        if self._num_unreported:
+            lost = counted(self._num_unreported, "log line")
+            self._lines.append(f"fastlstm: {lost} dropped: standard error was not read in time")
+            self._num_unreported = 0
 
     def _run(self) -> None:
         while True:
@@ -79,7 +74,7 @@ class Log:
                 lines = [self._lines.popleft() for _ in range(min(64, len(self._lines)))]
             try:
                 _write("".join(f"{line}\n" for line in lines))
-            except (OSError, ValueError):  # the reader has gone, the disk is full, or it is closed
+            except (OSError, ValueError):  # the reader is gone, the disk full, or it is closed
                 with self._changed:
                     self._drop(len(lines))
 
@@ -87,7 +82,7 @@ class Log:
 def _write(text: str) -> None:
     try:
         descriptor = sys.stderr.fileno()
-    except (AttributeError, ValueError, OSError):  # standard error was replaced by an object
+    except (AttributeError, ValueError, OSError):  # standard error is an object
         sys.stderr.write(text)
         return
     # Past the buffer of sys.stderr: its lock, held in a write that stalls, would abort the exit.
@@ -95,19 +90,18 @@ def _write(text: str) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # someone made the pipe non-blocking
+        except BlockingIOError:  # the pipe is non-blocking
             time.sleep(_RETRY_S)
 
 
 class LogHandler(logging.Handler):
-    """Sends what is logged, such as a traceback, the same way as the lines of requests."""
+    """Sends log records, such as tracebacks, through a `Log`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Has one record written."""
         try:
             self._log.write(self.format(record))
         except Exception:

@@ -1,7 +1,7 @@
-"""The pages at `/`: one to try a text model, one that says what a forecaster takes and gives.
+"""The pages at `/`: one to try a text model, one that describes a forecaster.
 
-Each is one file. Its policy names its own script and style by their digests, so that nothing else
-runs or is loaded; what the model brings, such as names of columns, is escaped.
+Each is one file. Its policy allows only its own script and style, by their digests; text from the
+model, such as names of columns, is escaped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
     from fastlstm.serve.forecast.engine import ForecastEngine
-    from fastlstm.serve.forecast.tensors import Spec
+    from fastlstm.serve.forecast.tensors import TensorSpec
     from fastlstm.text.data.tokenizer import Tokenizer
 
 _PROMPTS = ("Once upon a time", "The ", "the ")
@@ -39,13 +39,13 @@ _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}", re.ASCII)
 
 
 class Page:
-    """A page of this package with places to fill in, each once: ``{{name}}``.
+    """A page of this package with placeholders such as ``{{name}}``.
 
     Args:
         name: of the file.
 
     Attributes:
-        headers: what it must be sent with.
+        headers: of the response.
     """
 
     def __init__(self, name: str) -> None:
@@ -67,17 +67,13 @@ class Page:
         return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
     def filled(self, **parts: str) -> bytes:
-        """Returns the page.
-
-        Args:
-            parts: HTML by the name of its place.
-        """
-        html = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], self._html)
+        """Returns the page with HTML in place of its placeholders."""
+        html = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], self._html)
         return html.encode("utf-8")
 
 
 def example_prompt(tokenizer: Tokenizer) -> str:
-    """Returns a text that a model can go on from: a usual one, else letters of its vocabulary."""
+    """Returns a prompt that a model can read: a usual one, else letters of its vocabulary."""
     for text in _PROMPTS:
         try:
             tokenizer.encode(text)
@@ -89,12 +85,12 @@ def example_prompt(tokenizer: Tokenizer) -> str:
 
 
 def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
-    """Returns what a page says of a forecaster.
+    """Returns the description of a forecaster.
 
     Args:
-        engine: that serves it.
+        engine: of the forecaster.
         host: the request's Host header.
-        key: what stands for the API key in the examples; None without keys.
+        key: placeholder of the API key in the examples; None without keys.
     """
     model = engine.model
     address = host if _HOST.fullmatch(host) else "localhost"
@@ -126,7 +122,7 @@ def _names_text(names: tuple[str, ...]) -> str:
     return clipped(", ".join(map(name_text, names)), MAX_TEXT)
 
 
-def _table(specs: Mapping[str, Spec], model: WindowForecaster) -> str:
+def _table(specs: Mapping[str, TensorSpec], model: WindowForecaster) -> str:
     rows = [
         (spec.name, spec.datatype, _shape_text(spec, model), _names_text(spec.columns))
         for spec in specs.values()
@@ -138,7 +134,7 @@ def _table(specs: Mapping[str, Spec], model: WindowForecaster) -> str:
     return f"<div class=scroll><table><tr>{heads}</tr>{body}</table></div>"
 
 
-def _shape_text(spec: Spec, model: WindowForecaster) -> str:
+def _shape_text(spec: TensorSpec, model: WindowForecaster) -> str:
     sizes = ["B" if axis == 0 else str(size) for axis, size in enumerate(spec.shape)]
     if spec.name.startswith("past"):
         sizes[1] = str(model.input_size)
@@ -146,27 +142,26 @@ def _shape_text(spec: Spec, model: WindowForecaster) -> str:
 
 
 class Examples:
-    """A request that a forecaster answers, as programs.
+    """Example programs that request a forecast.
 
     Args:
         model: the forecaster.
-        inputs: what it takes.
-        url: where to.
-        key: what stands for the API key; None without keys.
+        inputs: of the model.
+        url: of the request.
+        key: placeholder of the API key; None without keys.
     """
 
     def __init__(
-        self, model: WindowForecaster, inputs: Mapping[str, Spec], url: str, key: str | None
+        self, model: WindowForecaster, inputs: Mapping[str, TensorSpec], url: str, key: str | None
     ) -> None:
         self._model, self._inputs, self._url, self._key = model, inputs, url, key
 
-    def _sizes(self, spec: Spec) -> list[int]:
-        """Returns the shape of one window."""
+    def _sizes(self, spec: TensorSpec) -> list[int]:
         lead = {"past": [1, self._model.input_size], "future": [1, self._model.horizon]}
         return [*lead.get(spec.name.removesuffix("_names"), [1]), len(spec.columns)]
 
-    def _row(self, spec: Spec) -> list[float | str]:
-        """Returns a row of a tensor: means of the training rows, and a name of each column."""
+    def _row(self, spec: TensorSpec) -> list[float | str]:
+        """Returns a row of a tensor: means of the training rows, or a name of each column."""
         columns: Columns = getattr(self._model, spec.name.removesuffix("_names"))
         if spec.datatype == "BYTES":
             return [min(columns.codes[name], key=len) for name in spec.columns]

@@ -1,4 +1,4 @@
-"""Running the server: listening, loading, serving, and ending without losing a text."""
+"""Running the server: listen, load, serve, and end without losing an answer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.http.listener import A_TURN, Listener, Notice, max_connections
 from fastlstm.serve.http.protocol import protocol_class
+from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.log import LogHandler
 from fastlstm.serve.service import Service
-from fastlstm.serve.text.engine import Engine
-from fastlstm.serve.worker import Worker
+from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
-from fastlstm.text.loading import TextModel, load_decoder
+from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,23 +38,22 @@ if TYPE_CHECKING:
     from fastlstm.serve.settings import Settings
 
 _SEND_BUFFER = 1 << 18
-"""What the kernel may hold of one connection; by itself it would let a slow reader have 4 MB."""
+"""Bytes the kernel may hold for a connection; by default a slow reader would get 4 MB."""
 _FLUSH_S, _CANCEL_S = 5, 1.0
-"""What clients have to take the end of their texts, after the last one was written."""
-_LOOK_S = 0.05
+"""Time for clients to read the end of their answers, and for tasks to be cancelled."""
+_POLL_S = 0.05
 _SWITCH_S = 0.001
-"""The engine waits at most so long for the interpreter, when a call has returned."""
+"""The longest the engine waits for the interpreter after a call."""
 _GARBAGE_AFTER = 400_000
-"""Objects between two looks for garbage. Reading a body of a megabyte makes so many that with the
-default of 700 most of the time would go there, and nobody else has the interpreter meanwhile."""
+"""Objects between two garbage collections. Reading a body of 1 MB makes this many; with the default
+of 700 most of the time would go there, with the interpreter held."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose signals are ours."""
+    """uvicorn's server, without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
         yield
 
 
@@ -66,12 +65,12 @@ class Runner:
         settings: address and limits.
         keys: API keys; none lets everyone in.
         session_key: signs states; None draws one.
-        say: is given what the user should know.
+        say: receives messages for the user.
     """
 
     def __init__(
         self,
-        load: Callable[[], TextModel | WindowForecaster],
+        load: Callable[[], InferenceModel | WindowForecaster],
         settings: Settings,
         keys: Sequence[str] = (),
         session_key: bytes | None = None,
@@ -110,46 +109,47 @@ class Runner:
                 self.service.log.close()
 
     def _limit(self, bound: Listener) -> None:
-        settings = self._settings
-        # Far more than places: who finds none is to be told so.
-        most = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
-        service = self.service
-        # By the log's thread: who reads standard error slowly must not hold the event loop up.
-        notice = Notice(lambda text: service.log.write(f"fastlstm: {text}"), most)
+        service, settings = self.service, self._settings
+        # Far more than places: a client that finds none must be told so.
+        limit = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
+        # Through the log's thread: a slow reader of standard error must not block the event loop.
+        notice = Notice(lambda text: service.log.write(f"fastlstm: {text}"), limit)
 
         def make_room() -> bool:
             notice.too_many()
-            is_made = service.waiting.make_room()
-            service.metrics.dismissed.inc(is_made)
-            return is_made
+            has_closed = service.idle.make_room()
+            service.metrics.dismissed.inc(has_closed)
+            return has_closed
 
         def on_refused() -> None:
             notice.too_many()
             service.metrics.refused.inc()
 
-        bound.limit(most, make_room, on_refused)
+        bound.limit(limit, make_room, on_refused)
 
     def end(self) -> None:
-        """Begins to end; a second time leaves out the grace."""
+        """Starts to end; a second call leaves out the grace."""
         if self._ending.is_set():
             self._must_hurry.set()
         self._ending.set()
 
     async def _open(self, bound: socket.socket) -> None:
         host, port = bound.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        self._warn(host)
+        if not self.service.keys and not self.service.is_local:
+            self._say(
+                f"WARNING: {host} can be reached from other machines and there is no API key:"
+                " anyone may use this server; set --api-key-file, or --host 127.0.0.1"
+            )
         model = await self._loaded()
         if model is None:
             return
-        gc.freeze()  # what is loaded stays: no look for garbage goes through it again
-        described = (
-            self._serve_text(model) if isinstance(model, TextModel) else self._forecast(model)
-        )
+        gc.freeze()  # the model stays: garbage collections need not look at it
+        described = self._start(model)
+        shown = f"[{host}]" if ":" in host else host
         self._say(f"serving {model.name} at http://{shown}:{port}/ ({described})")
 
-    async def _loaded(self) -> TextModel | WindowForecaster | None:
-        """Returns the model; None where a signal came before it was there."""
+    async def _loaded(self) -> InferenceModel | WindowForecaster | None:
+        """Returns the model; None if a signal came first."""
         loader = Worker("fastlstm-loader")
         loading, ending = loader.call(self._load), asyncio.create_task(self._ending.wait())
         either: set[asyncio.Future[Any]] = {loading, ending}
@@ -161,46 +161,32 @@ class Runner:
             loading.cancel()
             loader.stop()
 
-    def _serve_text(self, writer: TextModel) -> str:
-        key = self._session_key or secrets.token_bytes(32)
+    def _start(self, model: InferenceModel | WindowForecaster) -> str:
+        """Starts the engine; returns its description."""
+        settings, service, is_shared = self._settings, self.service, self.service.keys.are_several
+        cores = hardware.default_threads()
+        if not isinstance(model, InferenceModel):
+            threads = settings.threads or max(1, cores // 2)  # of two cores the clients have one
+            service.loaded = ForecastEngine(
+                model, settings, service.metrics, threads, is_shared=is_shared
+            )
+            return (
+                f"Open Inference Protocol; reads {counted(model.input_size, 'row')} of"
+                f" {counted(len(model.past.names), 'column')}, forecasts {model.horizon} of"
+                f" {len(model.targets)}; fp32, threads: {threads}"
+            )
         if self._session_key is None:
             self._say(
                 "session states are valid until this server ends; --session-key-file keeps them"
                 " valid for the next one"
             )
-        threads = self._settings.threads or _default_threads()
-        self.service.served = Engine(
-            writer,
-            self._settings,
-            self.service.metrics,
-            key,
-            threads,
-            is_shared=self.service.keys.are_several,
+        key = self._session_key or secrets.token_bytes(32)
+        # Of two cores the clients have one; of more, the fastest number is found while serving.
+        text_threads = settings.threads or (1 if cores <= 2 else None)
+        service.loaded = TextEngine(
+            model, settings, service.metrics, key, text_threads, is_shared=is_shared
         )
-        return writer.decoder.describe(self._settings.max_streams, threads)
-
-    def _forecast(self, model: WindowForecaster) -> str:
-        # With two cores one is the clients'.
-        threads = self._settings.threads or max(1, hardware.default_threads() // 2)
-        self.service.served = ForecastEngine(
-            model,
-            self._settings,
-            self.service.metrics,
-            threads,
-            is_shared=self.service.keys.are_several,
-        )
-        return (
-            f"Open Inference Protocol; reads {counted(model.input_size, 'row')} of"
-            f" {counted(len(model.past.names), 'column')}, forecasts {model.horizon} of"
-            f" {len(model.targets)}; fp32, threads: {threads}"
-        )
-
-    def _warn(self, host: str) -> None:
-        if not self.service.keys and not self.service.is_local:
-            self._say(
-                f"WARNING: {host} can be reached from other machines and there is no API key:"
-                " anyone may use this server; set --api-key-file, or --host 127.0.0.1"
-            )
+        return model.decoder.describe(settings.max_streams, text_threads)
 
     async def _drain(self) -> None:
         self.service.drain()
@@ -208,7 +194,7 @@ class Runner:
         while self.service.num_held and time.monotonic() < end_s:
             if self._must_hurry.is_set():
                 break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -219,7 +205,7 @@ class Runner:
 
         try:
             before = {n: signal.signal(n, handle) for n in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # not the main thread: someone else has the signals
+        except ValueError:  # not the main thread, which has the signals
             before = {}
         try:
             yield
@@ -229,13 +215,13 @@ class Runner:
 
 
 async def _end_answers(state: uvicorn.server.ServerState) -> None:
-    """Has the clients take what is written, for a while, and ends whatever is open then."""
+    """Gives clients time to read what is written, then ends whatever is open."""
     end_s = time.monotonic() + _FLUSH_S
-    await asyncio.sleep(_LOOK_S)  # what waited for the engine says why it ends
+    await asyncio.sleep(_POLL_S)  # requests that waited for the engine say why they end
     connections: Any = state.connections
     while any(one.is_sending for one in connections) and time.monotonic() < end_s:
-        await asyncio.sleep(_LOOK_S)
-    for connection in list(connections):  # before: a task may wait until its client takes more
+        await asyncio.sleep(_POLL_S)
+    for connection in list(connections):  # first: a task may wait for its client to read
         if connection.is_sending:
             connection.abort()
     for task in state.tasks:
@@ -254,34 +240,29 @@ def serve(
     """Serves the model of a run, or a forecaster, until SIGTERM or Ctrl-C.
 
     Raises:
-        FastLSTMError: the run cannot be loaded, or the address not be listened on.
+        FastLSTMError: the run cannot be loaded, or the address cannot be listened on.
     """
     _allow_many_files()
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(_GARBAGE_AFTER, 20, 20)
-    # uvicorn's own lines would come between ours.
+    # uvicorn's own lines would mix with ours.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
     async def run() -> None:
         runner = Runner(lambda: _load(path, settings), settings, keys, session_key, say)
-        if not logging.getLogger().handlers:  # who has set logging up has said where to
+        if not logging.getLogger().handlers:  # else logging was set up already
             logging.getLogger().addHandler(LogHandler(runner.service.log))
         await runner.run()
 
     asyncio.run(run())
 
 
-def _load(path: str, settings: Settings) -> TextModel | WindowForecaster:
+def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     if holds_forecaster(path):
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)
     return load_decoder(path, settings.weights)
-
-
-def _default_threads() -> int | None:
-    """With two cores one is the clients'; with more, what is fastest beside them is found out."""
-    return 1 if hardware.default_threads() <= 2 else None
 
 
 def _config(settings: Settings, service: Service) -> uvicorn.Config:
@@ -308,7 +289,7 @@ def _listen(settings: Settings) -> Listener:
             settings.host,
             settings.port,
             type=socket.SOCK_STREAM,
-            proto=socket.IPPROTO_TCP,  # named, or asyncio leaves Nagle's 40 ms in
+            proto=socket.IPPROTO_TCP,  # else asyncio leaves Nagle's 40 ms on
             flags=socket.AI_PASSIVE,
         )[0]
         bound = Listener(family, kind, protocol)
@@ -324,7 +305,7 @@ def _listen(settings: Settings) -> Listener:
 
 
 def _allow_many_files() -> None:
-    """A connection is an open file, and 1,024 are soon reached."""
+    """Raises the limit of open files, one per connection, from the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.body import Bodies
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
-from fastlstm.serve.http.listener import Waiting
+from fastlstm.serve.http.listener import IdleConnections
 from fastlstm.serve.http.sender import Stalls
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
-from fastlstm.serve.text.engine import Engine
+from fastlstm.serve.text.engine import TextEngine
 
 if TYPE_CHECKING:
     from fastlstm.serve.http.keys import Keys
@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 class Service:
     """A server's state.
 
-    Args:
-        settings: its limits.
-        keys: who may use it.
-
     Attributes:
-        settings: as given.
-        keys: as given.
         bodies: receives them.
         metrics: counts.
         log: writes lines on standard error.
         stalls: the answers under way.
-        waiting: the connections that wait for a request.
+        idle: the connections that wait for a request.
+        loaded: the engine, whatever the server's state; None while the model is loaded.
         is_draining: nothing new is admitted.
         is_local: it can be reached from this machine only.
     """
@@ -43,36 +38,24 @@ class Service:
         self.metrics = Metrics()
         self.log = Log(self.metrics.log_dropped)
         self.stalls = Stalls(settings.stall)
-        self.waiting = Waiting()
+        self.idle = IdleConnections()
         self.is_draining = self.is_local = False
-        self._engine: Engine | ForecastEngine | None = None
+        self.loaded: TextEngine | ForecastEngine | None = None
 
     @property
-    def served(self) -> Engine | ForecastEngine:
-        """The loaded model.
-
-        Raises:
-            Unavailable: it is not loaded yet, or the server is closing.
-        """
+    def engine(self) -> TextEngine | ForecastEngine:
+        """The engine; raises Unavailable while the model is loaded or the server closes."""
         if self.is_draining:
             raise Unavailable(ENDING)
-        if self._engine is None:
+        if self.loaded is None:
             raise Unavailable("the model is still being loaded; send the request again")
-        return self._engine
-
-    @served.setter
-    def served(self, engine: Engine | ForecastEngine) -> None:
-        self._engine = engine
+        return self.loaded
 
     @property
-    def engine(self) -> Engine:
-        """The loaded model, which writes text.
-
-        Raises:
-            ApiError: as `served`; 404, it is a forecaster.
-        """
-        engine = self.served
-        if isinstance(engine, Engine):
+    def text_engine(self) -> TextEngine:
+        """The engine of a language model; raises ApiError 404 for a forecaster."""
+        engine = self.engine
+        if isinstance(engine, TextEngine):
             return engine
         raise ApiError(
             404,
@@ -83,13 +66,9 @@ class Service:
         )
 
     @property
-    def forecasts(self) -> ForecastEngine:
-        """The loaded model, which forecasts.
-
-        Raises:
-            ApiError: as `served`; 404, it writes text.
-        """
-        engine = self.served
+    def forecast_engine(self) -> ForecastEngine:
+        """The engine of a forecaster; raises ApiError 404 for a language model."""
+        engine = self.engine
         if isinstance(engine, ForecastEngine):
             return engine
         raise ApiError(
@@ -97,45 +76,35 @@ class Service:
         )
 
     @property
-    def is_forecaster(self) -> bool:
-        """Whether the loaded model forecasts."""
-        return isinstance(self._engine, ForecastEngine)
-
-    @property
     def is_stuck(self) -> bool:
-        """Whether requests are under way and nothing moves."""
-        return self._engine is not None and self._engine.is_stuck()
+        return self.loaded is not None and self.loaded.is_stuck()
 
     def require_ready(self) -> None:
-        """Raises Unavailable while requests are not to be sent here: as `served`, or stuck."""
-        self.served  # noqa: B018
+        """Raises Unavailable while requests should not be sent here: as `engine`, or stuck."""
+        self.engine  # noqa: B018
         if self.is_stuck:
             raise Unavailable("requests are under way and nothing moves; ask another server")
 
     @property
     def is_full(self) -> bool:
         """Whether every place for texts is taken."""
-        engine = self._engine
-        return isinstance(engine, Engine) and not self.is_draining and engine.scheduler.is_full
+        engine = self.loaded
+        return isinstance(engine, TextEngine) and not self.is_draining and engine.admission.is_full
 
     def metrics_text(self) -> bytes:
-        """Returns the exposition for Prometheus."""
-        if self._engine is not None:
-            self._engine.show()
+        if self.loaded is not None:
+            self.loaded.update_gauges()
         return self.metrics.text()
 
     def drain(self) -> None:
-        """Admits nothing more."""
         self.is_draining = True
-        if self._engine is not None:
-            self._engine.scheduler.close()
+        if self.loaded is not None:
+            self.loaded.admission.close()
 
     @property
     def num_held(self) -> int:
-        """Texts, or windows, under way."""
-        return 0 if self._engine is None else self._engine.scheduler.num_held
+        return 0 if self.loaded is None else self.loaded.admission.num_held
 
     def stop(self) -> None:
-        """Ends everything under way."""
-        if self._engine is not None:
-            self._engine.stop()
+        if self.loaded is not None:
+            self.loaded.stop()

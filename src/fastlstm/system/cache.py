@@ -42,6 +42,13 @@ FORMAT_VERSION = 1
 """Part of every key: a new version never reads an old entry."""
 
 
+def file_signature(path: Path) -> list[str | int]:
+    """Returns what identifies a file's content without reading it: path, size, times, inode."""
+    info = path.stat()
+    times = info.st_mtime_ns, info.st_ctime_ns
+    return [os.path.abspath(path), info.st_size, *times, info.st_ino]
+
+
 def make_key(*parts: Any) -> str:
     """Returns the SHA-256 of JSON values and this format's version."""
     text = json.dumps([FORMAT_VERSION, *parts], sort_keys=True)

@@ -1,4 +1,4 @@
-"""Background prefetch: batches are made while the model computes, and waiting is measured."""
+"""Positions of loaders, and a prefetcher that makes batches while the model computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from fastlstm.errors import CorruptFileError, Stopped
@@ -17,7 +16,7 @@ MadeT = TypeVar("MadeT", covariant=True)
 
 
 class Resumable(Protocol[MadeT]):
-    """What the prefetcher reads from: `fastlstm.text.data.lanes.Batches`, a table's batches."""
+    """A resumable iterator that the prefetcher reads from."""
 
     def __next__(self) -> MadeT: ...
 
@@ -26,32 +25,52 @@ class Resumable(Protocol[MadeT]):
         ...
 
 
-def read_position(state: Mapping[str, int], steps_per_epoch: int, source: str) -> tuple[int, int]:
-    """Returns epoch and index of a loader's position.
+class LoaderPosition:
+    """Base of loaders that resume anywhere: the next batch's epoch and index in it.
 
-    Raises:
-        CorruptFileError: no such position in a `source` (text, table) of so many steps.
+    Attributes:
+        steps_per_epoch: batches in every epoch.
     """
-    epoch, index = state.get("epoch"), state.get("index")
-    good = type(epoch) is int and type(index) is int and epoch >= 0
-    if not good or not 0 <= state["index"] < steps_per_epoch:
-        raise CorruptFileError(
-            f"loader position is {state}, expected an epoch and an index below"
-            f" {steps_per_epoch}; was the {source} or the batch size changed?"
-        )
-    return state["epoch"], state["index"]
+
+    steps_per_epoch: int
+    _source = "table"
+    _epoch = _index = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position of the next batch."""
+        return {"epoch": self._epoch, "index": self._index}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continues at a position of `state_dict`, for the same data, sizes and seed.
+
+        Raises:
+            CorruptFileError: an invalid position.
+        """
+        epoch, index = state.get("epoch"), state.get("index")
+        is_valid = type(epoch) is int and type(index) is int and epoch >= 0
+        if not is_valid or not 0 <= state["index"] < self.steps_per_epoch:
+            raise CorruptFileError(
+                f"loader position is {state}, expected an epoch and an index below"
+                f" {self.steps_per_epoch}; was the {self._source} or the batch size changed?"
+            )
+        self._epoch, self._index = state["epoch"], state["index"]
+
+    def _advance(self) -> None:
+        self._index += 1
+        if self._index == self.steps_per_epoch:
+            self._epoch, self._index = self._epoch + 1, 0
 
 
 class Prefetcher(Generic[ItemT]):
-    """Hands out batches that a background thread has made.
+    """Hands out batches that a background thread makes ahead.
 
     Args:
-        batches: resumable iterator; it belongs to the prefetcher from here on.
+        batches: resumable iterator, owned by the prefetcher from now on.
         depth: batches made ahead.
         should_stop: polled while waiting.
 
     Attributes:
-        wait_s: seconds that `next` has waited in all.
+        wait_s: seconds that `next` has waited in total.
     """
 
     def __init__(
@@ -75,8 +94,8 @@ class Prefetcher(Generic[ItemT]):
         """Returns the next batch.
 
         Raises:
-            Stopped: `should_stop` said so while waiting.
-            Exception: whatever making the batch raised, again on every later call.
+            Stopped: `should_stop` returned True while waiting.
+            Exception: raised while making the batch; raised again on every later call.
         """
         if self._failure is not None:
             raise self._failure
@@ -92,23 +111,18 @@ class Prefetcher(Generic[ItemT]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position after the last batch handed out, whatever was made ahead."""
+        """Returns the position after the last batch handed out."""
         return dict(self._state)
 
     def close(self) -> None:
-        """Stops the thread and waits for it; may be called twice."""
+        """Stops the thread and waits for it; can be called repeatedly."""
         self._closed.set()
         self._thread.join()
 
     def __enter__(self) -> Prefetcher[ItemT]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _take(self) -> tuple[ItemT, dict[str, int]] | BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,6 +16,9 @@ Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
 Order = Literal["lanes", "windows"]
 Initializer = Literal["xavier_orthogonal", "xavier", "orthogonal", "torch"]
+
+PARTS = {"valid": "validation", "test": "test"}
+"""Parts that are shares of the text, or texts of their own in the options of these names."""
 
 FORMAT_VERSION = 2
 """Of config.json."""
@@ -121,6 +125,9 @@ class TrainConfig(TrainingOptions, CellOptions):
         keep_crlf: keep CRLF line ends instead of turning them into LF.
         invalid_utf8: error stops at the first bad byte and names it; replace puts U+FFFD there.
         split: train/validation/test shares of the text, contiguous, in percent.
+        valid: text to validate on instead of a share of SOURCE, in any form that SOURCE has; its
+            share of --split is trained on.
+        test: text that the best model is scored on at the end, instead of a share of SOURCE.
         cache_dir: where encoded text is kept (default ~/.cache/fastlstm).
         preset: model size: tiny, small, medium or large.
         rnn_size: hidden units per layer, H.
@@ -133,8 +140,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         output_norm: normalise the output of every layer.
         residual: add a layer's input to its output where the widths agree.
         tie_weights: share the embedding with the output projection.
-        zoneout: probability that a unit keeps its old value for a step, or [X,Y], two of them, of
-            the output and of the cell.
+        zoneout: probability that a unit keeps its old value for a step, or X,Y, one of the output
+            and one of the cell.
         initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
             orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
             1/sqrt(H)); forget-gate biases are 1.
@@ -157,6 +164,8 @@ class TrainConfig(TrainingOptions, CellOptions):
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
     split: str = "90/5/5"
+    valid: str | None = None
+    test: str | None = None
     cache_dir: str | None = None
 
     preset: Preset = "small"
@@ -179,6 +188,9 @@ class TrainConfig(TrainingOptions, CellOptions):
     sample_every: int = 1
 
     def __post_init__(self) -> None:
+        for name in PARTS:
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
         super().__post_init__()
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)

@@ -70,6 +70,7 @@ def model_files(
     generation: Mapping[str, Any] | None = None,
     *,
     given: TrainConfig | None = None,
+    held_out: Mapping[str, TextDataset] | None = None,
 ) -> dict[str, bytes]:
     """Returns config.json, tokenizer.json and generation_config.json, without the weights.
 
@@ -79,16 +80,21 @@ def model_files(
         text: what it was trained on.
         generation: sampling defaults.
         given: the configuration as the user gave it; `train` where None.
+        held_out: the texts of their own that it is validated and tested on, by part.
     """
-    data = {
+    data = {**_about(text), **{part: _about(own) for part, own in (held_out or {}).items()}}
+    begun = dataclasses.asdict(train)
+    first = begun if given is None else dataclasses.asdict(given)
+    return settings_files(model, text.tokenizer, begun, data, generation, first)
+
+
+def _about(text: TextDataset) -> dict[str, Any]:
+    return {
         "source": text.source,
         "key": text.key,
         "num_bytes": text.num_bytes,
         "num_chars": text.num_chars,
     }
-    begun = dataclasses.asdict(train)
-    first = begun if given is None else dataclasses.asdict(given)
-    return settings_files(model, text.tokenizer, begun, data, generation, first)
 
 
 def settings_files(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextModel:
-    """What is needed to write with a model.
+class InferenceModel:
+    """A trained language model for inference.
 
     Attributes:
         decoder: the weights.
@@ -34,7 +34,7 @@ class TextModel:
     note: str | None = None
 
 
-def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> TextModel:
+def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
 
     Raises:
@@ -44,4 +44,4 @@ def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> T
     decoder = make_decoder(stored.weights, stored.model_config, weight_format)
     name = Path(path).resolve().name
     generation = known_settings(stored.generation)
-    return TextModel(decoder, stored.tokenizer, generation, name, stored.note)
+    return InferenceModel(decoder, stored.tokenizer, generation, name, stored.note)

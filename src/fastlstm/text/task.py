@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
-from fastlstm.text.evaluation import evaluate
+from fastlstm.text.evaluation import Evaluation, evaluate
 from fastlstm.text.model import LanguageModel, reset_state
 from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
@@ -28,6 +29,47 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _SAMPLE_TOKENS = 65_536
+_TEST_SHARE = 0.1
+"""Of a budget, for scoring a test text, at most."""
+_MIN_TESTED = 1_000
+
+
+@dataclass(frozen=True)
+class FinalTest:
+    """A text that the best model of a run is scored on at the end.
+
+    Attributes:
+        name: of the text.
+        ids: its tokens, 1-d.
+        budget_s: of the run, None without one.
+        best_model: returns the published model, on its device.
+        watch: called with the tokens scored so far and in all.
+    """
+
+    name: str
+    ids: Ids
+    budget_s: float | None
+    best_model: Callable[[], LanguageModel]
+    watch: Watch
+
+    def seconds(self, token_s: float) -> float:
+        """Returns about what scoring takes of a budget; `token_s` is the time of one token."""
+        if self.budget_s is None:
+            return 0.0
+        return min(len(self.ids) * token_s, _TEST_SHARE * self.budget_s)
+
+    def limit(self, token_s: float, left_s: float) -> int:
+        """Returns how many tokens to score.
+
+        Args:
+            token_s: seconds of one.
+            left_s: of a budget.
+        """
+        num = len(self.ids) - 1  # the first has no context
+        if self.budget_s is None:
+            return num
+        fitting = min(_TEST_SHARE * self.budget_s, left_s) / token_s
+        return min(num, max(_MIN_TESTED, int(fitting)))
 
 
 class TextTask(Task):
@@ -43,6 +85,10 @@ class TextTask(Task):
         files: config.json, tokenizer.json and generation_config.json.
         publish: writes the given weights, by name, as the run's model.
         report_s: of a budget, kept for the report.
+        final_test: what the best model is scored on at the end, or None.
+
+    Attributes:
+        tested: result of `final_test`.
     """
 
     name, unit = "text", "tokens"
@@ -52,6 +98,7 @@ class TextTask(Task):
 
     model: LanguageModel
     loader: TextLoader
+    tested: Evaluation | None
 
     def __init__(
         self,
@@ -64,6 +111,7 @@ class TextTask(Task):
         files: dict[str, bytes],
         publish: Callable[[Mapping[str, Tensor]], None],
         report_s: float = 0.0,
+        final_test: FinalTest | None = None,
     ) -> None:
         self.model, self.loader = model, loader
         self.flop_per_unit = training_flop_per_token(model.config)
@@ -74,6 +122,8 @@ class TextTask(Task):
         self._precision, self._device = config.precision, device
         self._valid_ids, self._tokenizer = valid_ids, tokenizer
         self._files, self._publish, self._report_s = files, publish, report_s
+        self._final_test, self.tested = final_test, None
+        self._token_s = 0.0
         self._state = model.initial_state(rows, device=device)
         self._tokens_per_char = tokens_per_char(valid_ids, tokenizer)
 
@@ -105,12 +155,8 @@ class TextTask(Task):
             self.model, self._valid_ids, self._tokenizer,
             max_tokens=limit, should_stop=stop, watch=watch,
         )  # fmt: skip
-        metrics = {
-            "bits_per_char": found.bits_per_char,
-            "bits_per_byte": found.bits_per_byte,
-            "perplexity": found.perplexity,
-        }
-        return Score(found.nats_per_token, found.num_tokens, metrics, found)
+        self._token_s = found.seconds / found.num_tokens
+        return Score(found.nats_per_token, found.num_tokens, _metrics(found), found)
 
     def files(self) -> dict[str, bytes]:
         return self._files
@@ -133,10 +179,44 @@ class TextTask(Task):
         return {"bits_per_char": loss / math.log(2) * self._tokens_per_char}
 
     def finish_s(self, unit_s: float) -> float:
-        return self._report_s
+        test_s = 0.0 if self._final_test is None else self._final_test.seconds(unit_s)
+        return self._report_s + test_s
+
+    def finish(self, trainer: Trainer) -> Event:
+        """Scores the test text, where there is one, with the best weights."""
+        test = self._final_test
+        if test is None:
+            return {}
+        with trainer.progress.counted("test"):
+            left_s = (test.budget_s or 0.0) - trainer.elapsed_s() - self._report_s
+            found = evaluate(
+                test.best_model(), test.ids, self._tokenizer, watch=test.watch,
+                max_tokens=test.limit(self._token_s, left_s), should_stop=trainer.stop,
+            )  # fmt: skip
+        self.tested, of_units = found, len(test.ids) - 1
+        if found.num_tokens < of_units:
+            part = f"the first {found.num_tokens:,} of {of_units:,} tokens of {test.name}"
+            whole = f"'fastlstm evaluate RUN {test.name}' scores all"
+            trainer.say("info", f"tested on {part}: all would not fit the budget; {whole}")
+        return {
+            "test": {
+                "loss": found.nats_per_token,
+                **_metrics(found),
+                "num_units": found.num_tokens,
+                "of_units": of_units,
+            }
+        }
 
     def totals(self, progress: Progress) -> Event:
         return {"best_bits_per_char": progress.best_bits_per_char}
+
+
+def _metrics(found: Evaluation) -> dict[str, float]:
+    return {
+        "bits_per_char": found.bits_per_char,
+        "bits_per_byte": found.bits_per_byte,
+        "perplexity": found.perplexity,
+    }
 
 
 class Samples(Callback):

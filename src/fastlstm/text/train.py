@@ -16,19 +16,17 @@ import torch
 from fastlstm.errors import (
     ConfigError,
     DataError,
-    FormatError,
-    Setting,
     UnknownCharacterError,
-    counted,
     kind_of_value,
 )
-from fastlstm.ops.dispatch import LayerReport, explain
+from fastlstm.ops.explain import LayerReport, explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
+    PARTS,
     WHY_NOT_OF_TEXTS,
     TrainConfig,
     from_dict,
@@ -38,10 +36,11 @@ from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import Source as Documents
 from fastlstm.text.data.sources import open_source
-from fastlstm.text.data.text import Splits, TextDataset, prepare_text
+from fastlstm.text.data.text import Splits, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import model_files, weights_file
+from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel
@@ -53,7 +52,7 @@ from fastlstm.text.plan import (
     open_batches,
     resolve,
 )
-from fastlstm.text.task import Samples, TextTask
+from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
@@ -65,7 +64,8 @@ from fastlstm.training.trainer import TrainingPlan
 Source = str | Path | Sequence[str | Path]
 
 _SAMPLE_LENGTH = 200
-_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir"}
+_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", *PARTS}
+"""A text may be found under another name: a resumed run compares what is in it."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,12 @@ class Run:
     Attributes:
         path: the run directory; `LM.load(run)` takes it.
         evaluation: the last evaluation of the validation split.
+        test: the best model on the text given as `test`; None where none was given.
     """
 
     path: Path
     evaluation: Evaluation
+    test: Evaluation | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -141,8 +143,9 @@ def train(
     opened = open_source(source)
     if not (as_text or resume):
         _refuse_tables(source)
+        _refuse_tables([name for name in (config.valid, config.test) if name is not None])
     own = checked_callbacks(callbacks)
-    path = Path("runs") / _source_name(source) if out is None else Path(out)
+    path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
         if stop is None:
@@ -181,9 +184,9 @@ class _Session(RunSession):
     def _train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
         config, device, found = start.options, start.device, start.found
         assert self.run is not None
-        text = self._prepare(config, found)
+        texts = self._prepare(config, found)
         self.mark()
-        splits = text.split(config.split)
+        text, splits = texts.source, texts.splits()
         model = LanguageModel(
             config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ).to(device)
@@ -194,7 +197,7 @@ class _Session(RunSession):
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
         loader = TextLoader(open_batches(config, splits.train), self.stop)
-        initialize(model, text.train_counts(config.split), config.seed, config.initializer)
+        initialize(model, texts.train_counts(), config.seed, config.initializer)
         sizes = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         resolved = resolve(config, precision, device, *sizes, model.num_parameters)
         config = resolved.config
@@ -202,65 +205,86 @@ class _Session(RunSession):
         ceiling = self.ceiling(config.precision, device.type)
         if precision.is_recalled:
             self.notes.append(measurements.note("the times of a pass were"))
-        self.notes += [*text.notes, *notes, *resolved.notes]
+        self.notes += [*texts.notes(), *notes, *resolved.notes]
         plan = TrainingPlan(
             config, self.ending(config, found, loader.steps_per_epoch), device, config.eval_every,
             ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
         )  # fmt: skip
-        files = model_files(model.config, config, text, given=start.given)
+        files = model_files(model.config, config, text, given=start.given, held_out=texts.held_out)
         with self.files(found, config.tensorboard):
             task = TextTask(
                 config, model, loader, splits.valid, text.tokenizer, device, files,
                 lambda weights: self._publish(files, weights), self.report_s(),
+                self._final_test(texts, plan),
             )  # fmt: skip
             about = self._about(text, splits, plan, model, resolved)
             self.announce(task, plan, found, {**ceiling, **about})
             own = [_samples(config, text.tokenizer)] if config.sample_every else []
             result = self.fit(task, plan, found, [*own, *callbacks])
-        return Run(self.run.path, result.last.detail)
+        return Run(self.run.path, result.last.detail, task.tested)
+
+    def _final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
+        if "test" not in texts.held_out:
+            return None
+        assert self.run is not None
+        path, text = self.run.path, texts.held_out["test"]
+        return FinalTest(
+            text.source, text.ids, plan.ending.budget_s,
+            lambda: load_language_model(path).model.to(plan.device),
+            self.watch("scoring the test text", "tokens"),
+        )  # fmt: skip
 
     def _publish(self, files: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> None:
         assert self.run is not None
         self.run.publish({**files, "model.safetensors": weights_file(weights)})
 
-    def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> TextDataset:
-        tokenizer = None
+    def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> RunText:
+        assert self.run is not None
+        opened = open_held_out(config, self._source)
+        tokenizer, begun = None, None
         if found is not None:
             with reading(found):
                 tokenizer = load_tokenizer(found.files["tokenizer.json"])
-                _begun_with(found)
+                begun = _begun_with(found)
+            for part in PARTS:
+                if (part in begun) != (part in opened):
+                    raise another_text(self.run.path, begun.get(part), opened.get(part), part)
         try:
-            text = prepare_text(
-                self._source,
-                vocab=config.vocab,
-                vocab_size=config.vocab_size,
-                text_field=config.text_field,
-                keep_crlf=config.keep_crlf,
-                invalid_utf8=config.invalid_utf8,
-                cache_dir=config.cache_dir,
-                tokenizer=tokenizer,
-                on_progress=lambda done, total: self.emit(
-                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
-                ),
-                should_stop=self.stop,
-            )
+            text = self._encode(self._source, config, tokenizer)
         except UnknownCharacterError:
-            assert found is not None  # a new run takes all characters of its text
-            raise self._another_text(found) from None
-        if found is not None and text.key != _begun_with(found)["key"]:
-            raise self._another_text(found)
-        return text
+            assert begun is not None  # a new run takes all characters of its text
+            raise another_text(self.run.path, begun, self._source) from None
+        if begun is not None and text.key != begun["key"]:
+            raise another_text(self.run.path, begun, self._source)
+        held_out = {}
+        for part, source in opened.items():
+            held_out[part] = self._encode(source, config, text.tokenizer, "count")
+            if begun is not None and held_out[part].key != begun[part]["key"]:
+                raise another_text(self.run.path, begun[part], source, part)
+        return RunText(text, held_out, config.split)
 
-    def _another_text(self, found: Checkpoint) -> FormatError:
-        assert self.run is not None
-        data = _begun_with(found)
-        name, size = data["source"], counted(data["num_chars"], "character")
-        told = f"'{self.run.path}' was started with {name} ({size})"
-        if name == self._source.name:
-            told += ", which has changed since; resume with it as it was"
-        else:
-            told += f", not with {self._source.name}; resume with {name}"
-        return FormatError(f"{told}, or start a new run with another ", Setting("out"))
+    def _encode(
+        self,
+        source: Documents,
+        config: TrainConfig,
+        tokenizer: Tokenizer | None,
+        unknown: UnknownPolicy = "refuse",
+    ) -> TextDataset:
+        return prepare_text(
+            source,
+            vocab=config.vocab,
+            vocab_size=config.vocab_size,
+            text_field=config.text_field,
+            keep_crlf=config.keep_crlf,
+            invalid_utf8=config.invalid_utf8,
+            cache_dir=config.cache_dir,
+            tokenizer=tokenizer,
+            unknown=unknown,
+            on_progress=lambda done, total: self.emit(
+                {"event": "prepare", "done_bytes": done, "total_bytes": total}
+            ),
+            should_stop=self.stop,
+        )
 
     def _about(
         self,
@@ -325,9 +349,10 @@ def _begun_with(found: Checkpoint) -> dict[str, Any]:
     """Returns what a checkpoint says of the text that the run was started with."""
     data: dict[str, Any] = json.loads(found.files["config.json"])["data"]
     kinds = {"source": str, "key": str, "num_chars": int}
-    for name, kind in kinds.items():
-        if type(data[name]) is not kind:
-            raise TypeError(f"data.{name} of config.json is {data[name]!r:.80}")
+    for text in (data, *(data[part] for part in PARTS if part in data)):
+        for name, kind in kinds.items():
+            if type(text[name]) is not kind:
+                raise TypeError(f"data.{name} of config.json is {text[name]!r:.80}")
     return data
 
 

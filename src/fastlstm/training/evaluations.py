@@ -11,8 +11,9 @@ from fastlstm.training.task import Task
 _FIRST = 0.5
 """Of a budget, at most, before the first evaluation: what it takes is kept for the last one. Until
 then that is a guess from steps, often twice too much on a busy machine."""
-_SHARE_OF_ALL = 0.4
-"""Of a budget, for all evaluations that are spread evenly over the run, at most."""
+_SHARE_OF_ALL, _SHARE_OF_ONE = 0.4, 0.1
+"""Of a budget, at most, for all evaluations that are spread evenly over the run; for one of those
+that come every so many steps."""
 _SCORED_PER_TRAINED = 4
 """Units that all evaluations score, at most, per unit trained on: forward alone is a third."""
 
@@ -71,7 +72,8 @@ class EvaluationSchedule:
         """
         if self.ending.budget_s is not None:
             left_s = max(self.ending.budget_s - progress.setup_s, 0.0)
-            fitting = task.evaluation_share * left_s / unit_s if unit_s else float(task.num_valid)
+            share = _SHARE_OF_ALL / self.count if self.every is None else _SHARE_OF_ONE
+            fitting = share * left_s / unit_s if unit_s else float(task.num_valid)
         elif self.every is None:
             trained = (self.ending.total_steps or 0) * task.step_units
             fitting = _SCORED_PER_TRAINED * trained / self.count

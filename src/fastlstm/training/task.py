@@ -67,7 +67,6 @@ class Task(ABC):
             kept; else they are published with each checkpoint and are in the model at the end.
         min_scored: units that an evaluation scores in any case, where there are as many.
         max_scored: units that an evaluation scores at most; None has no such limit.
-        evaluation_share: of a budget, for one evaluation, at most.
         forward_share: time of scoring a unit over training on it, until an evaluation was timed.
         model: on its device.
         loader: of the training batches.
@@ -85,7 +84,6 @@ class Task(ABC):
 
     model: nn.Module
     loader: Loader
-    evaluation_share: float = 0.1
     flop_per_unit: float = 0.0
     num_valid: int
     step_units: float

@@ -43,7 +43,7 @@ def plainly(
 @pytest.mark.parametrize("gaps", ["split", "fill"])
 def test_any_rows(seed: int, kept: Any, gaps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr("fastlstm.forecast.data.arrange._ROWS", int(rng.integers(3, 60)))
+    monkeypatch.setattr("fastlstm.forecast.data.arrange._BLOCK_ROWS", int(rng.integers(3, 60)))
     monkeypatch.setattr("fastlstm.forecast.data.records._BATCH_ROWS", int(rng.integers(3, 60)))
     parts = []
     for name in range(int(rng.integers(1, 5))):

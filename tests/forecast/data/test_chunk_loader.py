@@ -23,10 +23,12 @@ def table() -> Table:
     return Table(plain.values, plain.columns, segments, plain.scale, plain.offset)
 
 
-def loader(batch_size: int = 4, stretch: int = 24, seed: int = 0, **given: object) -> ChunkLoader:
+def loader(
+    batch_size: int = 4, run_length: int = 24, seed: int = 0, **given: object
+) -> ChunkLoader:
     ends = np.cumsum(np.array(LENGTHS, dtype=np.int64))
     return ChunkLoader(
-        table(), ends, LENGTH, HORIZON, PHASES, batch_size, stretch, seed, **given
+        table(), ends, LENGTH, HORIZON, PHASES, batch_size, run_length, seed, **given
     )  # fmt: skip
 
 
@@ -35,9 +37,11 @@ def an_epoch(found: ChunkLoader) -> list[ChunkBatch]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 7, 1000])
-@pytest.mark.parametrize("stretch", [1, 6, 24, 10_000])
-def test_chunks_follow_each_other_and_no_row_is_read_twice(batch_size: int, stretch: int) -> None:
-    found = loader(batch_size, stretch)
+@pytest.mark.parametrize("run_length", [1, 6, 24, 10_000])
+def test_chunks_follow_each_other_and_no_row_is_read_twice(
+    batch_size: int, run_length: int
+) -> None:
+    found = loader(batch_size, run_length)
     ends = np.cumsum(LENGTHS)
     for _ in range(3):
         before: ChunkBatch | None = None
@@ -77,7 +81,7 @@ def test_all_but_the_ends_of_a_series_is_read_and_begins_move() -> None:
 
 
 def test_a_stretch_is_cut_and_shuffled() -> None:
-    found = loader(batch_size=1, stretch=24)
+    found = loader(batch_size=1, run_length=24)
     batches = an_epoch(found)
     run, longest = 0, 0
     for batch in batches:
@@ -110,7 +114,7 @@ def test_a_position_goes_on_exactly() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     ends = np.cumsum(np.array(LENGTHS, dtype=np.int64))
-    with pytest.raises(DataError, match=r"takes 300 rows and 5 behind, .* has 200; give"):
+    with pytest.raises(DataError, match=r"needs 300 rows and 5 after them, .* has 200; give"):
         ChunkLoader(table(), ends, 300, 5, 1, 4, 300)
     with pytest.raises(Stopped):
         loader(should_stop=lambda: True).next()

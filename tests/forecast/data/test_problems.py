@@ -32,22 +32,22 @@ def problems(path: Path, **roles: tuple[str, ...]) -> tuple[str, ...]:
 def test_everything_that_can_be_known_is_said(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", [*range(1, 29), 28])
     head, *found = problems(path, target=("y",), past=("x", "z", "empty"), future=("plan", "sale"))
-    assert head == f"{path}: 7 things are wrong with this table"
+    assert head == f"{path}: this table has 7 errors"
     parts = [
-        "no column 'plan' (asked for as future)",
-        "no column 'sale' (asked for as future)",
+        "no column 'plan' (given as future)",
+        "no column 'sale' (given as future)",
         "'x' has the text 'oops' in row 5",
         "'z' is infinite, or beyond float32, in row 7",
         "'y' is -9999 in 1 row ",
-        "'empty' has no value in any row",
-        "row 29, 2020-01-28, has the time of the row before it",
+        "'empty' has no values",
+        "row 29, 2020-01-28, has the same time as the row before",
     ]
     assert all(part in error for part, error in zip(parts, found, strict=True))
 
 
 def test_a_single_problem_is_itself(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", [*range(8, 29), 28])
-    with pytest.raises(DataError, match="has the time of the row before it") as caught:
+    with pytest.raises(DataError, match="has the same time as the row before") as caught:
         prepare_table(path, PrepareOptions(RoleRequest(target=("y",), past=("x",))))
     assert not isinstance(caught.value, DataErrors)
 
@@ -58,7 +58,7 @@ def test_what_ends_the_reading_is_said_with_what_was_found(tmp_path: Path) -> No
     _, *found = problems(path, target=("y",), past=("x",))
     assert len(found) == 2
     assert "oops" in found[0]
-    assert "that of row 29 is 'soon'" in found[1]
+    assert "row 29 has 'soon'" in found[1]
     _, *found = problems(path, target=("yy", "xx"))
     assert ["no column 'yy'" in found[0], "no column 'xx'" in found[1]] == [True, True]
 
@@ -71,14 +71,14 @@ def test_of_a_column_the_first_problem_counts() -> None:
     assert "y" in found
     with pytest.raises(DataErrors) as caught:
         found.raise_all()
-    assert caught.value.args == ("a.csv: 2 things are wrong with this table", first, whole)
+    assert caught.value.args == ("a.csv: this table has 2 errors", first, whole)
 
 
 def test_the_command_line_prints_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "a.csv", [*range(1, 29), 28])
     assert main(["prepare", str(path), "--target", "y", "--past", "x"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"fastlstm: error: {path}: 3 things are wrong with this table:"
+    assert lines[0] == f"fastlstm: error: {path}: this table has 3 errors:"
     assert [line[:4] for line in lines[1:]] == ["  - "] * 3
     assert "--keep-value -9999" in lines[2]
     assert "--duplicates last" in lines[3]
@@ -91,12 +91,12 @@ def test_of_many_problems_the_first_are_listed() -> None:
     with pytest.raises(DataErrors) as caught:
         found.raise_all()
     head, *shown = caught.value.args
-    assert head == "a.csv: 25 things are wrong with this table, the first 20"
+    assert head == "a.csv: this table has 25 errors, the first 20"
     assert [str(error) for error in shown] == [f"number {number}" for number in range(20)]
 
 
 def test_a_missing_column_is_said_once_with_all_it_was_asked_for(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", list(range(8, 29)))
     roles = RoleRequest(target=("y",), past=("x",), future=("plan",), categorical=("plan",))
-    with pytest.raises(DataError, match=r"'plan' \(asked for as future and categorical\)"):
+    with pytest.raises(DataError, match=r"'plan' \(given as future and categorical\)"):
         prepare_table(path, PrepareOptions(roles))

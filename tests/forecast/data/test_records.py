@@ -55,7 +55,7 @@ def test_an_offset_beyond_the_memory_is_refused(
     (tmp_path / "bad.arrow").write_bytes(data)
     if has_table:
         source = ipc.open_file(pa.py_buffer(bytes(data))).read_all()
-    with pytest.raises(DataError, match=r"cannot be read .*; is it whole"):
+    with pytest.raises(DataError, match=r"cannot be read .*; is it complete"):
         prepare_table(source, OPTIONS, tmp_path / "cache")
 
 
@@ -112,14 +112,14 @@ def header(shape: str) -> bytes:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ("()", "holds no rows, expected an array"),
+        ("()", "has no rows, expected an array"),
         ("(-1, 2)", "cannot be read"),
         ("(10, 10**9)", "cannot be read"),
         ("(1000000000, 1000000)", "cannot be read"),
         ("(99999999999999999999999,)", "cannot be read"),
         ("(True, 2)", "cannot be read"),
         ("(0, 2)", "no rows"),
-        ("(2, 0)", "no column"),
+        ("(2, 0)", "no numeric column"),
     ],
 )
 def test_a_npy_file_of_an_odd_shape_is_refused(tmp_path: Path, shape: str, message: str) -> None:
@@ -131,7 +131,7 @@ def test_a_npy_file_of_an_odd_shape_is_refused(tmp_path: Path, shape: str, messa
 def test_an_archive_named_npy_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "archive.npz", a=np.zeros(3))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
-    with pytest.raises(DataError, match="holds no rows, expected an array"):
+    with pytest.raises(DataError, match="has no rows, expected an array"):
         prepare_table(tmp_path / "archive.npy")
 
 
@@ -139,8 +139,8 @@ def test_an_archive_named_npy_is_refused(tmp_path: Path) -> None:
     ("head", "more", "message"),
     [
         (b"a,b\n1,", b"9" * (20 << 20) + b"\n1,2\n", "a line has more than 8 MiB; is it a CSV"),
-        (b"h", b"h" * (9 << 20) + b",b\n1,2\n", "its first line holds no column names"),
-        (b'a,b\n1,"', b"x\n" * (40 << 19), "a value in quotes goes over the end of a line"),
+        (b"h", b"h" * (9 << 20) + b",b\n1,2\n", "the first line has no column names"),
+        (b'a,b\n1,"', b"x\n" * (40 << 19), "a quoted value spans lines"),
     ],
 )
 def test_a_line_that_is_no_row_is_named(
@@ -153,14 +153,14 @@ def test_a_line_that_is_no_row_is_named(
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(DataError, match="is a pipe or a device; a table is read twice"):
+    with pytest.raises(DataError, match="is a pipe or a device; save the table to a file"):
         prepare_table(tmp_path / "pipe.csv")
 
 
 def test_a_table_of_very_many_columns_is_refused(tmp_path: Path) -> None:
     names = [f"c{k}" for k in range(70_000)]
     (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + ",".join("1" for _ in names))
-    with pytest.raises(DataError, match="has 70,000 columns, at most 65,536 are read"):
+    with pytest.raises(DataError, match="has 70,000 columns, the limit is 65,536"):
         prepare_table(tmp_path / "wide.csv")
 
 
@@ -173,7 +173,7 @@ ODD: list[tuple[pa.Array, dict[str, Any], str]] = [
     (pa.array([b"1", b"2"], pa.binary_view()), {"series": "x"}, "which cannot be read as names"),
     (pa.array([2**62, 1], pa.timestamp("us")), {"categorical": ("x",)}, "cannot be read as names"),
     (pa.array([1, 2], pa.timestamp("us", "Mars/Moon")), {"time": "x"}, "time zone 'Mars/Moon'"),
-    (pa.array(["x" * 9999] * 2), {"time": "x"}, "that of row 1 is 'x{59};"),
+    (pa.array(["x" * 9999] * 2), {"time": "x"}, "row 1 has 'x{59};"),
 ]
 
 

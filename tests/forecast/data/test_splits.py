@@ -69,13 +69,13 @@ def test_what_a_part_is_too_short_for_is_said() -> None:
     split = split_table(source, HOUR, (60, 36, 10))
     with pytest.raises(
         DataError,
-        match=r"test part: its longest stretch without a gap has 8 rows, a horizon takes 9;"
+        match=r"test part: its longest segment without gaps has 8 rows, the horizon needs 9;"
         r" give more rows, a smaller horizon or another split$",
     ):
         split.windows(source, "test", 5, 9)
     with pytest.raises(
         DataError,
-        match=r"test part: no stretch holds 5 rows to read and 4 to forecast; give more rows,"
+        match=r"test part: no segment has 5 rows of input and 4 to forecast; give more rows,"
         r" a smaller input_size or another split$",
     ):
         split.windows(source, "test", 5, 4)
@@ -88,7 +88,7 @@ def test_no_split_is_refused(split: tuple[int, ...]) -> None:
 
 
 def test_a_scaler_sees_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastlstm.forecast.data.splits._STRETCH", 7)
+    monkeypatch.setattr("fastlstm.forecast.data.table._CELLS", 7)
     source = table((0, 40), (100, 60))
     source.values[3, 0] = np.nan
     split = split_table(source, HOUR, (60, 30, 10))

@@ -81,10 +81,12 @@ def test_files_of_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> N
     days = pandas.date_range("2020-01-01", periods=6)
     frame(days[:3]).to_parquet(tmp_path / "a.parquet")
     frame(days[3:].tz_localize("Europe/Berlin")).to_parquet(tmp_path / "b.parquet")
-    with pytest.raises(DataError, match="'ds' holds times first and times with a time zone from"):
+    with pytest.raises(
+        DataError, match="'ds' starts with times and has times with a time zone from"
+    ):
         prepared(tmp_path)
     frame(np.arange(3)).to_parquet(tmp_path / "b.parquet")
-    with pytest.raises(DataError, match="'ds' holds times first and whole numbers from row 4 on"):
+    with pytest.raises(DataError, match="'ds' starts with times and has whole numbers from row 4"):
         prepared(tmp_path)
 
 
@@ -133,7 +135,7 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
 def test_dates_as_whole_numbers_are_refused_without_a_format(form: str, freq: str) -> None:
     times = pandas.date_range("2016-12-20", periods=40, freq=freq)
     table = frame(times.strftime(form).astype("int64"))
-    with pytest.raises(DataError, match=f"read as dates .*; give time_format='{form}', or leave"):
+    with pytest.raises(DataError, match=f"look like dates .*; give time_format='{form}', or count"):
         prepared(table)
     found = prepared(table, time_format=form)
     start = found.table.segments.start_times[0]
@@ -199,12 +201,14 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
     monkeypatch.setattr("fastlstm.forecast.data.records._BATCH_ROWS", 4)
     texts = [f"2020-01-{day:02}" for day in range(1, 31)]
     texts[20] = "soon"
-    with pytest.raises(DataError, match=r"cannot be read, that of row 21 is 'soon'; expected 2016"):
+    with pytest.raises(DataError, match=r"cannot be read: row 21 has 'soon'; expected 2016"):
         prepared(frame(texts))
-    with pytest.raises(DataError, match=r"row 21 is 'soon'; expected them as time_format='%Y-%m"):
+    with pytest.raises(
+        DataError, match=r"row 21 has 'soon'; expected the format of time_format='%Y-%m"
+    ):
         prepared(frame(texts), time_format="%Y-%m-%d")
     numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
-    with pytest.raises(DataError, match=r"cannot be read, that of row 21 is 10{18}; expected num"):
+    with pytest.raises(DataError, match=r"cannot be read: row 21 has 10{18}; expected the years"):
         prepared(frame(numbers), time_format="s")
 
 
@@ -218,7 +222,7 @@ def test_times_of_more_microseconds_than_64_bits_hold_are_refused(unit: str) -> 
 
 
 def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
-    with pytest.raises(DataError, match=r"follow no step \(most often 4 \("):
+    with pytest.raises(DataError, match=r"have no regular frequency \(most often 4 \("):
         prepared(frame(np.cumsum(np.arange(40) % 7 + 3)))
 
 
@@ -252,7 +256,7 @@ def test_a_holiday_is_a_missing_row() -> None:
 
 
 def test_a_weekend_in_any_row_makes_days_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastlstm.forecast.data.arrange._ROWS", 20)
+    monkeypatch.setattr("fastlstm.forecast.data.arrange._BLOCK_ROWS", 20)
     business = pandas.bdate_range("2020-01-01", periods=40)
     every = pandas.date_range("2020-01-01", periods=40)
     table = frame(business.append(every), unique_id=["a"] * 40 + ["b"] * 40)
@@ -306,14 +310,14 @@ def test_forecasts_go_on_in_the_calendar(freq: str) -> None:
 def test_months_at_changing_hours_and_a_row_within_a_month_are_refused() -> None:
     """Midnights of a zone written in UTC; a second row in one month of a monthly table."""
     months = pandas.date_range("2020-01-01", periods=40, freq="MS", tz="Europe/Berlin")
-    with pytest.raises(DataError, match="follow no step"):
+    with pytest.raises(DataError, match="have no regular frequency"):
         prepared(frame(months.tz_convert("UTC")))
     plain = months.tz_localize(None)
     like = prepared(frame(plain)).timeline
     with_one = plain[:9].append(pandas.DatetimeIndex(["2020-09-15"])).append(plain[9:])
-    with pytest.raises(DataError, match="follow no step"):
+    with pytest.raises(DataError, match="have no regular frequency"):
         prepared(frame(with_one), like=like)
-    with pytest.raises(DataError, match="follow no step"):
+    with pytest.raises(DataError, match="have no regular frequency"):
         prepared(frame(with_one))
 
 
@@ -342,7 +346,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
 
     source, cache = path if other is None else data, tmp_path / "cache"
     monkeypatch.setattr(dataset, "ingest", changed)
-    with pytest.raises(DataError, match=r"a\.parquet changed while it was read"):
+    with pytest.raises(DataError, match=r"a\.parquet changed while it was being read"):
         prepare_table(source, cache_dir=cache)
     monkeypatch.setattr(dataset, "ingest", first)
     assert list((cache / "series" / "entries").iterdir()) == []
@@ -358,7 +362,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
 @pytest.mark.parametrize(("unit", "size"), [("s", 10**3), ("s", 10**9), ("ms", 10**6)])
 def test_numbers_in_another_unit_than_that_given_are_refused(unit: str, size: int) -> None:
     table = frame((1_480_000_000 + 3600 * np.arange(40)) * size)
-    message = f"that of row 1 is 148{'0' * 7}{'0' * (len(str(size)) - 1)}; .* time_format='{unit}'"
+    message = f"row 1 has 148{'0' * 7}{'0' * (len(str(size)) - 1)}; .* time_format='{unit}'"
     with pytest.raises(DataError, match=message):
         prepared(table, time_format=unit)
 

@@ -64,19 +64,25 @@ def test_a_fraction_of_a_second_is_kept() -> None:
     assert again == found
     short = read_times(pa.array(["2016/2/1 0:00:01.5", "2016/2/1 0:00:01.000007"]))
     assert short.cast(pa.int64()).to_pylist() == found
-    with pytest.raises(DataError, match=r"%f, a fraction of a second, can only stand at the end"):
+    with pytest.raises(
+        DataError, match=r"%f, a fraction of a second, is only supported at the end"
+    ):
         read_times(texts, "%f %d.%m.%Y")
 
 
 @pytest.mark.parametrize(
     ("bad", "form", "message"),
     [
-        ("20160231", "%Y%m%d", "row 61 is '20160231'; expected them as time_format='%Y%m%d'"),
-        ("20150231", "%Y%m%d", "row 61 is '20150231'; expected them as"),  # Arrow: 3 March
-        ("31.4.2016", "%d.%m.%Y", "row 61 is '31.4.2016'; expected them as"),
-        ("2016/2/31", None, "row 61 is '2016/2/31'; there is no such day"),
-        ("2016/2/3 24:30", None, "there is no such day or time of the day"),
-        ("soon", None, "row 61 is 'soon'; expected 2016-07-01 13:00:00"),
+        (
+            "20160231",
+            "%Y%m%d",
+            "row 61 has '20160231'; expected the format of time_format='%Y%m%d'",
+        ),
+        ("20150231", "%Y%m%d", "row 61 has '20150231'; expected the format of"),  # Arrow: 3 March
+        ("31.4.2016", "%d.%m.%Y", "row 61 has '31.4.2016'; expected the format of"),
+        ("2016/2/31", None, "row 61 has '2016/2/31'; there is no such day"),
+        ("2016/2/3 24:30", None, "there is no such day or time of day"),
+        ("soon", None, "row 61 has 'soon'; expected 2016-07-01 13:00:00"),
     ],
 )
 def test_what_is_no_time_is_refused(bad: str, form: str | None, message: str) -> None:
@@ -97,7 +103,7 @@ def test_what_is_no_time_is_refused(bad: str, form: str | None, message: str) ->
 )
 def test_day_or_month_first_is_asked_for(written: str, forms: list[str]) -> None:
     rows = pa.table({"date": [f"{t:{written}}" for t in DAYS], "y": np.arange(60.0)})
-    with pytest.raises(DataError, match="it may be day or month that comes first") as caught:
+    with pytest.raises(DataError, match="day or month may come first") as caught:
         prepared(rows)
     assert all(form in str(caught.value) for form in forms)
 
@@ -110,7 +116,7 @@ def test_numbers_since_1970_may_have_a_fraction(unit: str, per_s: float) -> None
     assert found.table.segments.start_times[0] == 1_467_331_200 * 10**6
     for value in (np.nan, np.inf, -np.inf):
         seconds[3] = value
-        with pytest.raises(DataError, match=f"that of row 4 is {value}"):
+        with pytest.raises(DataError, match=f"row 4 has {value}"):
             prepared(pa.table({"ds": seconds * per_s, "y": np.arange(60.0)}), time_format=unit)
     with pytest.raises(DataError, match="seconds since 1970, give time_format='s'"):
         prepared(pa.table({"ds": seconds, "y": np.arange(60.0)}))
@@ -127,8 +133,8 @@ def test_a_name_may_be_na_and_a_number_may_not(tmp_path: Path) -> None:
     found = prepared(path, roles=RoleRequest(past=("land",), categorical=("land",)))
     assert found.series == ("US", "NA")
     assert found.categories == {"land": ["US", "NA"]}
-    assert "column 'y' has no value in 2 rows (3.57%)" in found.notes
-    assert "column 'land': 'NA' is a name there, not a gap" in found.notes
+    assert "column 'y' has missing values in 2 rows (3.57%)" in found.notes
+    assert "column 'land': 'NA' is read as a name, not as missing" in found.notes
     path.write_text(path.read_text() + ",2020-02-01,1,US\n")
     with pytest.raises(DataError, match=r"row 57 has no series \('unique_id'\)"):
         prepared(path)

@@ -62,9 +62,11 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
     table = table.set_column(2, "y", table["y"].cast(dtype))
     named = ", ".join(f"{code!r}".removesuffix(".0") for code in sorted(set(codes)))
     listed = f"[{named}]" if "," in named else named
-    with pytest.raises(DataError, match="as if that stood for no value") as caught:
+    with pytest.raises(DataError, match="looks like a code for no value") as caught:
         prepared(table)
-    assert f"give missing_value={listed} if it does, or keep_value={listed} if" in str(caught.value)
+    assert f"give missing_value={listed} if it is one, or keep_value={listed} if" in str(
+        caught.value
+    )
     missing = configured(table, missing_value=codes)
     rows = missing.table.rows(0, 150)[:, 0] + missing.table.origin[0]
     assert np.flatnonzero(np.isnan(rows)).tolist() == list(range(len(codes)))
@@ -103,12 +105,12 @@ def test_values_missing_in_several_batches_are_all_counted(monkeypatch: pytest.M
     monkeypatch.setattr("fastlstm.forecast.data.records._BATCH_ROWS", 4)
     values = np.random.default_rng(0).uniform(0, 9, 150)
     values[[5, 77]] = np.nan
-    assert "column 'y' has no value in 2 rows (1.33%)" in prepared(long_table(y=values)).notes
+    assert "column 'y' has missing values in 2 rows (1.33%)" in prepared(long_table(y=values)).notes
 
 
 def test_advice_goes_with_the_codes_already_given() -> None:
     given = Codes((-1.0,), (9999.0,))
-    message = r"missing_value=\[-1, -9999\] if it does, or keep_value=\[9999, -9999\] if"
+    message = r"missing_value=\[-1, -9999\] if it is one, or keep_value=\[9999, -9999\] if"
     with pytest.raises(DataError, match=message):
         prepared(with_codes(0, 9, -9999), codes=given)
     notes = prepared(with_codes(-9000, 9000, -9999), codes=given).notes
@@ -127,14 +129,14 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     assert main(["prepare", str(data)]) == 2
     assert main(train) == 2
     shown = capsys.readouterr().err
-    assert "give --missing-value -9999 if it does, or --keep-value -9999 if it is a" in shown
+    assert "give --missing-value -9999 if it is one, or --keep-value -9999 if it is a" in shown
     assert main([*train, "--missing-value", "-9999", "--threads", "1"]) == 0
     assert main(["forecast", run, str(data)]) == 0
     values[30:33] = -99
     csv.write_csv(long_table(y=values), data)
     assert main(["forecast", run, str(data)]) == 2
     shown = capsys.readouterr().err
-    assert "give --missing-value -9999,-99 if it does, or --keep-value -99 if it is a" in shown
+    assert "give --missing-value -9999,-99 if it is one, or --keep-value -99 if it is a" in shown
     for verb in ("forecast", "evaluate"):
         assert main([verb, run, str(data), "--missing-value", "-9999,-99"]) == 0
     model = Forecaster.load(run, keep_value=-99)
@@ -341,7 +343,7 @@ def test_names_of_two_types_in_one_table_are_one_and_told(tmp_path: Path) -> Non
     found = prepared(tmp_path)
     assert found.series == (7,)
     assert len(found.table.segments) == 1
-    assert "column 'unique_id': 7 and '7' are one name" in found.notes
+    assert "column 'unique_id': 7 and '7' are the same name" in found.notes
 
 
 def test_names_that_only_look_alike_stay_apart(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_where_references_are_counted_otherwise_no_memory_is_used_again(
     monkeypatch.setattr(window_loader.sys, "getrefcount", lambda value: count)
     values = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
     with WindowLoader(values, 50, 16, seed=2) as loader:
-        with pytest.warns(UserWarning, match="every chunk of windows gets memory of its own"):
+        with pytest.warns(UserWarning, match="every chunk of windows gets new memory"):
             held = [loader.next().values for _ in range(40)]
         copies = [batch.clone() for batch in held]
         for _ in range(2000):
@@ -338,7 +338,7 @@ def test_an_array_of_another_dtype_or_layout_is_taken() -> None:
 
 
 def test_what_cannot_be_is_refused_with_what_to_do() -> None:
-    with pytest.raises(DataError, match=r"takes 30 rows and the longest .* has 20; give longer"):
+    with pytest.raises(DataError, match=r"needs 30 rows, the longest .* has 20; give longer"):
         WindowLoader(table(), 30, 1)
     with pytest.raises(ConfigError, match="length is 0"):
         WindowLoader(table(), 0, 1)

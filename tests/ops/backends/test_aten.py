@@ -29,7 +29,7 @@ def test_refuses_the_rest_with_a_reason():
 def test_a_fast_kernel_is_never_announced_together_with_a_refusal():
     for dtype in DTYPES:
         for requires_grad in (True, False):
-            kernel = AtenBackend().kernel(make_call(dtype=dtype, requires_grad=requires_grad))
+            kernel = AtenBackend().describe(make_call(dtype=dtype, requires_grad=requires_grad))
             if kernel.name == "ATen per-step loop":
                 assert not kernel.is_fast
                 assert kernel.why.startswith("because ")

@@ -1,12 +1,10 @@
 """torch's rules for cuDNN's persistent kernel, and padding to meet them, without a GPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from fastlstm.ops.backends import cudnn
-from fastlstm.ops.call import LSTMCall, LSTMWeights
+from fastlstm.ops.call import LSTMArgs, LSTMCall
 
 CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.float16, device="cuda", requires_grad=True)
 
@@ -31,16 +29,16 @@ def _with_cudnn(monkeypatch):
     ],
 )
 def test_rules_of_the_persistent_kernel(changes, reason):
-    assert cudnn.persistent_refusal(replace(CALL, **changes)) == reason
+    assert cudnn.persistent_refusal(CALL._replace(**changes)) == reason
 
 
 def test_padding_where_it_admits_the_persistent_kernel_and_is_cheap():
-    odd = replace(CALL, B=30, I=100, H=500)
-    assert cudnn.padded_call(odd) == replace(CALL, B=32, I=128, H=512)
+    odd = CALL._replace(B=30, I=100, H=500)
+    assert cudnn.padded_call(odd) == CALL._replace(B=32, I=128, H=512)
     assert cudnn.padded_call(CALL) == CALL
-    assert cudnn.padded_call(replace(odd, dtype=torch.bfloat16)).H == 500
-    assert cudnn.padded_call(replace(CALL, H=1030)).H == 1030
-    assert cudnn.padded_call(replace(CALL, B=1)).B == 1, "eight times the work is not worth it"
+    assert cudnn.padded_call(odd._replace(dtype=torch.bfloat16)).H == 500
+    assert cudnn.padded_call(CALL._replace(H=1030)).H == 1030
+    assert cudnn.padded_call(CALL._replace(B=1)).B == 1, "eight times the work is not worth it"
 
 
 @pytest.mark.usefixtures("_with_cudnn")
@@ -48,9 +46,9 @@ def test_kernel_lines_say_unmeasured():
     assert cudnn.cudnn_kernel(CALL).name == (
         "cuDNN persistent LSTM float16 (by torch's rules, unmeasured)"
     )
-    padded = cudnn.cudnn_kernel(replace(CALL, H=500))
+    padded = cudnn.cudnn_kernel(CALL._replace(H=500))
     assert "padded to B=32 I=128 H=512" in padded.name
-    standard = cudnn.cudnn_kernel(replace(CALL, dtype=torch.bfloat16))
+    standard = cudnn.cudnn_kernel(CALL._replace(dtype=torch.bfloat16))
     assert standard.name == "cuDNN standard LSTM bfloat16 (by torch's rules, unmeasured)"
     assert standard.why == "not persistent: needs fp16, this is bfloat16"
     assert standard.is_fast
@@ -69,14 +67,14 @@ def test_padding_is_exact(ops, monkeypatch, bias):
     monkeypatch.setattr(cudnn, "MAX_PADDING_COST", 1e9)
     rule = cudnn.persistent_refusal
     half = torch.float16
-    monkeypatch.setattr(cudnn, "persistent_refusal", lambda call: rule(replace(call, dtype=half)))
+    monkeypatch.setattr(cudnn, "persistent_refusal", lambda call: rule(call._replace(dtype=half)))
     args = ops.make(4, 3, 5, 7, bias=bias)
     grads = ops.names if bias else ops.names[:5]
     given = args.copy(torch.float64, grads)
     x, h0, c0, *weights = given.list()
     call = LSTMCall(4, 3, 5, 7, torch.float64, "cpu", requires_grad=True, has_bias=bias)
-    assert cudnn.padded_call(call) == replace(call, B=8, I=128, H=128)
-    out = cudnn.cudnn_lstm(call, x, h0, c0, LSTMWeights(*weights))
+    assert cudnn.padded_call(call) == call._replace(B=8, I=128, H=128)
+    out = cudnn.cudnn_lstm(call, LSTMArgs(x, None, h0, c0, *weights))
     ops.backpropagate(given, out)
     want = ops.reference(args, torch.float64, grads)
     for name, value in zip(("y", "hT", "cT"), out, strict=True):

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from fastlstm.errors import KernelError, ShapeError
-from fastlstm.ops import native_call
+from fastlstm.ops import kernels
 from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.call import LSTMArgs, LSTMCall
 from fastlstm.ops.lstm import lstm, lstm_tokens
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.sequence import run_sequence
 from fastlstm.system import environment, hardware
+from native_run import run_native
 
 pytestmark = pytest.mark.isa
 
@@ -41,7 +40,7 @@ def isa(request, monkeypatch):
 
 @pytest.fixture(params=(1, 2, 4), ids=lambda n: f"{n} threads")
 def threads(request, monkeypatch):
-    monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: request.param)  # noqa: E741
+    monkeypatch.setattr(kernels, "num_threads", lambda B, I, H: request.param)  # noqa: E741
     return request.param
 
 
@@ -65,7 +64,7 @@ def test_every_instruction_set(ops, isa, shape, dtype, threads):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_asked_instruction_set_runs(isa, dtype):
-    table = native_call.kernels(isa, dtype == torch.bfloat16)
+    table = kernels.kernel_table(isa, dtype == torch.bfloat16)
     narrower = {"avx512_bf16": "avx512", "amx_bf16": "avx512"}
     expected = isa if dtype == torch.bfloat16 else narrower.get(isa, isa)
     assert table.isa == expected
@@ -76,7 +75,7 @@ def run_one_unit_each(dtype, T, logits, c0, *, keep=False):
     H = logits.shape[1]
     weights = torch.zeros(4 * H, 1), torch.zeros(4 * H, H), logits.flatten(), torch.zeros(4 * H)
     x, h0 = torch.zeros(T, 1, 1, dtype=dtype), torch.zeros(1, H)
-    return run_sequence(LSTMArgs(x, None, h0, c0[None], *weights), dtype, keep=keep)
+    return run_native(LSTMArgs(x, None, h0, c0[None], *weights), dtype, keep=keep)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -173,7 +172,7 @@ def test_a_token_outside_the_embedding_is_named_in_a_graph(ops, route, token):
     embedding = torch.ones(5, 4)
 
     def call(tokens):
-        return run_sequence(LSTMArgs(embedding, tokens, *args), torch.float32, keep=True)[0]
+        return run_native(LSTMArgs(embedding, tokens, *args), torch.float32)[0]
 
     if route == "compiled":
         torch._dynamo.reset()
@@ -225,7 +224,7 @@ def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
     given = args.copy(dtype)
     x, h0, c0, *weights = given.list()
     s = LSTMArgs(x, None, h0, c0, *weights, mask, begins, ends)
-    out = run_sequence(s, dtype, keep=True)
+    out = run_native(s, dtype)
     ops.backpropagate(given, out)
     for name, value, exact_value in zip(("y", "hT", "cT"), out, want, strict=True):
         ops.assert_close(name, value.to(dtype), exact_value.detach(), dtype)
@@ -237,7 +236,7 @@ def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, monkeypatch):
     def run(num):
-        monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: num)  # noqa: E741
+        monkeypatch.setattr(kernels, "num_threads", lambda B, I, H: num)  # noqa: E741
         given = ops.make(9, 21, 24, 80).copy(dtype)
         out = lstm(*given.list(), backend="native")
         ops.backpropagate(given, out)
@@ -290,7 +289,7 @@ def test_tiny_and_huge_inputs(ops, isa, scale):
 def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
     x, h0, c0, *weights = ops.make(3, 2, 4, 8).copy(torch.float32).list()
     mask = torch.ones(2, 8, requires_grad=True)
-    y = run_sequence(LSTMArgs(x, None, h0, c0, *weights, mask), torch.float32, keep=True).y
+    y = run_native(LSTMArgs(x, None, h0, c0, *weights, mask), torch.float32).y
     with pytest.raises(KernelError, match="mask has no gradient"):
         y.sum().backward()
 
@@ -307,7 +306,7 @@ def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
         pytest.skip(f"this CPU has no {name}")
     monkeypatch.setenv("FASTLSTM_ISA", name)
     call = LSTMCall(8, 4, 16, 32, torch.bfloat16, "cpu", requires_grad=True)
-    kernel = NativeBackend().kernel(call)
+    kernel = NativeBackend().describe(call)
     assert kernel.is_fast == (name != "scalar")
     for reason in reasons:
         assert reason in kernel.why
@@ -317,7 +316,7 @@ def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
 def test_threads_beside_torchs_are_said(monkeypatch, threads):
     monkeypatch.setattr(hardware, "join_openmp", lambda: False)
     call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)
-    assert ("threads stand beside torch's" in NativeBackend().kernel(call).why) == (threads > 1)
+    assert ("threads stand beside torch's" in NativeBackend().describe(call).why) == (threads > 1)
 
 
 def test_torchs_openmp_comes_before_any_other():

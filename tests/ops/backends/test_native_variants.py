@@ -1,18 +1,17 @@
-"""Variants of the cell on our kernels, against the float64 reference: every instruction set."""
+"""Options of the cell on our kernels, against the float64 reference: every instruction set."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMWeights
+from fastlstm.ops import kernels
+from fastlstm.ops.call import LSTMArgs, LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
 from fastlstm.ops.cell_options import ACTIVATIONS, OPTION_NAMES, CellOptions
-from fastlstm.ops.native_call import LSTMArgs
 from fastlstm.ops.reference import lstm_reference
-from fastlstm.ops.sequence import run_sequence
 from fastlstm.system import environment, hardware
+from native_run import run_native, with_cell
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 SHAPES = {
@@ -23,7 +22,7 @@ SHAPES = {
     "chunks": (40, 17, 5, 24),
     "lanes": (6, 40, 9, 40),
 }
-VARIANTS = {
+CELLS = {
     "norm": {"norm": True},
     "mask": {"mask": True},
     "zoneout": {"zoneout": (0.3, 0.4), "seed": 1234567890123},
@@ -61,7 +60,7 @@ def isa(request, monkeypatch):
 @pytest.fixture
 def threads(monkeypatch):
     def use(n):
-        monkeypatch.setattr(native_call, "num_threads", lambda B, I, H: n)  # noqa: E741
+        monkeypatch.setattr(kernels, "num_threads", lambda B, I, H: n)  # noqa: E741
 
     return use
 
@@ -75,7 +74,7 @@ def make(T, B, I, H, seed=0):  # noqa: E741
 
 
 def split(tensors, fields, dtype=None):
-    """The tensors as arguments of a layer and its variant."""
+    """The tensors as arguments of a layer and its cell."""
     given = dict(zip(NAMES, tensors, strict=True))
     fields = dict(fields)
     B, H = given["h0"].shape
@@ -103,19 +102,20 @@ def outcome(tensors, run, dtype):
 
 def native(tensors, fields, dtype, lanes=(None, None)):
     def run(leaves):
-        arguments, variant = split(leaves, fields)
+        arguments, cell = split(leaves, fields)
         x, h0, c0, *weights = arguments
-        sequence = LSTMArgs(x, None, h0, c0, *weights, None, *lanes)
-        return run_sequence(sequence, dtype, keep=True, variant=variant)
+        args = LSTMArgs(x, None, h0, c0, *weights, None, *lanes)
+        args, options = with_cell(args, cell)
+        return run_native(args, dtype, options=options)
 
     return outcome(tensors, run, torch.float32)
 
 
 def reference(tensors, fields, lanes=(None, None), dtype=torch.float64):
     def run(leaves):
-        arguments, variant = split(leaves, fields, dtype)
+        arguments, cell = split(leaves, fields, dtype)
         x, h0, c0, *weights = arguments
-        return lstm_reference(x, h0, c0, LSTMWeights(*weights), variant, *lanes)
+        return lstm_reference(x, h0, c0, LSTMWeights(*weights), cell, *lanes)
 
     return outcome(tensors, run, dtype)
 
@@ -140,10 +140,10 @@ def compare(tensors, fields, dtype, lanes=(None, None)):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_instruction_set(isa, shape, variant, dtype):
-    fields = VARIANTS[variant]
+def test_every_instruction_set(isa, shape, name, dtype):
+    fields = CELLS[name]
     tensors = [t.to(dtype).float() for t in make(*SHAPES[shape])]
     compare(tensors, fields, dtype)
 
@@ -156,10 +156,10 @@ def test_every_activation(isa, name, role):
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_lengths(variant, padding):
+@pytest.mark.parametrize("name", CELLS)
+def test_lengths(name, padding):
     T, B, I, H = SHAPES["chunks"]  # noqa: E741
-    tensors, fields = make(T, B, I, H), VARIANTS[variant]
+    tensors, fields = make(T, B, I, H), CELLS[name]
     lengths = torch.arange(B) * 5 % (T + 1)
     zero, whole = torch.zeros_like(lengths), torch.full_like(lengths, T)
     lanes = (zero, lengths) if padding == "right" else (whole - lengths, whole)
@@ -167,10 +167,10 @@ def test_lengths(variant, padding):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("shape", ["lanes", "groups"])
-def test_threads_give_equal_bits(shape, variant, dtype, threads):
-    tensors, fields, found = make(*SHAPES[shape]), VARIANTS[variant], []
+def test_threads_give_equal_bits(shape, name, dtype, threads):
+    tensors, fields, found = make(*SHAPES[shape]), CELLS[name], []
     for n in (1, 2, 3, 4, 7):
         threads(n)
         found.append(native(tensors, fields, dtype))
@@ -179,8 +179,8 @@ def test_threads_give_equal_bits(shape, variant, dtype, threads):
             assert value is other[name] is None or torch.equal(value, other[name]), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_tokens(variant):
+@pytest.mark.parametrize("name", CELLS)
+def test_tokens(name):
     T, B, I, H = 9, 6, 5, 33  # noqa: E741
     embedding, *rest = make(T, B, I, H)
     embedding = embedding[0]
@@ -188,15 +188,15 @@ def test_tokens(variant):
 
     def run(function):
         def inner(leaves):
-            arguments, v = split(leaves, VARIANTS[variant], leaves[0].dtype)
+            arguments, v = split(leaves, CELLS[name], leaves[0].dtype)
             return function(arguments, v)
 
         return inner
 
     def ours(arguments, v):
         rows, h0, c0, *weights = arguments
-        sequence = LSTMArgs(rows, tokens, h0, c0, *weights)
-        return run_sequence(sequence, torch.float32, keep=True, variant=v)
+        args, options = with_cell(LSTMArgs(rows, tokens, h0, c0, *weights), v)
+        return run_native(args, torch.float32, options=options)
 
     def theirs(arguments, v):
         rows, h0, c0, *weights = arguments
@@ -207,15 +207,14 @@ def test_tokens(variant):
     judge(outcome(tensors, run(ours), torch.float32), want, rough, LIMITS[torch.float32])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_without_gradients(variant):
-    tensors, fields = make(*SHAPES["groups"]), VARIANTS[variant]
+@pytest.mark.parametrize("name", CELLS)
+def test_without_gradients(name):
+    tensors, fields = make(*SHAPES["groups"]), CELLS[name]
     arguments, v = split(tensors, fields)
     x, h0, c0, *weights = arguments
+    args, options = with_cell(LSTMArgs(x, None, h0, c0, *weights), v)
     with torch.no_grad():
-        got = run_sequence(
-            LSTMArgs(x, None, h0, c0, *weights), torch.float32, keep=False, variant=v
-        )
+        got = run_native(args, torch.float32, keep=False, options=options)
     kept = native(tensors, fields, torch.float32)
     for name, value in zip(("y", "hT", "cT"), got, strict=True):
         assert torch.equal(value, kept[name])
@@ -224,20 +223,21 @@ def test_without_gradients(variant):
 def test_a_second_pass_over_the_graph():
     tensors = make(*SHAPES["groups"])
     leaves = [t.clone().requires_grad_() for t in tensors]
-    arguments, v = split(leaves, VARIANTS["everything"])
+    arguments, v = split(leaves, CELLS["everything"])
     x, h0, c0, *weights = arguments
-    out = run_sequence(LSTMArgs(x, None, h0, c0, *weights), torch.float32, keep=True, variant=v)
+    args, options = with_cell(LSTMArgs(x, None, h0, c0, *weights), v)
+    out = run_native(args, torch.float32, options=options)
     first = torch.autograd.grad(out.y.sum(), leaves, retain_graph=True)
     second = torch.autograd.grad(out.y.sum(), leaves)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("variant", ["norm", "zoneout", "everything"])
-def test_nan_in_one_lane_stays_there(variant):
+@pytest.mark.parametrize("name", ["norm", "zoneout", "everything"])
+def test_nan_in_one_lane_stays_there(name):
     tensors = make(*SHAPES["lanes"])
-    clean = native(tensors, VARIANTS[variant], torch.float32)
+    clean = native(tensors, CELLS[name], torch.float32)
     tensors[0][2, 3, 0] = float("nan")
-    got = native(tensors, VARIANTS[variant], torch.float32)
+    got = native(tensors, CELLS[name], torch.float32)
     others = [b for b in range(40) if b != 3]
     assert got["y"][2:, 3].isnan().any()
     for name in ("y", "x"):

@@ -5,9 +5,9 @@ import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.backends import onednn
-from fastlstm.ops.call import LSTMCall, LSTMWeights, describe_call
-from fastlstm.ops.dispatch import select
+from fastlstm.ops.call import LSTMArgs, LSTMCall, describe_call
 from fastlstm.ops.lstm import lstm
+from fastlstm.ops.registry import select
 from recorded_cpus import AMX_INT8, AMX_TILE
 
 pytestmark = pytest.mark.isa
@@ -29,7 +29,7 @@ def test_the_kernel_that_is_announced_is_the_one_that_runs(ops, sizes, dtype, tr
     grads = ops.names if train else ()
     args = ops.make(*sizes).copy(dtype, grads)
     x, h0, c0, *weights = args.list()
-    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights)), backend="aten").kernel
+    kernel = select(describe_call(LSTMArgs(x, None, h0, c0, *weights)), backend="aten").kernel
     events = ops.events(lambda: run(ops, args, grads))
     is_fused = kernel.name.startswith("oneDNN fused LSTM")
     assert (FUSED in events) == is_fused, f"announced {kernel.name}"
@@ -42,7 +42,7 @@ def test_the_kernel_that_is_announced_is_the_one_that_runs(ops, sizes, dtype, tr
 def test_refusal_agrees_with_torchs_own_choice(ops, dtype, train):
     grads = ops.names if train else ()
     x, h0, c0, *weights = ops.make(4, 3, 8, 16).copy(dtype, grads).list()
-    call = describe_call(x, h0, c0, LSTMWeights(*weights))
+    call = describe_call(LSTMArgs(x, None, h0, c0, *weights))
 
     def run_torch():
         with torch.set_grad_enabled(train):
@@ -74,7 +74,7 @@ def test_switched_off_runs_the_loop_and_says_so(ops):
     args = ops.make(4, 3, 8, 16).copy(torch.float32)
     x, h0, c0, *weights = args.list()
     events = ops.events(lambda: run(ops, args, ops.names))
-    kernel = select(describe_call(x, h0, c0, LSTMWeights(*weights)), backend="aten").kernel
+    kernel = select(describe_call(LSTMArgs(x, None, h0, c0, *weights)), backend="aten").kernel
     assert FUSED not in events
     assert kernel.why == "because torch.backends.mkldnn is switched off"
     assert not kernel.is_fast
@@ -84,7 +84,7 @@ def test_autocast_runs_the_bf16_kernel_where_the_cpu_has_one(ops):
     args = ops.make(4, 3, 8, 16).copy(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         x, h0, c0, *weights = args.list()
-        call = describe_call(x, h0, c0, LSTMWeights(*weights))
+        call = describe_call(LSTMArgs(x, None, h0, c0, *weights))
         assert call.dtype == torch.bfloat16
         is_fused = onednn.refusal(call) is None
         events = ops.events(lambda: run(ops, args, ops.names))
@@ -97,7 +97,7 @@ def test_bf16_keeps_the_cell_and_weight_gradients_finer_than_torchs_own_path(ops
     """What calling the kernel directly is for; nn.LSTM rounds both to bf16."""
     args = ops.make(40, 4, 16, 64)
     x, h0, c0, *weights = args.copy(torch.bfloat16).list()
-    if onednn.refusal(describe_call(x, h0, c0, LSTMWeights(*weights))) is not None:
+    if onednn.refusal(describe_call(LSTMArgs(x, None, h0, c0, *weights))) is not None:
         pytest.skip("this CPU has no oneDNN bf16 LSTM")
     errors = {}
     want = ops.reference(args, torch.bfloat16, ops.names)
@@ -141,6 +141,6 @@ def test_a_second_derivative_is_refused(ops):
     layer = torch.nn.LSTM(8, 8)
     call = LSTMCall(3, 2, 8, 8, torch.float32, "cpu", requires_grad=True)
     x, state = torch.randn(3, 2, 8), torch.zeros(2, 8)
-    y = onednn.run(call, x, state, state, LSTMWeights(*layer._flat_weights)).y
+    y = onednn.run(call, LSTMArgs(x, None, state, state, *layer._flat_weights)).y
     with pytest.raises(KernelError, match="no second derivative"):
         torch.autograd.grad(y.sum(), layer.weight_hh_l0, create_graph=True)

@@ -9,4 +9,4 @@ from fastlstm.ops.call import LSTMCall
 def test_it_is_slow_and_runs_everything():
     call = LSTMCall(T=1, B=1, I=1, H=1, dtype=torch.float64, device="meta", requires_grad=False)
     assert ReferenceBackend().supports(call) is None
-    assert not ReferenceBackend().kernel(call).is_fast
+    assert not ReferenceBackend().describe(call).is_fast

@@ -13,7 +13,9 @@ import httpx
 import numpy as np
 import pytest
 
+from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast.batcher import DynamicBatcher, ForecastRequest
+from fastlstm.serve.http.errors import Unavailable
 from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
 from running_server import Running
 
@@ -115,7 +117,7 @@ def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
     held.holds.clear()
     for one in (first, second, third):
         assert one.result().status_code == 200
-    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.admission.num_held == 0)
 
 
 def test_a_deadline_that_passes_is_504_and_is_not_computed(busy: Any, held: HeldModel) -> None:
@@ -123,7 +125,7 @@ def test_a_deadline_that_passes_is_504_and_is_not_computed(busy: Any, held: Held
     late = server.client.post(PAST, json=body(windows(5), timeout=50_000))
     assert late.status_code == 504
     assert "within the request's timeout" in late.json()["error"]
-    wait_until(lambda: server.scheduler.num_held == 1)
+    wait_until(lambda: server.scheduler.admission.num_held == 1)
     held.holds.clear()
     assert first.result().status_code == 200
     assert output(server.client.post(PAST, json=body(windows(2), timeout=10**12))).shape[0] == 2
@@ -140,7 +142,7 @@ def test_a_client_that_left_is_not_computed(busy: Any, held: HeldModel) -> None:
     with socket.create_connection(server.address, 10) as client:
         client.sendall(request.encode())
         wait_until(lambda: submitted(server) == 6)
-    wait_until(lambda: server.scheduler.num_held == 1)
+    wait_until(lambda: server.scheduler.admission.num_held == 1)
     wait_until(lambda: submitted(server) == 1)  # its numbers go while the pass still runs
     held.holds.clear()
     assert first.result().status_code == 200
@@ -223,7 +225,7 @@ def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) ->
     second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
     wait_until(lambda: submitted(server) == 3)
     server.loop.call_soon_threadsafe(server.runner.end)
-    wait_until(lambda: server.scheduler._is_stopping)
+    wait_until(lambda: server.scheduler.admission.is_stopping)
     held.holds.clear()
     assert second.result().status_code == 503
     assert first.result().status_code == 200
@@ -242,8 +244,9 @@ def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
         deliver=lambda batch: done.set(),  # type: ignore[arg-type]
     )
     batches.stop()
-    with pytest.raises(Exception, match="shutting down"):
-        batches.reserve(1)
-    with pytest.raises(Exception, match="shutting down"):
-        batches.submit(ForecastRequest(windows(1), None, None))
+    pending: Any = Reservation()
+    with pytest.raises(Unavailable, match="shutting down"):
+        batches.admission.reserve(pending)
+    with pytest.raises(Unavailable, match="shutting down"):
+        batches.submit(ForecastRequest(pending, windows(1), None, None))
     assert done.is_set()

@@ -10,10 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
+from fastlstm.serve.admission import Places
 from fastlstm.serve.forecast import engine as forecast_engine
-from fastlstm.serve.forecast.sequence_store import SequenceStore, Step
+from fastlstm.serve.forecast.sequence_store import SequenceStep, SequenceStore
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.places import Places
 from forecast_server import (
     PAST,
     HeldModel,
@@ -158,7 +158,7 @@ def test_a_long_request_is_not_overtaken(
 
     monkeypatch.setattr(forecast_engine, "parse_request", slow)
     server: Running = serve(model=plain_model)
-    engine: Any = server.runner.service.forecasts
+    engine: Any = server.runner.service.forecast_engine
     many = np.concatenate([np.tile(rows(0, 120), (1, 40, 1)), rows(0, 30)], 1)
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(send, server, many, sequence_start=True)
@@ -206,7 +206,7 @@ def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -
         assert send(server, rows(24, 25)).status_code == 503
         held.holds.clear()
         assert other.result().status_code == 200
-    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.admission.num_held == 0)
     np.testing.assert_allclose(
         output(send(server, rows(0, 0))), at(server, 24), rtol=1e-5, atol=1e-5
     )
@@ -215,7 +215,7 @@ def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -
 def test_their_number_is_bounded_and_idle_ones_go(serve: Any, plain_model: Any) -> None:
     server: Running = serve(model=plain_model, max_sequences=2, sequence_idle=60.0)
     now = [0.0]
-    server.runner.service.forecasts._sequences._clock = lambda: now[0]
+    server.runner.service.forecast_engine._sequences._clock = lambda: now[0]
     for name in ("a", "b"):
         output(send(server, rows(0, 24), name, sequence_start=True))
     assert server.metric("sequences") == 2
@@ -275,40 +275,42 @@ def test_the_longest_idle_goes_first_and_use_counts() -> None:
     now = [0.0]
     kept = SequenceStore(2, Places(10), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
-    kept.add(Step("a", starts=True), one, None)
+    kept.add(SequenceStep("a", starts=True), one, None)
     now[0] = 3.0
-    kept.add(Step("b", starts=True), one, None)
+    kept.add(SequenceStep("b", starts=True), one, None)
     now[0] = 4.0
-    kept.add(Step("a"), one, None)
+    kept.add(SequenceStep("a"), one, None)
     now[0] = 8.5
     assert len(kept) == 1
-    kept.add(Step("a"), one, None)
+    kept.add(SequenceStep("a"), one, None)
     with pytest.raises(ApiError, match="there is no sequence 'b'"):
-        kept.add(Step("b"), one, None)
+        kept.add(SequenceStep("b"), one, None)
 
 
 def test_an_idle_sequence_makes_room_for_a_new_one() -> None:
     now = [0.0]
     kept = SequenceStore(2, Places(1), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
-    kept.add(Step("a", starts=True), one, None)
+    kept.add(SequenceStep("a", starts=True), one, None)
     now[0] = 5.5
-    kept.add(Step("b", starts=True), one, None)
+    kept.add(SequenceStep("b", starts=True), one, None)
     with pytest.raises(ApiError, match="there is no sequence 'a'"):
-        kept.add(Step("a"), one, None)
+        kept.add(SequenceStep("a"), one, None)
     now[0] = 11.0
     with pytest.raises(ApiError, match="there is no sequence 'b'"):
-        kept.add(Step("b"), one, None)
+        kept.add(SequenceStep("b"), one, None)
 
 
 def test_a_window_that_was_handed_out_stays() -> None:
     kept = SequenceStore(3, Places(1), 5.0)
     values = np.arange(8, dtype=np.float32)[:, None]
-    first, _ = kept.add(Step(1, starts=True), values[:3], None)
-    second, _ = kept.add(Step(1), values[3:4], None)
-    third, _ = kept.add(Step(1, starts=True), values[4:], None)  # the same name needs no place
+    first, _ = kept.add(SequenceStep(1, starts=True), values[:3], None)
+    second, _ = kept.add(SequenceStep(1), values[3:4], None)
+    third, _ = kept.add(
+        SequenceStep(1, starts=True), values[4:], None
+    )  # the same name needs no place
     assert first.ravel().tolist() == [0, 1, 2]
     assert second.ravel().tolist() == [1, 2, 3]
     assert third.ravel().tolist() == [5, 6, 7]
     with pytest.raises(ApiError, match="keeps 1 sequence,"):
-        kept.add(Step(2, starts=True), values, None)
+        kept.add(SequenceStep(2, starts=True), values, None)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.forecast.tensors import Spec, read_inputs
+from fastlstm.serve.forecast.tensors import TensorSpec, read_inputs
 from fastlstm.serve.http.errors import ApiError
 
-NAMES = {"kind": Spec("kind", "BYTES", (-1, 1), ("kind",))}
+NAMES = {"kind": TensorSpec("kind", "BYTES", (-1, 1), ("kind",))}
 
 
 def packed(*names: str) -> bytes:

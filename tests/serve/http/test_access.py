@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.http.access import Access, Record, count
-from fastlstm.serve.http.channel import Disconnected
+from fastlstm.serve.http.errors import Disconnected
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 

@@ -56,12 +56,12 @@ def test_what_else_a_line_says(about: dict[str, Any], words: str) -> None:
 
 
 def test_a_line_for_programs_has_seconds() -> None:
-    record = Record("an-id", status=200, first_piece_s=0.01234567)
+    record = Record("an-id", status=200, first_chunk_s=0.01234567)
     record.start_s = time.monotonic() - 3.5
     found = json.loads(json_line(record, "::1", "GET", "/"))
-    assert found["first_piece_s"] == 0.0123
+    assert found["first_chunk_s"] == 0.0123
     assert 3.5 <= found["seconds"] < 60
-    assert json.loads(json_line(Record("an-id"), "::1", "GET", "/"))["first_piece_s"] is None
+    assert json.loads(json_line(Record("an-id"), "::1", "GET", "/"))["first_chunk_s"] is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from fastlstm.errors import ConfigError
 from fastlstm.serve.http import listener
 from fastlstm.serve.http.keys import Keys
-from fastlstm.serve.http.listener import Listener, Waiting, max_connections
+from fastlstm.serve.http.listener import IdleConnections, Listener, max_connections
 from fastlstm.serve.server import _config
 from fastlstm.serve.service import Service
 from forecast_server import wait_until
@@ -249,7 +249,7 @@ def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
 
 
 def test_a_connection_that_is_answered_is_not_closed_for_another(
-    serve: Any, writer: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, lm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 3)
     monkeypatch.setattr(listener, "_WAITED_S", 0.2)
@@ -286,7 +286,7 @@ def test_the_connection_that_has_waited_longest_makes_room(monkeypatch: pytest.M
 
     closed: list[Any] = []
     first, second, third, fourth = fakes = [Fake() for _ in range(4)]
-    waiting = Waiting()
+    waiting = IdleConnections()
     for fake in fakes:
         waiting.begin(fake)  # type: ignore[arg-type]
         now_s[0] += 1

@@ -1,8 +1,9 @@
-"""Sending piece by piece: since when a client has taken nothing, and what is measured of it."""
+"""Sending chunk by chunk: since when a client has taken nothing, and what is measured of it."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from fastlstm.serve.http.sender import Sender, Stalls
 from fastlstm.serve.metrics import Metrics
 
 
-def sender_of(send: Any, metrics: Metrics, cut: list[str]) -> Sender:
-    return Sender({"state": {}}, send, lambda: cut.append("cut"), Record("one"), metrics)
+def sender_of(send: Any, metrics: Metrics, cut: list[str], stalls: Stalls | None = None) -> Sender:
+    service: Any = SimpleNamespace(metrics=metrics, stalls=stalls)
+    scope = {"state": {"record": Record("one")}}
+    return Sender(scope, None, send, lambda: cut.append("cut"), service)  # type: ignore[arg-type]
 
 
 def test_every_slice_has_its_own_time_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,27 +52,29 @@ def test_who_takes_nothing_is_cut_once_the_time_has_passed() -> None:
         async def send(message: Any) -> None:
             await never
 
-        one, stalls = sender_of(send, Metrics(), cut), Stalls(0.05)
-        stalls.senders.add(one)
-        watching = asyncio.create_task(stalls.watch())
-        sending = asyncio.create_task(one.body(b"a", is_last=True))
-        while not cut:
-            await asyncio.sleep(0.005)
-        assert one._record.failure == "stalled"
-        watching.cancel()
-        sending.cancel()
+        stalls = Stalls(0.05)
+        one = sender_of(send, Metrics(), cut, stalls)
+        with one:
+            watching = asyncio.create_task(stalls.watch())
+            sending = asyncio.create_task(one.body(b"a", is_last=True))
+            while not cut:
+                await asyncio.sleep(0.005)
+            assert one._record.failure == "stalled"
+            watching.cancel()
+            sending.cancel()
+        assert not stalls.senders
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_the_time_between_pieces_is_measured_between_pieces_only() -> None:
+def test_the_time_between_chunks_is_measured_between_chunks_only() -> None:
     metrics = Metrics()
 
     async def send(message: Any) -> None:
         pass
 
     async def main() -> None:
-        for _ in range(2):  # two answers, of four pieces and of one
+        for _ in range(2):  # two answers, of four chunks and of one
             one = sender_of(send, metrics, [])
             await one.start(b"text/plain")
             for _ in range(3):

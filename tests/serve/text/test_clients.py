@@ -62,14 +62,14 @@ def status_of(server: Running, data: bytes) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half", "before the first piece"])
+@pytest.mark.parametrize("how", ["close", "reset", "half", "before the first chunk"])
 def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
     server = serve()
     held = server.scheduler
     for _ in range(20):
         client = connect(server)
         client.sendall(request({**ENDLESS, "n": 3}))
-        if how != "before the first piece":
+        if how != "before the first chunk":
             client.recv(100)
         if how == "half":
             client.shutdown(socket.SHUT_WR)
@@ -77,9 +77,9 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
         if how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    wait_for(lambda: held.num_held == 0 and held.num_active == 0)
+    wait_for(lambda: held.admission.num_held == 0 and held.num_active == 0)
     wait_for(lambda: server.metric("disconnects_total") == 20)
-    assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.writer, "a", 20, seed=3)
+    assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
 
 def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
@@ -101,7 +101,7 @@ def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
             while b"usage" not in data:
                 data += client.recv(1 << 20)
         body = json.loads(data.partition(b"\r\n\r\n")[2])
-        assert body["choices"][0]["text"] == solo(server.writer, "a", length, seed=k)
+        assert body["choices"][0]["text"] == solo(server.model, "a", length, seed=k)
         assert body["usage"]["completion_tokens"] == length
 
 
@@ -112,7 +112,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
         client = connect(server)
         client.sendall(request({**ENDLESS, "max_tokens": 10**9}))
         holding.append(client)
-    wait_for(lambda: server.scheduler.num_held == 3)
+    wait_for(lambda: server.scheduler.admission.num_held == 3)
     for _ in range(50):
         # The prompt could not be tokenized: it is not looked at.
         answer = server.post(prompt="QQQ" * 10_000)
@@ -122,7 +122,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
     assert server.client.get("/health/ready").status_code == 200
     for client in holding:
         client.close()
-    wait_for(lambda: server.scheduler.num_held == 0)
+    wait_for(lambda: server.scheduler.admission.num_held == 0)
     assert server.post(prompt="a").status_code == 200
     assert server.metric("rejected_total") == 50
 
@@ -132,12 +132,12 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any
     slow = [connect(server, receive_buffer=4096) for _ in range(10)]
     for client in slow:
         client.sendall(request({**ENDLESS, "max_tokens": 10**9, "n": 4}))
-    wait_for(lambda: server.scheduler.num_held == 40, 10)
+    wait_for(lambda: server.scheduler.admission.num_held == 40, 10)
     deadline_s = time.monotonic() + 20
-    while server.scheduler.num_held and time.monotonic() < deadline_s:
+    while server.scheduler.admission.num_held and time.monotonic() < deadline_s:
         text = server.text(prompt="a", max_tokens=50, seed=1)
-        assert text == solo(server.writer, "a", 50, seed=1)
-    assert server.scheduler.num_held == 0
+        assert text == solo(server.model, "a", 50, seed=1)
+    assert server.scheduler.admission.num_held == 0
     assert server.metric("stalls_total") == 10
     for client in slow:
         assert b"[DONE]" not in answer_of(client)
@@ -154,13 +154,13 @@ def test_a_slow_reader_that_reads_is_not_cut_and_loses_nothing(serve: Any) -> No
         while time.monotonic() < end_s:
             data += client.recv(2000)
             time.sleep(0.005)
-        assert server.scheduler.num_held == 1  # its text waits for it
+        assert server.scheduler.admission.num_held == 1  # its text waits for it
         parts = [data]
         while b"[DONE]" not in parts[-1]:
             parts.append(client.recv(1 << 20))
     events = [json.loads(part) for part in split_events(b"".join(parts))]
     text = "".join(event["choices"][0]["text"] for event in events)
-    assert text == solo(server.writer, "a", length, seed=8)
+    assert text == solo(server.model, "a", length, seed=8)
 
 
 def split_events(data: bytes) -> list[bytes]:
@@ -183,7 +183,7 @@ def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
         client.sendall(request({"prompt": "a", "max_tokens": 100_000, "n": 15}))
         clients.append(client)
     wait_for(lambda: server.metric("tokens_written_total") == 5 * 15 * 100_000, 30)
-    wait_for(lambda: server.scheduler.num_held == 0)
+    wait_for(lambda: server.scheduler.admission.num_held == 0)
     time.sleep(1.5)
     for client in clients:
         with client:
@@ -394,9 +394,9 @@ def test_random_requests_are_never_a_500(server: Running) -> None:
         assert answer.status_code == 400
 
 
-def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, writer: Any) -> None:
-    decoder = FaultyDecoder(writer.decoder)
-    server = serve(model=replace(writer, decoder=decoder), watchdog=2.0)
+def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, lm: Any) -> None:
+    decoder = FaultyDecoder(lm.decoder)
+    server = serve(model=replace(lm, decoder=decoder), watchdog=2.0)
     live = httpx.Client(base_url=server.url)
     with connect(server) as client:
         client.sendall(request({"prompt": "a " * 100_000, "max_tokens": 1}))
@@ -413,9 +413,9 @@ def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, writer:
     live.close()
 
 
-def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, writer: Any) -> None:
-    decoder = FaultyDecoder(writer.decoder)
-    server = serve(model=replace(writer, decoder=decoder))
+def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, lm: Any) -> None:
+    decoder = FaultyDecoder(lm.decoder)
+    server = serve(model=replace(lm, decoder=decoder))
     with server.client.stream("POST", "/v1/completions", json=ENDLESS) as answer:
         lines = answer.iter_lines()
         assert "choices" in next(lines)
@@ -427,4 +427,4 @@ def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, writer: Any)
     refused = server.post(prompt="a", max_tokens=10)
     assert refused.status_code == 500
     assert "planted" not in refused.text
-    assert server.text(prompt="a", max_tokens=9, seed=1) == solo(writer, "a", 9, seed=1)
+    assert server.text(prompt="a", max_tokens=9, seed=1) == solo(lm, "a", 9, seed=1)

@@ -21,7 +21,7 @@ def client(server: Any) -> Any:
 
 def test_a_text_is_the_one_the_engine_writes_alone(client: Any, server: Any) -> None:
     done = client.completions.create(model="tiny", prompt="a cat", max_tokens=50, seed=7)
-    assert done.choices[0].text == solo(server.writer, "a cat", 50, seed=7)
+    assert done.choices[0].text == solo(server.model, "a cat", 50, seed=7)
     assert done.choices[0].finish_reason == "length"
     assert done.usage.model_dump(exclude_none=True) == {
         "prompt_tokens": 5,
@@ -41,7 +41,7 @@ def test_a_stream_brings_the_same_text(client: Any, server: Any) -> None:
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-    assert text == solo(server.writer, "a cat", 3000, seed=7)
+    assert text == solo(server.model, "a cat", 3000, seed=7)
     reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
     assert reasons[-1] == "length"
     assert set(reasons[:-1]) <= {None}
@@ -52,19 +52,19 @@ def test_a_stream_brings_the_same_text(client: Any, server: Any) -> None:
 
 def test_n_choices_have_seeds_of_their_own(client: Any, server: Any) -> None:
     done = client.completions.create(model="tiny", prompt="a", max_tokens=20, seed=5, n=3)
-    expected = [solo(server.writer, "a", 20, seed=5 + k) for k in range(3)]
+    expected = [solo(server.model, "a", 20, seed=5 + k) for k in range(3)]
     assert [choice.text for choice in done.choices] == expected
     assert len(set(expected)) == 3
 
 
 def test_several_prompts_by_text_and_by_tokens(client: Any, server: Any) -> None:
-    writer = server.writer
+    lm = server.model
     done = client.completions.create(model="tiny", prompt=["a", "cat"], max_tokens=9, seed=2, n=2)
-    wanted = [solo(writer, prompt, 9, seed=2 + k) for prompt in ("a", "cat") for k in range(2)]
+    wanted = [solo(lm, prompt, 9, seed=2 + k) for prompt in ("a", "cat") for k in range(2)]
     assert [choice.text for choice in done.choices] == wanted
     assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
     assert done.usage.prompt_tokens == 4
-    tokens = [writer.tokenizer.encode(text).tolist() for text in ("a", "cat")]
+    tokens = [lm.tokenizer.encode(text).tolist() for text in ("a", "cat")]
     again = client.completions.create(model="tiny", prompt=tokens, max_tokens=9, seed=2, n=2)
     assert [choice.text for choice in again.choices] == wanted
     one = client.completions.create(model="tiny", prompt=tokens[1], max_tokens=9, seed=2)
@@ -73,7 +73,7 @@ def test_several_prompts_by_text_and_by_tokens(client: Any, server: Any) -> None
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_stop_ends_before_the_string(client: Any, server: Any, streams: bool) -> None:
-    whole = solo(server.writer, "a", 2000, seed=1)
+    whole = solo(server.model, "a", 2000, seed=1)
     stop = whole[40:43]
     made = client.completions.create(
         model="tiny", prompt="a", max_tokens=2000, seed=1, stop=["\n\n\n\n\n", stop], stream=streams
@@ -147,10 +147,10 @@ def test_penalties_bias_and_the_extras_reach_the_engine(client: Any, server: Any
         **settings,
     )
     wanted = solo(
-        server.writer, "a", 60, seed=9, logit_bias={3: -100.0, 4: 1.5}, **settings, **extras
+        server.model, "a", 60, seed=9, logit_bias={3: -100.0, 4: 1.5}, **settings, **extras
     )
     assert done.choices[0].text == wanted
-    assert server.writer.tokenizer.decode([3]) not in wanted
+    assert server.model.tokenizer.decode([3]) not in wanted
 
 
 def test_models_and_errors(client: Any) -> None:
@@ -169,7 +169,7 @@ def test_models_and_errors(client: Any) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
-    """The README's command: pieces come while the text is still being written."""
+    """The README's command: chunks come while the text is still being written."""
     body = json.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True, "seed": 3})
     headers = ["-H", "Content-Type: application/json"]
     command = ["curl", "-sN", f"{server.url}/v1/completions", *headers, "-d", body]
@@ -177,9 +177,9 @@ def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
         assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith("data: {")
-        assert server.scheduler.num_held == 1
+        assert server.scheduler.admission.num_held == 1
         events = [line for line in (first, *process.stdout) if line.strip()]
     assert process.returncode == 0
     assert events[-1] == "data: [DONE]\n"
-    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in events[:-1]]
-    assert "".join(pieces) == solo(server.writer, "a", 100_000, seed=3)
+    chunks = [json.loads(line[6:])["choices"][0]["text"] for line in events[:-1]]
+    assert "".join(chunks) == solo(server.model, "a", 100_000, seed=3)

@@ -14,7 +14,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import positive_data_acceptance
 from schemathesis.generation.modes import GenerationMode
 
-from fastlstm.text.loading import TextModel
+from fastlstm.text.loading import InferenceModel
 from running_server import SETTINGS, Running
 
 TIED = {"best_of", "stream_options", "return_session", "session", "logit_bias"}
@@ -22,11 +22,11 @@ TIED = {"best_of", "stream_options", "return_session", "session", "logit_bias"}
 
 
 @pytest.fixture(scope="module")
-def running(byte_writer: TextModel) -> Iterator[Running]:
+def running(byte_model: InferenceModel) -> Iterator[Running]:
     limits = replace(SETTINGS, max_tokens=40, max_streams=40_000, max_prompt_tokens=1 << 20)
-    server = Running(byte_writer, limits)
+    server = Running(byte_model, limits)
     yield server
-    assert server.scheduler.num_held == 0
+    assert server.scheduler.admission.num_held == 0
     server.end()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.text.requests import parse_body, parse_completion
+from fastlstm.serve.text.requests import completion_fields, parse_completion
 
 NUMBERS = {
     "max_tokens": (0, 500, True),
@@ -23,8 +23,15 @@ NUMBERS = {
 }
 
 
+FIELDS = completion_fields("tiny", vocab_size=30, max_tokens=500)
+
+
+def encoded(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
 def parsed(**body: Any) -> Any:
-    return parse_completion(body, model="tiny", vocab_size=30, max_tokens=500)
+    return parse_completion(encoded(body), FIELDS)
 
 
 def refused(**body: Any) -> str:
@@ -39,7 +46,7 @@ def test_bounds_of_numbers(name: str) -> None:
     low, high, is_whole = NUMBERS[name]
     parsed(**{name: low})
     parsed(**{name: high})
-    wrong = [low - 1, high + 1, True, "1", [], {}, 10**400, float("nan"), float("inf"), 1e999]
+    wrong = [low - 1, high + 1, True, "1", [], {}, 10**400]
     for value in [*wrong, *([1.5] if is_whole else [])]:
         assert refused(**{name: value}).startswith(f"{name} is ")
     parsed(**{name: None})
@@ -98,7 +105,7 @@ def test_best_of_suffix_user_and_options() -> None:
     assert "suffix is not supported" in refused(suffix="x")
     assert "user is 1" in refused(user=1)
     assert "goes with stream" in refused(stream_options={"include_usage": True})
-    assert parsed(stream=True, stream_options={"include_usage": True}).usage == "last"
+    assert parsed(stream=True, stream_options={"include_usage": True}).reports_usage == "last"
     assert "did you mean 'include_usage'" in refused(stream=True, stream_options={"usage": True})
     assert "expected an object" in refused(stream=True, stream_options=[])
 
@@ -132,7 +139,8 @@ def test_stops_and_biases() -> None:
 def test_biases_are_bounded_in_number() -> None:
     def parse(count: int) -> None:
         biases = {str(token): 1 for token in range(count)}
-        parse_completion({"logit_bias": biases}, model="m", vocab_size=999, max_tokens=5)
+        fields = completion_fields("m", vocab_size=999, max_tokens=5)
+        parse_completion(encoded({"logit_bias": biases}), fields)
 
     parse(300)
     with pytest.raises(ApiError, match="expected an object of at most 300 tokens"):
@@ -142,7 +150,8 @@ def test_biases_are_bounded_in_number() -> None:
 def test_the_runs_settings_are_the_defaults() -> None:
     defaults = {"temperature": 0.5, "top_k": 7}
     body = {"prompt": "a", "top_k": 0}
-    asked = parse_completion(body, model="m", vocab_size=9, max_tokens=5, defaults=defaults)
+    fields = completion_fields("m", vocab_size=9, max_tokens=5)
+    asked = parse_completion(encoded(body), fields, defaults)
     assert (asked.sampling.temperature, asked.sampling.top_k, asked.max_tokens) == (0.5, 0, 5)
 
 
@@ -167,7 +176,7 @@ def test_the_runs_settings_are_the_defaults() -> None:
 )
 def test_strict_json(data: bytes, part: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_body(data)
+        parse_completion(data, FIELDS)
     assert caught.value.status == 400
     assert part in caught.value.message
     assert len(caught.value.message) < 300

@@ -17,8 +17,7 @@ import pytest
 
 from fastlstm.serve.app import make_app
 from fastlstm.serve.http.access import Access, Record, count
-from fastlstm.serve.http.channel import Disconnected
-from fastlstm.serve.http.errors import ApiError, Unavailable
+from fastlstm.serve.http.errors import ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
@@ -163,11 +162,11 @@ def test_one_log_line_per_request_whatever_is_in_it(
 
 
 def test_log_and_metrics_say_how_a_request_ended(
-    serve: Any, writer: Any, capfd: pytest.CaptureFixture[str]
+    serve: Any, lm: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    decoder = FaultyDecoder(writer.decoder)
+    decoder = FaultyDecoder(lm.decoder)
     server = serve(
-        model=replace(writer, decoder=decoder),
+        model=replace(lm, decoder=decoder),
         log=True,
         max_streams=1,
         max_queue=0,
@@ -185,7 +184,7 @@ def test_log_and_metrics_say_how_a_request_ended(
         assert server.post(prompt="a", max_tokens=3).status_code == 429
         decoder.fails.set()
         assert "error" in list(events)[-2]
-    while server.scheduler.num_held:
+    while server.scheduler.admission.num_held:
         time.sleep(0.001)
     with server.client.stream("POST", "/v1/completions", json=endless) as answer:
         next(answer.iter_lines())
@@ -332,7 +331,7 @@ def test_the_page_is_one_file_that_loads_nothing(server: Running) -> None:
         assert needed in answer.text
 
 
-def test_while_the_model_loads_nothing_is_ready(writer: Any) -> None:
+def test_while_the_model_loads_nothing_is_ready(lm: Any) -> None:
     import socket
 
     with socket.socket() as probe:
@@ -342,13 +341,13 @@ def test_while_the_model_loads_nothing_is_ready(writer: Any) -> None:
 
     def load() -> Any:
         assert loaded.wait(10)
-        return writer
+        return lm
 
     from dataclasses import replace
 
     starting: list[Running] = []
     settings = replace(SETTINGS, port=port)
-    thread = threading.Thread(target=lambda: starting.append(Running(writer, settings, load=load)))
+    thread = threading.Thread(target=lambda: starting.append(Running(lm, settings, load=load)))
     thread.start()
     url = f"http://127.0.0.1:{port}"
     for _ in range(200):
@@ -367,14 +366,14 @@ def test_while_the_model_loads_nothing_is_ready(writer: Any) -> None:
     starting[0].end()
 
 
-def test_a_signal_is_heard_while_the_model_loads(writer: Any) -> None:
+def test_a_signal_is_heard_while_the_model_loads(lm: Any) -> None:
     loads, loaded = threading.Event(), threading.Event()
     said: list[str] = []
 
     def load() -> Any:
         loads.set()
         assert loaded.wait(60)
-        return writer
+        return lm
 
     async def run() -> None:
         runner = Runner(load, SETTINGS, say=said.append)

@@ -10,49 +10,58 @@ from typing import Any
 
 import pytest
 
+from fastlstm.serve.admission import Reservation
 from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
 from fastlstm.serve.text.generation import ActiveSequence, GenerationRequest, OutputChunk
-from fastlstm.serve.text.scheduler import Reservation, Scheduler, Tick
-from fastlstm.text.loading import TextModel
+from fastlstm.serve.text.scheduler import (
+    LONGEST_S,
+    PER_SEQUENCE_S,
+    SHORTEST_S,
+    Scheduler,
+    StepResult,
+    StepSizer,
+)
+from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
-from running_server import FaultyDecoder, make_writer, solo, spoil
+from running_server import FaultyDecoder, make_lm, solo, spoil
 
 
-class Sink:
+class Sink(Reservation):
     """Stands for a channel."""
 
     def __init__(self) -> None:
-        self.pieces: queue.Queue[OutputChunk] = queue.Queue()
+        super().__init__()
+        self.chunks: queue.Queue[OutputChunk] = queue.Queue()
 
     def texts(self, count: int = 1, timeout_s: float = 10) -> list[str]:
         """Waits for the ends of so many texts."""
         texts, ended = [""] * count, 0
         while ended < count:
-            piece = self.pieces.get(timeout=timeout_s)
-            texts[piece.index] += piece.text if piece.error is None else f"<{piece.error}>"
-            ended += piece.is_last
+            chunk = self.chunks.get(timeout=timeout_s)
+            texts[chunk.index] += chunk.text if chunk.error is None else f"<{chunk.error}>"
+            ended += chunk.is_last
         return texts
 
 
 @pytest.fixture
-def decoder(writer: TextModel) -> FaultyDecoder:
-    return FaultyDecoder(writer.decoder)
+def decoder(lm: InferenceModel) -> FaultyDecoder:
+    return FaultyDecoder(lm.decoder)
 
 
 @pytest.fixture
-def make(writer: TextModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
+def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
     made: list[Scheduler] = []
 
-    def spread(tick: Tick) -> None:
-        for sink, piece in tick.pieces:
-            sink.pieces.put(piece)  # type: ignore[attr-defined]
+    def spread(step: StepResult) -> None:
+        for sink, chunk in step.chunks:
+            sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
     def build(max_streams: int = 8, max_queue: int = 8) -> Scheduler:
         scheduler = Scheduler(
             decoder,  # type: ignore[arg-type]
-            writer.tokenizer,
+            lm.tokenizer,
             max_streams=max_streams,
             max_queue=max_queue,
             threads=1,
@@ -65,30 +74,31 @@ def make(writer: TextModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Sc
     decoder.freezes.clear()
     for scheduler in made:
         scheduler.stop()
-        assert (scheduler.num_held, scheduler.num_active) == (0, 0)
+        assert (scheduler.admission.num_held, scheduler.num_active) == (0, 0)
 
 
-def job(
-    writer: TextModel, prompt: str = "a", max_tokens: int = 20, n: int = 1, **sampling: Any
+def generation(
+    lm: InferenceModel, prompt: str = "a", max_tokens: int = 20, n: int = 1, **sampling: Any
 ) -> GenerationRequest:
     seed = sampling.pop("seed", 0)
     samplings = tuple(Sampling(seed=seed + k, **sampling) for k in range(n))
     return GenerationRequest(
+        channel=Sink(),  # type: ignore[arg-type]
         index=0,
-        prompt=writer.tokenizer.encode(prompt).tolist(),
+        prompt=lm.tokenizer.encode(prompt).tolist(),
         start=[0],
         state=None,
         samplings=samplings,
-        stops=token_stops(writer.tokenizer, samplings[0].stops),
+        stops=token_stops(lm.tokenizer, samplings[0].stops),
         max_tokens=max_tokens,
     )
 
 
-def start(scheduler: Scheduler, job: GenerationRequest) -> tuple[Reservation, Sink]:
-    sink = Sink()
-    ticket = scheduler.reserve(len(job.samplings), sink)  # type: ignore[arg-type]
-    scheduler.submit(ticket, [job])
-    return ticket, sink
+def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
+    sink: Any = request.channel
+    scheduler.admission.reserve(sink, len(request.samplings))
+    scheduler.submit([request])
+    return sink  # type: ignore[no-any-return]
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
@@ -99,7 +109,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 
 
 def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
-    make: Any, writer: TextModel
+    make: Any, lm: InferenceModel
 ) -> None:
     scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
@@ -110,97 +120,96 @@ def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
         n = 2 if seed % 7 == 0 else 1
         limit = rng.randint(0, 400)
         asked.append((prompt, limit, n, {"seed": seed, "stop": stop}))
-    sinks = [start(scheduler, job(writer, p, limit, n, **s))[1] for p, limit, n, s in asked]
+    sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
     for (prompt, limit, n, sampling), sink in zip(asked, sinks, strict=True):
         wanted = [
-            solo(writer, prompt, limit, **{**sampling, "seed": sampling["seed"] + k})
-            for k in range(n)
+            solo(lm, prompt, limit, **{**sampling, "seed": sampling["seed"] + k}) for k in range(n)
         ]
         assert sink.texts(n) == wanted
-    wait_for(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
+    wait_for(lambda: scheduler.admission.num_held == 0 and scheduler.num_active == 0)
 
 
-def test_places_are_bounded_and_come_back(make: Any, writer: TextModel) -> None:
+def test_places_are_bounded_and_come_back(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=2, max_queue=1)
-    tickets = [start(scheduler, job(writer, max_tokens=10**9))[0] for _ in range(3)]
+    sinks = [start(scheduler, generation(lm, max_tokens=10**9)) for _ in range(3)]
     with pytest.raises(Overloaded):
-        scheduler.reserve(1, Sink())
+        scheduler.admission.reserve(Sink())
     with pytest.raises(ApiError, match="at most 2 at a time"):
-        scheduler.reserve(3, Sink())
+        scheduler.admission.reserve(Sink(), 3)
     wait_for(lambda: scheduler.num_active == 2)
-    for ticket in tickets:
-        scheduler.release(ticket)
-        scheduler.release(ticket)  # once more does nothing
-    wait_for(lambda: scheduler.num_held == 0)
-    ticket = scheduler.reserve(2, Sink())
-    scheduler.release(ticket)  # before its prompt was read
-    assert scheduler.num_held == 0
+    for sink in sinks:
+        scheduler.release(sink)
+        scheduler.release(sink)  # once more does nothing
+    wait_for(lambda: scheduler.admission.num_held == 0)
+    scheduler.admission.reserve(sink := Sink(), 2)
+    scheduler.release(sink)  # before its prompt was read
+    assert scheduler.admission.num_held == 0
 
 
-def test_a_ticket_that_was_released_takes_no_more_places(make: Any) -> None:
+def test_a_reservation_that_was_released_takes_no_more_places(make: Any) -> None:
     """A request is read on another thread, which may come to its end after the client has left."""
     scheduler = make()
-    ticket = scheduler.reserve(1, Sink())
-    scheduler.release(ticket)
+    scheduler.admission.reserve(sink := Sink())
+    scheduler.release(sink)
     with pytest.raises(Unavailable, match="the client has left"):
-        scheduler.enlarge(ticket, 4)
-    assert scheduler.num_held == 0
+        scheduler.admission.reserve(sink, 4)
+    assert scheduler.admission.num_held == 0
 
 
-def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, writer: TextModel) -> None:
+def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=4, max_queue=20)
-    first, _ = start(scheduler, job(writer, max_tokens=10**9))
-    _, many = start(scheduler, job(writer, n=4))
-    _, last = start(scheduler, job(writer))
+    first = start(scheduler, generation(lm, max_tokens=10**9))
+    many = start(scheduler, generation(lm, n=4))
+    last = start(scheduler, generation(lm))
     time.sleep(0.05)
-    assert many.pieces.empty()
-    assert last.pieces.empty()
+    assert many.chunks.empty()
+    assert last.chunks.empty()
     scheduler.release(first)
     many.texts(4)
     last.texts()
 
 
 def test_a_text_whose_state_is_nan_harms_no_other(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     scheduler = make()
     decoder.spoils = 2
-    sinks = [start(scheduler, job(writer, max_tokens=2000, seed=k))[1] for k in range(8)]
+    sinks = [start(scheduler, generation(lm, max_tokens=2000, seed=k)) for k in range(8)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
         if k == 2:
             assert text.endswith("not affected>")
         else:
-            assert text == solo(writer, "a", 2000, seed=k)
-    assert start(scheduler, job(writer, seed=2))[1].texts() == [solo(writer, "a", 20, seed=2)]
+            assert text == solo(lm, "a", 2000, seed=k)
+    assert start(scheduler, generation(lm, seed=2)).texts() == [solo(lm, "a", 20, seed=2)]
 
 
 def test_an_exception_for_one_text_ends_that_one(
-    make: Any, writer: TextModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fastlstm.serve.text.generation import ActiveSequence
 
     take = ActiveSequence.take
 
-    def failing(row: ActiveSequence) -> OutputChunk | None:
-        if row.job.samplings[0].seed == 3:
+    def failing(sequence: ActiveSequence) -> OutputChunk | None:
+        if sequence.request.samplings[0].seed == 3:
             raise ValueError("planted")
-        return take(row)
+        return take(sequence)
 
     monkeypatch.setattr(ActiveSequence, "take", failing)
     scheduler = make()
-    sinks = [start(scheduler, job(writer, max_tokens=500, seed=k))[1] for k in range(6)]
+    sinks = [start(scheduler, generation(lm, max_tokens=500, seed=k)) for k in range(6)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
-        assert ("failed" in text) if k == 3 else (text == solo(writer, "a", 500, seed=k))
+        assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
 def test_a_text_that_makes_every_call_fail_ends_alone(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.breaks = 3
     scheduler = make()
-    sinks = [start(scheduler, job(writer, max_tokens=20_000, seed=k))[1] for k in range(8)]
+    sinks = [start(scheduler, generation(lm, max_tokens=20_000, seed=k)) for k in range(8)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
         if k == 3:
@@ -208,12 +217,12 @@ def test_a_text_that_makes_every_call_fail_ends_alone(
                 "<writing this text failed; other requests are not affected, send it again>"
             )
         else:
-            assert text == solo(writer, "a", 20_000, seed=k)
-    wait_for(lambda: scheduler.num_held == 0)
+            assert text == solo(lm, "a", 20_000, seed=k)
+    wait_for(lambda: scheduler.admission.num_held == 0)
 
 
 def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
-    make: Any, writer: TextModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, num_failed = decoder.run, 0
 
@@ -231,69 +240,69 @@ def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
     penalised = {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1}
     asked = [{"seed": k, **(penalised if k % 2 else {}), "stop": ("q",)} for k in range(6)]
     decoder.freezes.set()  # so that all are in the second call
-    sinks = [start(scheduler, job(writer, "ab" * 900, 3000, **s))[1] for s in asked]
-    _, shared = start(scheduler, job(writer, "ab" * 900, 30, n=2))
+    sinks = [start(scheduler, generation(lm, "ab" * 900, 3000, **s)) for s in asked]
+    shared = start(scheduler, generation(lm, "ab" * 900, 30, n=2))
     decoder.freezes.clear()
     for sampling, sink in zip(asked, sinks, strict=True):
-        assert sink.texts() == [solo(writer, "ab" * 900, 3000, **sampling)]
-    assert shared.texts(2) == [solo(writer, "ab" * 900, 30, seed=k) for k in range(2)]
+        assert sink.texts() == [solo(lm, "ab" * 900, 3000, **sampling)]
+    assert shared.texts(2) == [solo(lm, "ab" * 900, 30, seed=k) for k in range(2)]
     assert num_failed > 0
 
 
 def test_a_text_that_cannot_be_kept_before_a_call_ends_alone(
-    make: Any, writer: TextModel, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = ActiveSequence.prepare
 
-    def failing(row: ActiveSequence) -> None:
-        if row.job.samplings[0].seed == 3:
+    def failing(sequence: ActiveSequence) -> None:
+        if sequence.request.samplings[0].seed == 3:
             raise RuntimeError("planted")
-        prepare(row)
+        prepare(sequence)
 
     monkeypatch.setattr(ActiveSequence, "prepare", failing)
     scheduler = make()
-    sinks = [start(scheduler, job(writer, max_tokens=500, seed=k))[1] for k in range(5)]
+    sinks = [start(scheduler, generation(lm, max_tokens=500, seed=k)) for k in range(5)]
     for k, sink in enumerate(sinks):
         (text,) = sink.texts()
-        assert ("failed" in text) if k == 3 else (text == solo(writer, "a", 500, seed=k))
+        assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
 def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.fails.set()
-    _, sink = start(make(), job(writer))
+    sink = start(make(), generation(lm))
     assert "writing this text failed" in sink.texts()[0]
 
 
 def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
-    make: Any, writer: TextModel, decoder: FaultyDecoder
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.spoils = 0
     scheduler = make()
-    _, many = start(scheduler, job(writer, "ab" * 500, n=3))
+    many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("not finite" in text for text in many.texts(3))
-    wait_for(lambda: scheduler.num_held == 0)
+    wait_for(lambda: scheduler.admission.num_held == 0)
 
 
-@pytest.mark.parametrize("function", ["openings", "forked"])
+@pytest.mark.parametrize("function", ["first_sequences", "forked"])
 def test_texts_that_cannot_be_begun_leave_their_slots(
-    make: Any, writer: TextModel, monkeypatch: pytest.MonkeyPatch, function: str
+    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def failing(*_: Any) -> list[ActiveSequence]:
         raise RuntimeError("planted")
 
     scheduler = make(max_streams=3)
     monkeypatch.setattr(scheduler_module, function, failing)
-    _, many = start(scheduler, job(writer, "ab" * 500, n=3))
+    many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("writing this text failed" in text for text in many.texts(3))
-    wait_for(lambda: (scheduler.num_held, scheduler.num_active) == (0, 0))
+    wait_for(lambda: (scheduler.admission.num_held, scheduler.num_active) == (0, 0))
     monkeypatch.undo()
-    assert start(scheduler, job(writer, n=3))[1].texts(3)
+    assert start(scheduler, generation(lm, n=3)).texts(3)
 
 
 def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
-    make: Any, writer: TextModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = make(max_streams=4)
     run, is_broken = decoder.run, False
@@ -304,9 +313,9 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
         run(streams, steps, threads)
 
     monkeypatch.setattr(decoder, "run", failing)
-    sinks = [start(scheduler, job(writer, max_tokens=10**9, seed=k))[1] for k in range(4)]
-    waiting = start(scheduler, job(writer, seed=9))[1]
-    wait_for(lambda: all(not sink.pieces.empty() for sink in sinks))
+    sinks = [start(scheduler, generation(lm, max_tokens=10**9, seed=k)) for k in range(4)]
+    waiting = start(scheduler, generation(lm, seed=9))
+    wait_for(lambda: all(not sink.chunks.empty() for sink in sinks))
     is_broken = True
     for sink in sinks:
         assert sink.texts()[0].endswith(
@@ -314,78 +323,105 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
         )
     is_broken = False
     assert waiting.texts()[0]  # its text, or that the engine failed under it, too
-    assert start(scheduler, job(writer, seed=9))[1].texts() == [solo(writer, "a", 20, seed=9)]
-    wait_for(lambda: scheduler.num_held == 0)
+    assert start(scheduler, generation(lm, seed=9)).texts() == [solo(lm, "a", 20, seed=9)]
+    wait_for(lambda: scheduler.admission.num_held == 0)
 
 
-def test_a_congested_client_waits_and_the_others_do_not(make: Any, writer: TextModel) -> None:
+def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: InferenceModel) -> None:
     scheduler = make()
-    ticket, slow = start(scheduler, job(writer, max_tokens=20_000, seed=1))
-    ticket.is_congested = True
+    slow = start(scheduler, generation(lm, max_tokens=20_000, seed=1))
+    slow.is_congested = True
     time.sleep(0.05)
-    while not slow.pieces.empty():
-        slow.pieces.get()
-    _, other = start(scheduler, job(writer, max_tokens=100, seed=2))
+    while not slow.chunks.empty():
+        slow.chunks.get()
+    other = start(scheduler, generation(lm, max_tokens=100, seed=2))
     other.texts()
     assert not scheduler.has_work
-    assert slow.pieces.empty()
-    scheduler.relieve(ticket)
-    assert slow.pieces.get(timeout=1).text
+    assert slow.chunks.empty()
+    slow.is_congested = False
+    scheduler.wake()
+    assert slow.chunks.get(timeout=1).text
 
 
-def test_closing_refuses_and_stopping_ends(make: Any, writer: TextModel) -> None:
+def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=1)
-    running = start(scheduler, job(writer, max_tokens=10**9))[1]
-    waiting = start(scheduler, job(writer))[1]
-    reserved = scheduler.reserve(1, Sink())
-    scheduler.close()
+    running = start(scheduler, generation(lm, max_tokens=10**9))
+    waiting = start(scheduler, generation(lm))
+    reserved = generation(lm)
+    scheduler.admission.reserve(reserved.channel)
+    scheduler.admission.close()
     with pytest.raises(Unavailable):
-        scheduler.reserve(1, Sink())
+        scheduler.admission.reserve(Sink())
     scheduler.stop("bye")
     assert running.texts()[0].endswith("<bye>")
     assert waiting.texts() == ["<bye>"]
     with pytest.raises(Unavailable):
-        scheduler.submit(reserved, [job(writer)])
-    scheduler.release(reserved)
-    assert scheduler.num_held == 0
+        scheduler.submit([reserved])
+    scheduler.release(reserved.channel)
+    assert scheduler.admission.num_held == 0
 
 
-def test_churn_keeps_the_books(make: Any, writer: TextModel) -> None:
+def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
     """Random joins, cancels, ends and failures: what is held is what is there."""
     scheduler = make(max_streams=16, max_queue=32)
     rng = random.Random(0)
-    held: list[Reservation] = []
+    held: list[Any] = []
     refused = 0
     end_s = time.monotonic() + 2
     while time.monotonic() < end_s:
         if rng.random() < 0.6:
             n = rng.choice((1, 1, 1, 3))
+            request = generation(lm, max_tokens=rng.randint(0, 3000), n=n)
             try:
-                ticket = scheduler.reserve(n, Sink())
+                scheduler.admission.reserve(request.channel, n)
             except Overloaded:
                 refused += 1
                 for _ in range(min(8, len(held))):
                     scheduler.release(held.pop(0))
                 continue
-            held.append(ticket)
+            held.append(request.channel)
             if rng.random() < 0.9:
-                scheduler.submit(ticket, [job(writer, max_tokens=rng.randint(0, 3000), n=n)])
+                scheduler.submit([request])
         elif held:
             scheduler.release(held.pop(rng.randrange(len(held))))
         assert 0 <= scheduler.num_active <= 16
-        assert 0 <= scheduler.num_held <= 48
+        assert 0 <= scheduler.admission.num_held <= 48
     assert refused > 0
-    for ticket in held:
-        scheduler.release(ticket)
-    wait_for(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
-    assert start(scheduler, job(writer))[1].texts() == [solo(writer, "a", 20, seed=0)]
+    for sink in held:
+        scheduler.release(sink)
+    wait_for(lambda: scheduler.admission.num_held == 0 and scheduler.num_active == 0)
+    assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
 def test_stops_longer_than_the_engine_knows_end_at_their_token(make: Any) -> None:
-    writer = make_writer()
-    whole = solo(writer, "a", 600, seed=4)
+    lm = make_lm()
+    whole = solo(lm, "a", 600, seed=4)
     stop = whole[100:180]
     scheduler = make()
-    asked = job(writer, max_tokens=600, seed=4, stop=(stop,))
+    asked = generation(lm, max_tokens=600, seed=4, stop=(stop,))
     assert list(asked.stops) == []
-    assert start(scheduler, asked)[1].texts() == [whole[: whole.index(stop)]]
+    assert start(scheduler, asked).texts() == [whole[: whole.index(stop)]]
+
+
+def test_a_call_takes_the_time_it_should() -> None:
+    sizer, token_s = StepSizer(), 0.0005
+    sizer.record(100, 100 * 50, 50 * token_s)
+    aim_s = SHORTEST_S + 100 * PER_SEQUENCE_S
+    assert sizer.num_tokens(100) == pytest.approx(aim_s / token_s, abs=1)
+    assert sizer.num_tokens(1) == pytest.approx((SHORTEST_S + PER_SEQUENCE_S) / token_s, abs=1)
+    assert sizer.num_tokens(10_000) <= LONGEST_S / token_s, "more sequences take longer a token"
+    for _ in range(50):  # the machine has become slower
+        sizer.record(100, 100 * 50, 50 * 3 * token_s)
+    assert sizer.num_tokens(100) == pytest.approx(aim_s / (3 * token_s), abs=1)
+
+
+def test_a_call_advances_by_at_least_a_token_and_not_for_ever() -> None:
+    sizer = StepSizer()
+    sizer.record(1, 1, 10.0)
+    assert sizer.num_tokens(1) == 1
+    sizer = StepSizer()
+    for _ in range(50):
+        sizer.record(1, 1000, 1e-9)
+    assert sizer.num_tokens(1) == 4096
+    sizer.record(1, 0, 5.0)  # nothing was read or written: nothing is learnt
+    assert sizer.num_tokens(1) == 4096

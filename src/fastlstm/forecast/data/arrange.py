@@ -1,6 +1,6 @@
-"""Second pass over a table: rows in the order of series and time, cut where a step is missing.
+"""Second pass over a table: sorts rows by series and time and cuts them into segments at gaps.
 
-Works on mapped files a stretch at a time, so that memory does not grow with the table.
+Works on mapped files, a block of rows at a time, so memory use does not grow with the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, counted
 from fastlstm.forecast.data.ingest import IngestResult
-from fastlstm.forecast.data.table import Segments, rows_at_once
+from fastlstm.forecast.data.table import Segments, row_blocks
 from fastlstm.forecast.data.timeline import (
     BUSINESS_DAYS,
     DAYS,
@@ -28,18 +28,17 @@ from fastlstm.forecast.data.timeline import (
 )
 from fastlstm.system.storage import allocate
 
-_ROWS = 1 << 20
-"""Rows of a stretch."""
+_BLOCK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do with times that are not as they should be.
+    """How to treat irregular times.
 
     Attributes:
-        disorder: rows of a series that go back in time are an error, or are sorted.
-        duplicates: two rows of one series and time are an error, or the first or last one counts.
-        gaps: a window never crosses one, or missing rows are put in, without values.
+        disorder: rows of a series out of time order raise an error, or are sorted.
+        duplicates: rows of one series and time raise an error, or the first or last is kept.
+        gaps: split a series, so that no window crosses them, or are filled with empty rows.
     """
 
     disorder: Literal["error", "sort"] = "error"
@@ -53,10 +52,10 @@ class Arranged:
 
     Attributes:
         values: file of (N, C) float32.
-        num_rows: N, after what was left out or put in.
+        num_rows: N, after dropping duplicates and filling gaps.
         segments: of the rows.
         frequency: of the times.
-        counts: rows sorted, duplicates left out, gaps, rows put in; what was found, by name.
+        counts: numbers of "sorted" rows, dropped "duplicates", "gaps" and "filled" rows.
     """
 
     values: Path
@@ -67,38 +66,38 @@ class Arranged:
 
 
 class Arrangement:
-    """The pass itself.
+    """Runs the second pass.
 
     Args:
-        intaken: what the first pass wrote; its files are rearranged.
+        ingested: result of the first pass; its files are rearranged.
         num_columns: C.
-        policy: what to do about disorder, duplicates and gaps.
-        origin: what messages call the table.
-        like: the frequency that another table has; taken where the times allow it, too.
+        policy: for disorder, duplicates and gaps.
+        origin: name of the table in messages.
+        like: frequency of another table; used if the times fit it.
     """
 
     def __init__(
         self,
-        intaken: IngestResult,
+        ingested: IngestResult,
         num_columns: int,
         policy: Policy,
         origin: str,
         like: Frequency | None = None,
     ) -> None:
-        self._in, self._columns, self._policy, self._origin = intaken, num_columns, policy, origin
+        self._in, self._columns, self._policy, self._origin = ingested, num_columns, policy, origin
         self._like = like
-        self._num_rows = intaken.num_rows
+        self._num_rows = ingested.num_rows
         self._counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
-        self._num_in_series = intaken.counts.copy()
-        self._paths = {"values": intaken.values}
-        if intaken.times is not None:
-            self._paths["times"] = intaken.times
+        self._num_in_series = ingested.counts.copy()
+        self._paths = {"values": ingested.values}
+        if ingested.times is not None:
+            self._paths["times"] = ingested.times
 
     def run(self) -> Arranged:
         """Arranges the rows.
 
         Raises:
-            DataError: disorder, duplicates or times off the grid, where the policy refuses them.
+            DataError: disorder or duplicates that the policy refuses, or irregular times.
         """
         if not self._in.is_grouped:
             self._group()
@@ -138,44 +137,41 @@ class Arrangement:
         return np.int64, (num_rows,)
 
     def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
-        """Writes every row to another place.
+        """Moves every row.
 
         Args:
             num_rows: of the new files.
-            places: called with first and last row of a stretch; returns the new row of each, and
-                -1 for one that is left out.
-            fill_missing: values that no row is written to are NaN.
+            places: maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
+            fill_missing: set the values of unwritten rows to NaN.
         """
         targets = {name: self._new(name, num_rows) for name in self._paths}
         sources = {name: self._map(name) for name in self._paths}
         if fill_missing:
             targets["values"][1][:] = np.nan
-        for first, last in self._stretches():
-            to = places(first, last)
+        for begin, end in self._blocks():
+            to = places(begin, end)
             kept = to >= 0
             for name, (_, target) in targets.items():
-                target[to[kept]] = sources[name][first:last][kept]
+                target[to[kept]] = sources[name][begin:end][kept]
         del sources
         for name, (path, target) in targets.items():
             del target
             path.replace(self._paths[name])
         self._num_rows = num_rows
 
-    def _stretches(self) -> Iterator[tuple[int, int]]:
-        size = rows_at_once(self._columns, _ROWS)
-        for first in range(0, self._num_rows, size):
-            yield first, min(first + size, self._num_rows)
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        return row_blocks(0, self._num_rows, self._columns, _BLOCK_ROWS)
 
     # order --------------------------------------------------------------------------------------
 
     def _group(self) -> None:
-        """Puts the rows of every series together, in the order they came."""
+        """Makes the rows of every series adjacent, in their original order."""
         counts = self._num_in_series
         free = np.cumsum(counts) - counts
-        every: NDArray[np.int32] = np.memmap(self._in.codes, dtype=np.int32, mode="r")
+        all_codes: NDArray[np.int32] = np.memmap(self._in.codes, dtype=np.int32, mode="r")
 
         def places(first: int, last: int) -> NDArray[np.int64]:
-            codes = every[first:last]
+            codes = all_codes[first:last]
             order = np.argsort(codes, kind="stable")
             in_order = codes[order]
             starts = np.flatnonzero(np.diff(in_order, prepend=-1))
@@ -189,8 +185,7 @@ class Arrangement:
         self._move(self._num_rows, places)
 
     def _is_same(self, begin: int, last: int) -> NDArray[np.bool_]:
-        """Returns which of the rows ``begin + 1 .. last - 1`` are of the series of the one before
-        them."""
+        """Returns which rows ``begin + 1 .. last - 1`` are of the same series as the row before."""
         starts = np.cumsum(self._num_in_series)[:-1]
         low, high = np.searchsorted(starts, (begin + 1, last))
         same = np.ones(last - begin - 1, dtype=np.bool_)
@@ -202,21 +197,22 @@ class Arrangement:
         return np.asarray(np.searchsorted(ends, rows, side="right"), dtype=np.int64)
 
     def _neighbours(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.bool_]]]:
-        """Yields, per stretch, its first row, each row's step in time from the one before it, and
-        whether that is of the same series."""
+        """Yields ``(first row, time since the row before, is of the same series)`` per block."""
         times = self._map("times")
-        for first, last in self._stretches():
+        for first, last in self._blocks():
             begin = max(first - 1, 0)
             yield begin + 1, np.diff(times[begin:last]), self._is_same(begin, last)
 
     def _order(self) -> None:
-        """Sees that times do not go back within a series; sorts where that is wanted."""
+        """Checks that times increase within each series, or sorts them."""
         for first, step, same in self._neighbours():
             back = np.flatnonzero((step < 0) & same)
             if len(back):
                 if self._policy.disorder == "error":
                     raise self._fault(
-                        first + int(back[0]), "goes back in time", Setting("disorder", "sort")
+                        first + int(back[0]),
+                        "is earlier than the row before",
+                        Setting("disorder", "sort"),
                     )
                 self._sort()
                 return
@@ -235,18 +231,18 @@ class Arrangement:
                 file[rows] = file[rows][order]
 
     def _remove_duplicates(self) -> None:
-        found = 0
+        num_duplicates = 0
         for first, step, same in self._neighbours():
             double = np.flatnonzero((step == 0) & same)
             if len(double) and self._policy.duplicates == "error":
                 raise self._fault(
-                    first + int(double[0]), "has the time of the row before it",
+                    first + int(double[0]), "has the same time as the row before",
                     Setting("duplicates", "last"), " (or first)",
                 )  # fmt: skip
-            found += len(double)
-        if not found:
+            num_duplicates += len(double)
+        if not num_duplicates:
             return
-        self._counts["duplicates"] = found
+        self._counts["duplicates"] = num_duplicates
         times = self._map("times")
         gone_in_series = np.zeros_like(self._num_in_series)
         shift = 0 if self._policy.duplicates == "first" else 1
@@ -254,7 +250,7 @@ class Arrangement:
 
         def places(first: int, last: int) -> NDArray[np.int64]:
             nonlocal done
-            # A row goes when its neighbour towards the one that counts has the same time.
+            # A row is dropped if its neighbour on the side of the kept one has the same time.
             begin, end = max(first - 1 + shift, 0), min(last + shift, self._num_rows)
             double = (np.diff(times[begin:end]) == 0) & self._is_same(begin, end)
             edge = np.zeros(last - first - len(double), dtype=np.bool_)
@@ -264,7 +260,7 @@ class Arrangement:
             np.add.at(gone_in_series, self._series_of(first + np.flatnonzero(gone)), 1)
             return np.where(gone, -1, to)
 
-        self._move(self._num_rows - found, places)
+        self._move(self._num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
 
     def _fault(self, row: int, what: str, *cure: object) -> DataError:
@@ -275,8 +271,8 @@ class Arrangement:
         apart: list[object] = []
         if self._in.series == [""]:  # no column tells series apart
             apart = [
-                "if the table holds several series, give ", Setting("series", ...),
-                ", the column that tells them apart; else ",
+                "if the table has several series, name their column with ",
+                Setting("series", ...), "; otherwise ",
             ]  # fmt: skip
         where = f"{self._origin}: {series}{named}{shown}, {what}; "
         return DataError(where, *apart, "correct it, or give ", *cure)
@@ -284,7 +280,7 @@ class Arrangement:
     # steps --------------------------------------------------------------------------------------
 
     def _frequency(self, times: NDArray[np.int64]) -> Frequency:
-        sample = np.asarray(times[:_ROWS])
+        sample = np.asarray(times[:_BLOCK_ROWS])
         same = self._is_same(0, len(sample))
         like = self._like
         is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
@@ -292,24 +288,24 @@ class Arrangement:
             return like
         found = find_frequency(sample, same, self._origin, self._in.has_clock)
         if found == BUSINESS_DAYS and not all(
-            are_business_days(times[first:last]) for first, last in self._stretches()
+            are_business_days(times[first:last]) for first, last in self._blocks()
         ):
             return DAYS
         return found
 
     def _cut(self, times: NDArray[np.int64], frequency: Frequency) -> Segments:
-        """Cuts the rows where a step is missing or a new series begins."""
+        """Cuts the rows at gaps and where a new series begins."""
         cuts = [np.zeros(1, dtype=np.int64)]
-        for first, last in self._stretches():
+        for first, last in self._blocks():
             begin = max(first - 1, 0)
             same = self._is_same(begin, last)
             off = np.flatnonzero(~frequency.are_whole_steps(times[begin:last]) & same)
             if len(off):
                 raise self._fault(
                     begin + 1 + int(off[0]),
-                    f"is no whole step of {frequency} behind the one before",
+                    f"is not a whole number of steps ({frequency}) after the row before",
                     Setting("ignore", ...),
-                    " with the time column, so that rows are counted",
+                    " with the time column to count rows instead",
                 )
             gap = same & (np.diff(frequency.ticks(times[begin:last])) != 1)
             self._counts["gaps"] += int(gap.sum())
@@ -323,19 +319,20 @@ class Arrangement:
     def _check_mixed(
         self, series: NDArray[np.int64], lengths: NDArray[np.int64], frequency: Frequency
     ) -> None:
-        """Refuses a series most of whose rows stand alone: it has another frequency."""
+        """Refuses a series with mostly isolated rows: it has another frequency."""
         alone = np.bincount(series[lengths == 1], minlength=len(self._in.series))
         rows = np.bincount(series, weights=lengths, minlength=len(self._in.series))
         other = np.flatnonzero((alone > rows / 2) & (rows > 2))
         if len(other):
             name = self._in.series[int(other[0])]
             raise DataError(
-                f"{self._origin}: series '{name}' does not step by {frequency} as the others do"
-                f" ({len(other)} such series); bring all to one frequency, or train on them apart"
+                f"{self._origin}: series '{name}' does not have the frequency of the others,"
+                f" {frequency} ({len(other)} such series); resample them to one frequency, or train"
+                " on them separately"
             )
 
     def _fill(self, segments: Segments, frequency: Frequency) -> Segments:
-        """Puts the missing rows in, without values, so that every series is one segment."""
+        """Adds empty rows at gaps, so that every series is one segment."""
         same = np.diff(segments.series) == 0
         ends = segments.first_rows + segments.num_rows - 1
         last_ticks = frequency.ticks(self._map("times")[ends])
@@ -346,8 +343,8 @@ class Arrangement:
         new_rows = self._num_rows + self._counts["filled"]
         if new_rows > 4 * self._num_rows:
             raise DataError(
-                f"{self._origin}: filling {counted(self._counts['gaps'], 'gap')} would make"
-                f" {counted(new_rows, 'row')} of {self._num_rows}; leave ",
+                f"{self._origin}: filling {counted(self._counts['gaps'], 'gap')} would grow the"
+                f" table from {self._num_rows} to {counted(new_rows, 'row')}; use ",
                 Setting("gaps", "split"),
             )
 

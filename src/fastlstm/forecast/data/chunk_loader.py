@@ -1,15 +1,14 @@
-"""Chunks of long series in order: each follows the one before it in its lane, state carried on.
+"""Consecutive chunks of long series for truncated backpropagation through time.
 
-::
+Each chunk continues the one in the same place of the batch before, with carried state::
 
-    series a  ──offset──┃ chunk │ chunk │ chunk ┃ chunk │ chunk ┃ rest       ┃ ends of stretches
-    an epoch            all stretches in a random order, end to end:
-    lane 0    ┃ c7 │ c8 │ c9 ┃ c0 │ c1          one chunk of every lane
-    lane 1      c2 ┃ c3 │ c4 ┃ …                is a step
+    series a  ──offset──┃ chunk │ chunk │ chunk ┃ chunk │ chunk ┃ rest       ┃ ends of runs
+    an epoch            all runs of chunks in random order, concatenated:
+    place 0   ┃ c7 │ c8 │ c9 ┃ c0 │ c1          a batch has one chunk
+    place 1     c2 ┃ c3 │ c4 ┃ …                of every place
 
-So every row is read once an epoch, where windows from zero state read it as often as their input is
-long (truncated backpropagation through time). A series begins at another row every epoch, so that
-its chunks' borders, and the rows left over at its ends, move.
+An epoch reads every row once; windows from zero state read it as often as their input is long.
+Every epoch starts a series at another offset, so that chunk borders and unused rows vary.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from torch import Tensor
 from fastlstm.errors import DataError, Stopped, counted
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_index import read_windows
-from fastlstm.system.prefetch import read_position
+from fastlstm.system.prefetch import LoaderPosition
 
 
 class ChunkBatch(NamedTuple):
-    """One chunk of every lane.
+    """B chunks.
 
     Attributes:
-        values: shape ``(B, length + horizon, C)``, float32; a missing value is NaN.
-        segments: the segment of each, shape ``(B,)``, int64.
-        continues: whether it follows what the batch before had in its place, shape ``(B,)``, bool.
-        rows: the first row of each in the table, shape ``(B,)``, int64.
+        values: shape ``(B, length + horizon, C)``, float32; missing values are NaN.
+        segments: segment of each chunk, shape ``(B,)``, int64.
+        continues: whether a chunk follows the one in its place of the batch before, ``(B,)``, bool.
+        rows: first row of each chunk in the table, shape ``(B,)``, int64.
     """
 
     values: Tensor
@@ -45,7 +44,7 @@ class ChunkBatch(NamedTuple):
 
 
 class _Epoch(NamedTuple):
-    """All chunks of an epoch, lane after lane."""
+    """All chunks of an epoch, place after place."""
 
     number: int
     rows: NDArray[np.int64]
@@ -53,29 +52,29 @@ class _Epoch(NamedTuple):
     continues: NDArray[np.bool_]
 
 
-class ChunkLoader:
-    """Hands out chunks; endless, epoch after epoch.
+class ChunkLoader(LoaderPosition):
+    """Hands out batches of chunks, epoch after epoch without end.
 
     Args:
         table: the rows.
-        ends: the row behind the last to be used of each segment, shape ``(S,)``, int64.
-        length: rows of a chunk that are read.
-        horizon: rows behind them that come along.
-        segment: rows after which a forecast is made; `length` is a multiple of it. A long series
-            begins at any of so many first rows.
-        batch_size: lanes; fewer where there are fewer chunks.
-        stretch: rows after which a series is cut, so that its parts are shuffled, too.
+        ends: end (exclusive) of the usable rows of each segment, shape ``(S,)``, int64.
+        length: input rows of a chunk.
+        horizon: rows after them that are included.
+        patch: rows between forecasts, a divisor of `length`. A series starts at one of its first
+            `patch` rows.
+        batch_size: B; fewer if there are fewer chunks.
+        run_length: rows of consecutive chunks after which a series is cut, to shuffle its parts.
         seed: of the orders.
         should_stop: polled at every batch.
 
     Attributes:
-        num_chunks: chunks in every epoch.
+        num_chunks: in every epoch.
         num_windows: forecasts in every epoch.
         steps_per_epoch: batches in every epoch.
-        wait_s: seconds that the caller has waited for batches: copying is not done ahead.
+        wait_s: seconds spent copying batches, which is not done ahead.
 
     Raises:
-        DataError: no segment holds a chunk and its horizon.
+        DataError: no segment is long enough for a chunk and its horizon.
     """
 
     def __init__(
@@ -84,9 +83,9 @@ class ChunkLoader:
         ends: NDArray[np.int64],
         length: int,
         horizon: int,
-        segment: int,
+        patch: int,
         batch_size: int,
-        stretch: int,
+        run_length: int,
         seed: int = 0,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -96,76 +95,55 @@ class ChunkLoader:
         if len(self._segments) == 0:
             longest = max(0, int(usable.max(initial=-horizon)) + horizon)
             raise DataError(
-                f"a chunk takes {counted(length, 'row')} and {horizon} behind, and the longest"
-                f" stretch has {longest}; give longer series, or a smaller tbptt or horizon"
+                f"a chunk needs {counted(length, 'row')} and {horizon} after them, the longest"
+                f" segment has {longest}; give longer series, or a smaller tbptt or horizon"
             )
         usable = usable[self._segments]
-        self._counts = np.maximum(1, (usable - (segment - 1)) // length)
+        self._counts = np.maximum(1, (usable - (patch - 1)) // length)
         self._slack = usable - self._counts * length
         self._table, self._length, self._horizon = table, length, horizon
-        self._per_stretch = max(1, stretch // length)
+        self._chunks_per_run = max(1, run_length // length)
         self._seed, self._should_stop = seed, should_stop
         self.num_chunks = int(self._counts.sum())
-        self.num_windows = self.num_chunks * (length // segment)
+        self.num_windows = self.num_chunks * (length // patch)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
-        self._epoch = self._order(0)
-        self._position = {"epoch": 0, "index": 0}
+        self._order = self._epoch_order(0)
         self.wait_s = 0.0
 
     def next(self) -> ChunkBatch:
-        """Returns the next batch.
-
-        Raises:
-            Stopped: `should_stop` said so.
-        """
+        """Returns the next batch; raises Stopped if `should_stop` returns True."""
         if self._should_stop is not None and self._should_stop():
             raise Stopped("stopped before a batch")
         started = time.perf_counter()
-        epoch, step = self._position["epoch"], self._position["index"]
-        if self._epoch.number != epoch:
-            self._epoch = self._order(epoch)
-        lanes = slice(step, None, self.steps_per_epoch)
-        rows = self._epoch.rows[lanes]
+        if self._order.number != self._epoch:
+            self._order = self._epoch_order(self._epoch)
+        batch = slice(self._index, None, self.steps_per_epoch)
+        rows = self._order.rows[batch]
         values = read_windows(self._table, rows, self._length + self._horizon)
-        continues = self._epoch.continues[lanes] & (step > 0)
-        is_last = step + 1 == self.steps_per_epoch
-        self._position["epoch"] = epoch + is_last
-        self._position["index"] = 0 if is_last else step + 1
+        continues = self._order.continues[batch] & (self._index > 0)
+        self._advance()
         self.wait_s += time.perf_counter() - started
-        return ChunkBatch(values, self._epoch.segments[lanes], continues, rows)
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position behind the last batch handed out."""
-        return dict(self._position)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a position of `state_dict`, for the same table, sizes and seed.
-
-        Raises:
-            CorruptFileError: no such position.
-        """
-        epoch, index = read_position(state, self.steps_per_epoch, "table")
-        self._position = {"epoch": epoch, "index": index}
+        return ChunkBatch(values, self._order.segments[batch], continues, rows)
 
     def close(self) -> None:
         """Does nothing; a `WindowLoader` ends its thread here."""
 
-    def _order(self, epoch: int) -> _Epoch:
+    def _epoch_order(self, epoch: int) -> _Epoch:
         rng = np.random.default_rng([self._seed, epoch])
         begins = self._table.segments.first_rows[self._segments] + rng.integers(
             0, self._slack, endpoint=True
         )
-        owners, places = _spread(-(-self._counts // self._per_stretch))
+        owners, places = _enumerate(-(-self._counts // self._chunks_per_run))
         order = rng.permutation(len(owners))
-        owners, first_chunks = owners[order], places[order] * self._per_stretch
-        sizes = np.minimum(self._per_stretch, self._counts[owners] - first_chunks)
-        stretches, places = _spread(sizes)
-        owners = owners[stretches]
-        rows = begins[owners] + (first_chunks[stretches] + places) * self._length
+        owners, first_chunks = owners[order], places[order] * self._chunks_per_run
+        sizes = np.minimum(self._chunks_per_run, self._counts[owners] - first_chunks)
+        runs, places = _enumerate(sizes)
+        owners = owners[runs]
+        rows = begins[owners] + (first_chunks[runs] + places) * self._length
         return _Epoch(epoch, rows, self._segments[owners], places > 0)
 
 
-def _spread(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns, for so many of each, whose each one is and its number among them, from 0."""
+def _enumerate(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the owner of each of ``sum(counts)`` items and the item's number, from 0."""
     owners = np.repeat(np.arange(len(counts)), counts)
     return owners, np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""What is noted of a column while it is read: its range, and codes that stand for no value."""
+"""Statistics of a column, gathered while it is read: range, missing values, sentinel codes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ SENTINELS = (
     *(9999.0, 9999.9, 99999.0, 999999.0, -32768.0, -2147483648.0),
     *(1e20, -1e20, 1e30, -1e30, 1e36, -1e36, 9.969209968386869e36),
 )
-"""Numbers that stand for "no value" in many files."""
+"""Numbers that many files use for "no value"."""
 _CODES = {float(read): s for s in SENTINELS for read in (s, np.float32(s))}
 _LARGE = 1e20
-_MOST_RATIO = 1024
-"""Of the largest value to the range, up to which float32 keeps 14 bits of the range."""
+_MAX_RATIO = 1024
+"""Largest magnitude over range at which float32 still keeps 14 bits of the range."""
 
 
 @dataclass
 class ColumnStats:
-    """What was seen of one column.
+    """Statistics of one column.
 
     Attributes:
-        kept: sentinels that are values.
-        origin: what is taken from values before they are stored.
-        missing: rows without a value.
-        low: the smallest value, as it came.
-        high: the largest one.
-        is_short: every stored value is a whole number that int16 holds.
-        sentinels: rows that hold one, by its number.
+        kept: sentinels that the user declared to be values.
+        origin: subtracted from values before they are stored.
+        missing: number of rows without a value.
+        low: smallest value, before the origin is subtracted.
+        high: largest value.
+        is_short: every stored value is a whole number within int16.
+        sentinels: number of rows by sentinel.
         is_category: values are numbers of names.
     """
 
@@ -46,14 +46,14 @@ class ColumnStats:
     _other_high: float = float("-inf")
 
     def stored(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Returns values as they are stored: less the origin; infinite where float32 ends."""
+        """Returns values minus the origin as float32; infinite beyond its range."""
         with np.errstate(over="ignore"):
             if self.origin:
                 values = values.astype(np.float64) - self.origin
             return values.astype(np.float32, copy=False)
 
     def add(self, values: NDArray[np.floating], stored: NDArray[np.float32]) -> int | None:
-        """Takes a batch in; returns the first row that float32 holds as an infinity, or None."""
+        """Adds a batch; returns the first row that is infinite in float32, or None."""
         if not np.isfinite(stored).all():
             infinite = np.flatnonzero(np.isinf(stored))
             if len(infinite):
@@ -89,47 +89,79 @@ class ColumnStats:
 
     @property
     def others(self) -> tuple[float, float]:
-        """The smallest and largest value that is no sentinel."""
+        """Smallest and largest value apart from sentinels."""
         return self._other_low, self._other_high
 
     def far_sentinels(self) -> list[float]:
-        """Returns those that stand apart from all other values, as a code for no value does.
+        """Returns the sentinels that are far from all other values, probably codes for "no value".
 
-        Farther from them than they are from each other, and than half its own size; one that is
-        above 0 and no more than 1e20 must be there twice.
+        Far means farther than the range of the others and than half the sentinel's magnitude. A
+        positive one below 1e20 must also occur at least twice.
         """
         low, high = self.others
         if low > high:
             return []
-        found = []
-        for code, count in sorted(self.sentinels.items()):
-            distance = max(low - code, code - high)
-            is_far = distance > max(high - low, abs(code) / 2)
-            if is_far and (code < 0 or count > 1 or code >= _LARGE):
-                found.append(code)
-        return found
+        return [
+            code
+            for code, count in sorted(self.sentinels.items())
+            if max(low - code, code - high) > max(high - low, abs(code) / 2)
+            and (code < 0 or count > 1 or code >= _LARGE)
+        ]
 
     def near_sentinels(self) -> list[float]:
-        """Returns those that are an extreme, and yet may be values like the others."""
+        """Returns the sentinels outside the range of the others, which may still be values."""
         low, high = self.others
         return [c for c in sorted(self.sentinels) if not low <= c <= high and low <= high]
 
     def best_origin(self) -> float:
-        """Returns what to take from values so that float32 holds what is left; 0 mostly.
+        """Returns the origin that keeps the column's digits in float32; usually 0.
 
-        Values around 1e9 with steps of 1 are all alike in float32; less 1e9 they are not.
+        Values around 1e9 with steps of 1 collapse in float32; minus 1e9 they do not.
         """
         if self.is_category or self.is_short or self.low > self.high:
             return 0.0
         spread = self.high - self.low
         if spread == 0 and float(np.float32(self.low)) == self.low:
             return 0.0
-        if max(abs(self.low), abs(self.high)) <= _MOST_RATIO * spread:
+        if max(abs(self.low), abs(self.high)) <= _MAX_RATIO * spread:
             return 0.0
         middle = self.low + spread / 2
         return float(np.rint(middle)) if spread >= 2 else middle
 
 
+class ColumnMoments:
+    """Mean and variance of every column over blocks of rows; missing values are skipped.
+
+    Args:
+        num_columns: C.
+
+    Attributes:
+        center: the first row, float64, which sums are taken about; None before any row.
+    """
+
+    def __init__(self, num_columns: int) -> None:
+        self.center: NDArray[np.float64] | None = None
+        self._count, self._total, self._squares = (np.zeros(num_columns) for _ in range(3))
+
+    def add(self, values: NDArray[np.floating]) -> None:
+        """Adds rows, shape ``(N, C)``; NaN where missing."""
+        rows = values.astype(np.float64)
+        if self.center is None:
+            self.center = np.nan_to_num(rows[0])
+        rows -= self.center
+        missing = np.isnan(rows)
+        self._count += len(rows) - missing.sum(axis=0)
+        rows[missing] = 0.0
+        self._total += rows.sum(axis=0)
+        self._squares += np.einsum("ij,ij->j", rows, rows)
+
+    def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns means about `center` and variances, shape ``(C,)``; zeros without values."""
+        count = np.maximum(self._count, 1)
+        mean = self._total / count
+        return mean, np.maximum(self._squares / count - mean**2, 0)
+
+
 def shown(value: float) -> str:
-    """Returns a number as people write it: -9999, 1e+20."""
+    """Returns the shortest text of a number: -9999, 1e+20."""
     return f"{value:.15g}" if float(f"{value:.15g}") == value else repr(value)

@@ -1,4 +1,4 @@
-"""Whether targets are counts."""
+"""Checks that targets are counts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import numpy as np
 
 from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.data.dataset import SeriesDataset
-
-_STRETCH = 1 << 18
+from fastlstm.forecast.data.table import row_blocks
 
 
 def require_counts(dataset: SeriesDataset) -> None:
-    """Reads the targets once; missing values pass.
+    """Checks that every target value is a count or missing; reads the targets once.
 
     Raises:
-        DataError: a negative number or a fraction; its series, its row and the number are named.
+        DataError: a negative number or a fraction; names its series, row and value.
     """
     table, names = dataset.table, dataset.roles.target
-    for begin in range(0, table.num_rows, _STRETCH):
-        rows = table.rows(begin, min(begin + _STRETCH, table.num_rows)) + table.origin
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        rows = table.rows(begin, end) + table.origin
         rows = rows[:, : len(names)]
         bad = np.argwhere((rows < 0) | (rows != np.floor(rows)) & ~np.isnan(rows))
         if len(bad):
@@ -28,9 +27,9 @@ def require_counts(dataset: SeriesDataset) -> None:
             place = begin + int(row) - int(table.segments.first_rows[segment])
             raise DataError(
                 f"target '{names[column]}' is {rows[row, column]:g} in row {place} of series"
-                f" '{series}', expected whole numbers of 0 or more for ",
+                f" '{series}', expected counts (0, 1, 2 …) for ",
                 Setting("output", "negative_binomial"),
-                "; take ",
+                "; use ",
                 Setting("output", "student_t"),
                 " or quantiles",
             )

@@ -1,4 +1,4 @@
-"""From whatever table the user names to a mapped one, through the cache."""
+"""Prepares any supported table as memory-mapped rows, kept in the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fastlstm.forecast.data.ingest import NO_CODES, Codes, IngestResult, TableIn
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, open_records
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
-from fastlstm.forecast.data.stored_values import Stored, store_values
+from fastlstm.forecast.data.stored_values import StoredValues, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
@@ -48,7 +48,7 @@ _FIRST_FIELDS = frozenset(
 )
 """Fields of PrepareOptions, and of what it holds, that this version of the cache began with."""
 _EXACT = 1 << 24
-"""Whole numbers up to this are exact in float32."""
+"""Largest whole number up to which float32 is exact."""
 _MAX_COLUMNS = 1 << 16
 Dtype = Literal["auto", "float32", "float16", "int16"]
 
@@ -58,14 +58,14 @@ class PrepareOptions:
     """How a table is read.
 
     Attributes:
-        roles: what columns are for.
-        policy: what to do about disorder, duplicates and gaps.
-        dtype: of the stored values; auto is int16 where all are whole numbers that it holds, else
-            float32. float16 and int16 are measured against float32, the error is reported.
-        time_format: how times are written where they are text or whole numbers (strptime), or s,
-            ms, us, ns: whole numbers are such units since 1970.
-        codes: numbers that stand for "no value", and such that look so and are values.
-        like: a table whose times these must agree with, or None.
+        roles: of the columns.
+        policy: for disorder, duplicates and gaps.
+        dtype: of stored values; auto means int16 if all values are whole numbers within it, else
+            float32. The error of float16 and int16 is measured and reported.
+        time_format: strptime format of times stored as text or whole numbers; or s, ms, us, ns:
+            whole numbers count such units since 1970.
+        codes: numbers that mean "no value", and look-alikes that are values.
+        like: timeline of a table that this one must match, or None.
     """
 
     roles: RoleRequest = field(default_factory=RoleRequest)
@@ -78,25 +78,25 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class SeriesDataset:
-    """A table that is ready for windows.
+    """A prepared table.
 
     Attributes:
-        table: its rows, mapped.
-        roles: what its columns are for.
+        table: memory-mapped rows.
+        roles: of the columns.
         frequency: of the rows.
         series: names, by number.
-        statics: per static column one number per series.
-        categories: names of every categorical column's numbers.
+        statics: one number per series, by static column.
+        categories: names by number, by categorical column.
         time_zone: of the times, or None.
-        has_clock: times are times; else whole numbers, or rows counted.
-        is_wall: times are as the clocks of the zone show them, else UTC.
-        has_missing: a value is missing somewhere.
-        constant: columns that are the same in every row.
-        notes: what was found and decided, a line each.
-        name: what messages call it.
-        key: name of the cache entry; a frame is in none.
+        has_clock: times are dates and times; else whole numbers, or rows are counted.
+        is_wall: times are local times of the zone, else UTC.
+        has_missing: some value is missing.
+        constant: columns with one value in every row.
+        notes: findings and decisions, a line each.
+        name: of the table in messages.
+        key: of the cache entry; frames have no entry.
         from_cache: nothing had to be read.
-        seconds: that took.
+        seconds: taken to prepare.
     """
 
     table: Table
@@ -118,7 +118,7 @@ class SeriesDataset:
 
     @property
     def timeline(self) -> Timeline:
-        """How its times are."""
+        """What another table's times must match."""
         return Timeline(self.frequency, self.time_zone, self.is_wall)
 
 
@@ -128,21 +128,21 @@ def prepare_table(
     cache_dir: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
 ) -> SeriesDataset:
-    """Reads a table into the cache, or finds it there.
+    """Reads a table into the cache, or opens it from there.
 
     Args:
         source: see `fastlstm.forecast.data.records.open_records`.
-        options: how.
+        options: how to read it.
         cache_dir: default `environment.cache_dir()`.
-        on_progress: called with (bytes done, bytes in all or None).
+        on_progress: called with bytes done and the total in bytes, or None.
 
     Raises:
-        DataError: the table cannot be used; the message says where and why.
-        StorageError: the disk refused.
+        DataError: the table cannot be used; says where and why.
+        StorageError: a write failed.
 
     Cost:
-        One pass over the source and one over the times; a second one over the values where rows
-        change places or another dtype is asked for. A second start reads the description only.
+        One pass over the source and one over the times; another over the values if rows move or
+        the dtype changes. Opening a cached table reads its description only.
     """
     started = time.monotonic()
     options = options or PrepareOptions()
@@ -163,12 +163,12 @@ def prepare_table(
             _prepare(work, records, roles, options, problems, on_progress)
         if (name := records.changed_file()) is not None:
             raise DataError(
-                f"{name} changed while it was read; start again when nothing writes to it, or give"
-                " a copy"
+                f"{name} changed while it was being read; retry when nothing writes to it, or use a"
+                " copy"
             )
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
-        dataset = opened(work, from_cache=False)  # mapped: its files go with the work directory
+        dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed
         if dataset is None:
             raise CorruptFileError(f"{work} cannot be read back after it was written")
         return dataset
@@ -180,18 +180,11 @@ def _roles(records: Records, asked: RoleRequest, problems: Problems) -> Roles:
     schema = records.schema
     if len(schema.names) > _MAX_COLUMNS:
         raise DataError(
-            f"{records.name} has {len(schema.names):,} columns, at most {_MAX_COLUMNS:,} are read:"
-            " a row is of one time, a column of one quantity; is the table turned?"
+            f"{records.name} has {len(schema.names):,} columns, the limit is {_MAX_COLUMNS:,};"
+            " expected a row per time and a column per quantity: is the table transposed?"
         )
-    numbers = [
-        f.name
-        for f in schema
-        if kinds.is_integer(f.type)
-        or kinds.is_floating(f.type)
-        or kinds.is_boolean(f.type)
-        or kinds.is_decimal(f.type)
-        or kinds.is_null(f.type)
-    ]
+    are_numbers = kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal
+    numbers = [f.name for f in schema if any(is_(f.type) for is_ in (*are_numbers, kinds.is_null))]
     times = [f.name for f in schema if kinds.is_timestamp(f.type) or kinds.is_date(f.type)]
     return find_roles(schema.names, numbers, times, asked, records.name, problems)
 
@@ -207,66 +200,66 @@ def _prepare(
     """Writes an entry's files into `work`.
 
     Raises:
-        DataError: all that is wrong with the table, as far as it can be known at once.
+        DataError: all errors of the table that can be found at once.
     """
-    like = options.like
+    like, form, codes = options.like, options.time_format, options.codes
 
     def read(origins: dict[str, float]) -> IngestResult:
-        form, codes = options.time_format, options.codes
-        intake = TableIngest(work, records, roles, problems, form, codes, like, origins)
-        return ingest(records, intake, on_progress)
+        table_ingest = TableIngest(work, records, roles, problems, form, codes, like, origins)
+        return ingest(records, table_ingest, on_progress)
 
-    intaken = read({})
-    if intaken.num_rows == 0:
-        raise DataError(f"{records.name} has no rows below the line of column names")
-    _refuse_sentinels(intaken, options.codes, records.name, problems)
-    origins = {name: facts.best_origin() for name, facts in intaken.facts.items()}
-    if any(origins.values()) and not problems:  # far from 0: read again, less the origin
-        intaken = read(origins)
+    ingested = read({})
+    if ingested.num_rows == 0:
+        raise DataError(f"{records.name} has column names but no rows")
+    _refuse_sentinels(ingested, codes, records.name, problems)
+    origins = {name: column.best_origin() for name, column in ingested.columns.items()}
+    if any(origins.values()) and not problems:  # far from 0: read again, minus the origin
+        ingested = read(origins)
     notes = [
         *roles.notes,
-        *_column_notes(intaken, roles, records.name, options.codes.missing, problems),
-        *intaken.notes,
+        *_column_notes(ingested, roles, records.name, codes.missing, problems),
+        *ingested.notes,
     ]
     frequency = None if like is None else like.frequency
     width = len(roles.values)
-    arranged = Arrangement(intaken, width, options.policy, records.name, frequency).run()
+    arranged = Arrangement(ingested, width, options.policy, records.name, frequency).run()
     problems.raise_all()
-    facts = [intaken.facts[name] for name in roles.values]
-    stored = store_values(work, arranged, options.dtype, facts, roles.values)
-    notes += [*_time_notes(arranged, intaken, options.policy), *stored.notes]
+    columns = [ingested.columns[name] for name in roles.values]
+    stored = store_values(work, arranged, options.dtype, columns, roles.values)
+    notes += [*_time_notes(arranged, ingested, options.policy), *stored.notes]
     write_file(work / "segments.npy", _segment_bytes(arranged.segments))
-    named = {
-        "series": intaken.series,
-        "statics": intaken.statics,
-        "categories": intaken.categories,
-    }
-    # Not by write_json: the strict reader would refuse the names of a million series.
-    write_file(work / "series.json", json.dumps(named).encode("ascii"))
-    write_json(work / "schema.json", _schema(roles, intaken, arranged, stored, tuple(notes)))
+    names = {name: getattr(ingested, name) for name in ("series", "statics", "categories")}
+    # Not write_json: the strict reader would refuse the names of a million series.
+    write_file(work / "series.json", json.dumps(names).encode("ascii"))
+    write_json(work / "schema.json", _schema(roles, ingested, arranged, stored, tuple(notes)))
     fsync_file(work / "values.bin")
-    for path in (intaken.codes, intaken.times):
+    for path in (ingested.codes, ingested.times):
         if path is not None:
             path.unlink(missing_ok=True)
 
 
 def _schema(
-    roles: Roles, intaken: IngestResult, arranged: Arranged, stored: Stored, notes: tuple[str, ...]
+    roles: Roles,
+    ingested: IngestResult,
+    arranged: Arranged,
+    stored: StoredValues,
+    notes: tuple[str, ...],
 ) -> dict[str, Any]:
+    columns = ingested.columns
     return {
         "roles": {**asdict(roles), "notes": []},
         "dtype": stored.dtype,
         "num_rows": arranged.num_rows,
         "scale": stored.scale.tolist(),
         "offset": stored.offset.tolist(),
-        "origin": [intaken.facts[name].origin for name in roles.values],
+        "origin": [columns[name].origin for name in roles.values],
         "frequency": arranged.frequency.to_json(),
-        "time_zone": intaken.time_zone,
-        "has_clock": intaken.has_clock and intaken.times is not None,
+        "time_zone": ingested.time_zone,
+        "has_clock": ingested.has_clock and ingested.times is not None,
         "has_missing": arranged.counts["filled"] > 0
-        or any(facts.missing for facts in intaken.facts.values()),
-        "is_wall": intaken.is_wall,
-        "constant": [name for name, fact in intaken.facts.items() if fact.low == fact.high],
+        or any(column.missing for column in columns.values()),
+        "is_wall": ingested.is_wall,
+        "constant": [name for name, column in columns.items() if column.low == column.high],
         "notes": [[note, in_flags(note)] for note in notes],
     }
 
@@ -281,7 +274,7 @@ def _segment_bytes(segments: Segments) -> bytes:
 def _open_table(
     directory: Path, schema: Any, columns: tuple[str, ...], num_series: int
 ) -> Table | None:
-    """Opens the rows of an entry; None where they are not what the schema says."""
+    """Opens the rows of an entry; None if they do not match the schema."""
     dtype, num_rows = np.dtype(schema["dtype"]), schema["num_rows"]
     path = directory / "values.bin"
     if dtype.name not in DTYPES:
@@ -292,7 +285,7 @@ def _open_table(
     rows = np.load(directory / "segments.npy", allow_pickle=False)
     segments = Segments(*(np.ascontiguousarray(row) for row in rows))
     if rows.dtype != np.int64 or not segments.cover(num_rows, num_series):
-        return None  # the native code reads where they say
+        return None  # the native code trusts them
     table = Table(
         values,
         columns,
@@ -308,23 +301,23 @@ def _open_table(
 def _open(
     directory: Path, key: str, name: str, started: float, from_cache: bool
 ) -> SeriesDataset | None:
-    """Opens an entry; None when there is none, or a damaged one (which is prepared again)."""
+    """Opens an entry; None if there is none or it is damaged, so that it is prepared again."""
     try:
         schema = read_json(directory / "schema.json")
-        named: dict[str, Any] = schema["roles"]
-        named = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items()}
-        roles = Roles(**named)
-        named = json.loads((directory / "series.json").read_text(encoding="utf-8"))
-        table = _open_table(directory, schema, roles.values, len(named["series"]))
+        fields: dict[str, Any] = schema["roles"]
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        roles = Roles(**fields)
+        names = json.loads((directory / "series.json").read_text(encoding="utf-8"))
+        table = _open_table(directory, schema, roles.values, len(names["series"]))
         if table is None:
             return None
         return SeriesDataset(
             table=table,
             roles=roles,
             frequency=Frequency.from_json(schema["frequency"]),
-            series=tuple(named["series"]),
-            statics={n: np.asarray(v, dtype=np.float64) for n, v in named["statics"].items()},
-            categories=named["categories"],
+            series=tuple(names["series"]),
+            statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
+            categories=names["categories"],
             time_zone=schema["time_zone"],
             has_clock=schema["has_clock"],
             has_missing=schema["has_missing"],
@@ -341,58 +334,60 @@ def _open(
 
 
 def _column_notes(
-    intaken: IngestResult, roles: Roles, origin: str, known: Sequence[float], problems: Problems
+    ingested: IngestResult, roles: Roles, origin: str, known: Sequence[float], problems: Problems
 ) -> list[str]:
-    """Returns what people should hear of the columns; one without any value is a problem."""
+    """Returns notes on the columns; a column without any value is an error."""
     notes = []
-    for name, facts in intaken.facts.items():
+    for name, column in ingested.columns.items():
         if name in roles.categorical or name in problems:
             continue
-        if facts.missing == intaken.num_rows:
+        low, high = column.low, column.high
+        if column.missing == ingested.num_rows:
             error = DataError(
-                f"{origin}: column '{name}' has no value in any row; leave it out with ",
+                f"{origin}: column '{name}' has no values; leave it out with ",
                 Setting("ignore", [name]),
             )
             problems.add(error, name)
             continue
-        if facts.low == facts.high:
-            notes.append(f"column '{name}' is {facts.low:g} in every row: it tells nothing")
-        if facts.missing:
-            share = facts.missing / intaken.num_rows
-            rows = counted(facts.missing, "row")
-            notes.append(f"column '{name}' has no value in {rows} ({share:.2%})")
-        largest = max(abs(facts.low - facts.origin), abs(facts.high - facts.origin))
+        if low == high:
+            notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
+        if column.missing:
+            share = column.missing / ingested.num_rows
+            rows = counted(column.missing, "row")
+            notes.append(f"column '{name}' has missing values in {rows} ({share:.2%})")
+        largest = max(abs(low - column.origin), abs(high - column.origin))
         if largest > _EXACT:
             notes.append(
-                f"column '{name}' reaches {facts.low:g} and {facts.high:g}: float32 keeps seven"
-                f" digits and loses steps below {np.spacing(np.float32(largest)):g}; give"
-                " differences where such steps matter"
+                f"column '{name}' ranges from {low:g} to {high:g}: float32 keeps seven digits and"
+                f" loses steps below {np.spacing(np.float32(largest)):g}; use differences if such"
+                " steps matter"
             )
         notes += [
             Message(
-                f"column '{name}' is {shown(code)} in {counted(facts.sentinels[code], 'row')}: if"
-                " that stands for no value, give ",
+                f"column '{name}' is {shown(code)} in {counted(column.sentinels[code], 'row')}: if"
+                " that means no value, give ",
                 _codes("missing_value", *known, code),
             )
-            for code in facts.near_sentinels()
+            for code in column.near_sentinels()
         ]
     return notes
 
 
-def _refuse_sentinels(intaken: IngestResult, codes: Codes, origin: str, problems: Problems) -> None:
-    for name, facts in (intaken.facts | intaken.static_facts).items():
-        found = facts.far_sentinels()
-        if found:
-            low, high = facts.others
-            named = " and ".join(map(shown, found))
-            what = "row" if name in intaken.facts else "series"
-            count = counted(sum(facts.sentinels[code] for code in found), what)
+def _refuse_sentinels(
+    ingested: IngestResult, codes: Codes, origin: str, problems: Problems
+) -> None:
+    for name, column in (ingested.columns | ingested.static_columns).items():
+        if far := column.far_sentinels():
+            low, high = column.others
+            what = "row" if name in ingested.columns else "series"
+            count = counted(sum(column.sentinels[code] for code in far), what)
             error = DataError(
-                f"{origin}: column '{name}' is {named} in {count} and between {low:g} and"
-                f" {high:g} in all others, as if that stood for no value; give ",
-                _codes("missing_value", *codes.missing, *found),
-                " if it does, or ",
-                _codes("keep_value", *codes.kept, *found),
+                f"{origin}: column '{name}' is {' and '.join(map(shown, far))} in {count} and"
+                f" between {low:g} and {high:g} in all others, which looks like a code for no"
+                " value; give ",
+                _codes("missing_value", *codes.missing, *far),
+                " if it is one, or ",
+                _codes("keep_value", *codes.kept, *far),
                 " if it is a value",
             )
             problems.add(error, name)
@@ -402,23 +397,22 @@ def _codes(name: str, *values: float) -> Setting:
     return Setting(name, values[0] if len(values) == 1 else values)
 
 
-def _time_notes(arranged: Arranged, intaken: IngestResult, policy: Policy) -> list[str]:
+def _time_notes(arranged: Arranged, ingested: IngestResult, policy: Policy) -> list[str]:
     counts, notes = arranged.counts, []
-    num_series = len(intaken.series)
+    num_series = len(ingested.series)
     what = counted(arranged.num_rows, "row") + (f", {num_series:,} series" * (num_series > 1))
-    is_step = intaken.times and arranged.frequency != ROWS
+    is_step = ingested.times and arranged.frequency != ROWS
     notes.append(f"{what}, one row every {arranged.frequency}" if is_step else what)
-    if not intaken.is_grouped:
-        notes.append("rows of series were mixed: they are stored series after series")
+    if not ingested.is_grouped:
+        notes.append("rows of different series were interleaved: grouped by series")
     if counts["sorted"]:
-        notes.append(f"{counted(counts['sorted'], 'row')} out of order: sorted")
+        notes.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
-        kept = policy.duplicates
         rows = counted(counts["duplicates"], "row")
-        notes.append(f"{rows} of a time that another row has: the {kept} one is kept")
+        notes.append(f"duplicate timestamps: kept the {policy.duplicates}, dropped {rows}")
     gaps = counted(counts["gaps"], "gap")
     if counts["gaps"] and policy.gaps == "split":
-        notes.append(f"{gaps} in time: no window crosses one")
+        notes.append(f"{gaps} in time: windows do not cross them")
     elif counts["gaps"]:
-        notes.append(f"{gaps} in time: {counted(counts['filled'], 'empty row')} put in")
+        notes.append(f"{gaps} in time: filled with {counted(counts['filled'], 'empty row')}")
     return notes

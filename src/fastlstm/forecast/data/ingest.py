@@ -1,7 +1,7 @@
-"""First pass over a table: rows are written as they come, and what they are is noted.
+"""First pass over a table: writes its rows in the order they come and gathers statistics.
 
-Numbers go to values.f32 row by row, times and the numbers of series beside them; nothing is kept
-in memory but a batch and the names of series and categories.
+Numbers go to values.f32, times and series numbers to files beside it. Only one batch and the names
+of series and categories are kept in memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -40,11 +39,11 @@ _ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Codes:
-    """Numbers that stand for something else.
+    """Sentinel values.
 
     Attributes:
-        missing: those that stand for "no value".
-        kept: those that look as if they did and are values.
+        missing: numbers that mean "no value".
+        kept: numbers that look like sentinels but are values.
     """
 
     missing: tuple[float, ...] = ()
@@ -56,24 +55,24 @@ NO_CODES = Codes()
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What the first pass found.
+    """Result of the first pass.
 
     Attributes:
         num_rows: N.
         values: file of (N, C) float32.
-        times: file of (N,) int64, microseconds, or whole numbers; None without a time column.
-        codes: file of (N,) int32, the number of each row's series; empty where they are grouped.
-        series: names of the series, in the order they came.
+        times: file of (N,) int64: microseconds or whole numbers; None without a time column.
+        codes: file of (N,) int32: each row's series number; empty if `is_grouped`.
+        series: names of the series in order of first appearance.
         counts: rows of each series, shape ``(S,)``.
-        is_grouped: the rows of every series stand together.
-        facts: per column.
-        static_facts: per static column, of one number per series.
-        statics: per static column one number per series; categories as their number.
-        categories: names by categorical column, in the order of their numbers.
+        is_grouped: the rows of every series are adjacent.
+        columns: statistics by column.
+        static_columns: statistics by static column, over one number per series.
+        statics: one number per series, by static column; categories as their number.
+        categories: names by number, by categorical column.
         time_zone: of the times, or None.
-        has_clock: times are times; else whole numbers.
-        is_wall: times are as the clocks of the zone show them, else UTC.
-        notes: what people should hear of the times and names.
+        has_clock: times are dates and times; else whole numbers.
+        is_wall: times are local times of the zone, else UTC.
+        notes: findings about times and names.
     """
 
     num_rows: int
@@ -83,8 +82,8 @@ class IngestResult:
     series: list[Any]
     counts: NDArray[np.int64]
     is_grouped: bool
-    facts: dict[str, ColumnStats]
-    static_facts: dict[str, ColumnStats]
+    columns: dict[str, ColumnStats]
+    static_columns: dict[str, ColumnStats]
     statics: dict[str, list[float]]
     categories: dict[str, list[Any]]
     time_zone: str | None
@@ -94,17 +93,17 @@ class IngestResult:
 
 
 class TableIngest:
-    """Takes batches in; a context manager, because files are open.
+    """Writes batches to files; a context manager that closes them.
 
     Args:
-        work: directory for the files.
-        records: where the batches come from, for its schema and name.
+        work: directory of the files.
+        records: source of the batches.
         roles: of its columns.
-        problems: is told what is wrong with the values of a column, which is then without any.
+        problems: collects errors of columns, whose values are then stored as missing.
         time_format: see `TimeReader`.
-        codes: numbers that stand for "no value", and such that look so and are values.
-        like: a table whose times these must agree with, or None.
-        origins: what is taken from the values of a column; default nothing.
+        codes: sentinel values.
+        like: timeline of a table that this one must match, or None.
+        origins: subtracted from the values, by column; default 0.
     """
 
     def __init__(
@@ -123,12 +122,12 @@ class TableIngest:
         self._schema, self._time_format = records.schema, time_format
         self._is_parsed = records.is_parsed
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
-        self._facts = {
+        self._columns = {
             name: ColumnStats(codes.kept, (origins or {}).get(name, 0.0))
             for name in (*roles.values, *roles.static)
         }
         for name in roles.categorical:
-            self._facts[name].is_category = True
+            self._columns[name].is_category = True
         self._series = self._names(roles.series)
         self._counts: list[int] = []
         self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
@@ -151,30 +150,26 @@ class TableIngest:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The columns to read, and the types a CSV's are parsed as."""
-        roles, found = self._roles, {}
+        """The columns to read, and the types that a CSV's are parsed as."""
+        roles, types = self._roles, {}
         for name in (*roles.values, *roles.static):
             kind = self._schema.field(name).type
             if name in roles.categorical:
-                found[name] = pa.string() if not pa.types.is_dictionary(kind) else kind
+                types[name] = pa.string() if not pa.types.is_dictionary(kind) else kind
             else:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
-                found[name] = kind if is_kept else pa.float64()
+                types[name] = kind if is_kept else pa.float64()
         for special in (roles.time, roles.series):
             if special is not None:
-                found[special] = self._schema.field(special).type
+                types[special] = self._schema.field(special).type
         if roles.time is not None and self._time_format not in (None, *EPOCH_UNITS):
-            found[roles.time] = pa.string()
+            types[roles.time] = pa.string()
         if roles.series is not None and self._is_parsed:
-            found[roles.series] = pa.string()  # 007 is not 7
-        return found
+            types[roles.series] = pa.string()  # 007 is not 7
+        return types
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Writes a batch.
-
-        Raises:
-            DataError: a row without series or time.
-        """
+        """Writes a batch; raises DataError for a row without series or time."""
         num = batch.num_rows
         if num == 0:
             return
@@ -182,12 +177,12 @@ class TableIngest:
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
-            column, facts = self._numbers(name, batch.column(name)), self._facts[name]
-            stored = facts.stored(column)
+            values, column = self._numbers(name, batch.column(name)), self._columns[name]
+            stored = column.stored(values)
             rows[:, position] = stored
-            bad = facts.add(column, stored)
-            if bad is not None:
-                self._problems.add(self._infinite(name, bad), name)
+            infinite = column.add(values, stored)
+            if infinite is not None:
+                self._problems.add(self._infinite(name, infinite), name)
         self._add_statics(batch, codes)
         self._append("values.f32", rows)
         if self._times is not None and self._roles.time is not None:
@@ -199,15 +194,15 @@ class TableIngest:
     def _infinite(self, name: str, row: int) -> DataError:
         return DataError(
             f"{self._name}: column '{name}' is infinite, or beyond float32, in row"
-            f" {self._rows + row + 1}; write an empty value where there is none"
+            f" {self._rows + row + 1}; leave missing values empty"
         )
 
     def finish(self) -> IngestResult:
-        """Returns what was found; the files are closed."""
+        """Closes the files and returns the result."""
         self.close()
         for name, known in self._statics.items():
             values = np.asarray(known, dtype=np.float64)
-            self._facts[name].add(values, self._facts[name].stored(values))
+            self._columns[name].add(values, self._columns[name].stored(values))
         path, times = self._work / "times.i64", self._times
         is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
         return IngestResult(
@@ -218,10 +213,10 @@ class TableIngest:
             series=self._series.plain() if self._roles.series is not None else [""],
             counts=np.array(self._counts, dtype=np.int64),
             is_grouped=self._is_grouped,
-            facts={name: self._facts[name] for name in self._roles.values},
-            static_facts={name: self._facts[name] for name in self._roles.static},
+            columns={name: self._columns[name] for name in self._roles.values},
+            static_columns={name: self._columns[name] for name in self._roles.static},
             statics=self._statics,
-            categories={name: found.plain() for name, found in self._categories.items()},
+            categories={name: names.plain() for name, names in self._categories.items()},
             time_zone=None if times is None else times.time_zone,
             has_clock=times is None or times.has_clock,
             is_wall=is_wall,
@@ -238,7 +233,9 @@ class TableIngest:
         for column, names in named if self._is_parsed else ():
             words = [repr(n) for n in map(str, names.plain()) if n in NULL_WORDS]
             if words:
-                notes.append(f"column '{column}': {', '.join(words)} is a name there, not a gap")
+                notes.append(
+                    f"column '{column}': {', '.join(words)} is read as a name, not as missing"
+                )
         return notes
 
     def close(self) -> None:
@@ -249,12 +246,7 @@ class TableIngest:
     def __enter__(self) -> TableIngest:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # columns ------------------------------------------------------------------------------------
@@ -282,7 +274,7 @@ class TableIngest:
         return codes
 
     def _write_codes(self) -> None:
-        """Writes the codes of the rows so far, which needed none: their series stood together."""
+        """Writes the codes of all rows so far, which were grouped by series."""
         for code, count in enumerate(self._counts):
             for first in range(0, count, _ROWS):
                 part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
@@ -294,11 +286,11 @@ class TableIngest:
         except (pa.ArrowException, ArithmeticError) as error:
             raise DataError(
                 f"{self._name}: column '{name}' is {column.type!s:.80}, which cannot be read as"
-                f" names ({str(error).splitlines()[0]:.80}); write them as texts"
+                f" names ({str(error).splitlines()[0]:.80}); convert them to text"
             ) from error
 
     def _numbers(self, name: str, column: pa.Array) -> NDArray[np.floating]:
-        """Returns float64, or float32 where the column has that type."""
+        """Returns a column as float64, or float32 if it has that type."""
         if name in self._roles.categorical:
             column = without_nan(column)
             numbers = self._numbered(self._categories[name], name, column).astype(np.float64)
@@ -355,7 +347,7 @@ class TableIngest:
                 series = "" if self._roles.series is None else self._series[codes[row]]
                 error = DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
-                    f" row {self._rows + row + 1}; one value per series was expected"
+                    f" row {self._rows + row + 1}; expected one value per series"
                 )
                 self._problems.add(error, name)
 
@@ -366,7 +358,7 @@ class TableIngest:
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns a batch whose texts are plain: views, as polars has them, cannot be compared."""
+    """Returns a batch with string views (of polars) as plain strings, which can be compared."""
     for place, field_ in enumerate(batch.schema):
         column, kind = batch.column(place), field_.type
         if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
@@ -381,7 +373,7 @@ def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _Batches:
-    """A table's batches, each with the bytes read so far; they are read once, from the start."""
+    """A table's batches, each with the bytes read so far."""
 
     def __init__(self, records: Records, types: dict[str, pa.DataType]) -> None:
         self._records, self._batches = records, records.batches(types)
@@ -389,11 +381,11 @@ class _Batches:
     def __next__(self) -> tuple[pa.RecordBatch, int]:
         batch = next(self._batches)
         try:
-            batch.validate(full=True)  # an offset beyond the memory would be followed to it
+            batch.validate(full=True)  # a bad offset would read beyond the memory
         except pa.ArrowException as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise DataError(
-                f"{self._records.name} cannot be read ({reason}); is it whole?"
+                f"{self._records.name} cannot be read ({reason}); is it complete?"
             ) from error
         return batch, self._records.done_bytes
 
@@ -402,18 +394,20 @@ class _Batches:
 
 
 def ingest(
-    records: Records, intake: TableIngest, on_progress: Callable[[int, int | None], None] | None
+    records: Records,
+    table_ingest: TableIngest,
+    on_progress: Callable[[int, int | None], None] | None,
 ) -> IngestResult:
-    """Reads all batches, the next one while one is written; `on_progress` hears bytes done, in all.
+    """Reads all batches and writes them; a thread reads the next batch meanwhile.
 
-    Arrow and the disk both work without holding Python's lock.
+    `on_progress` is called with bytes done and the total in bytes, or None.
     """
-    with intake, Prefetcher(_Batches(records, intake.types), depth=2) as ahead:
+    with table_ingest, Prefetcher(_Batches(records, table_ingest.types), depth=2) as prefetcher:
         while True:
             try:
-                batch, done_bytes = ahead.next()
+                batch, done_bytes = prefetcher.next()
             except StopIteration:
-                return intake.finish()
-            intake.add(batch)
+                return table_ingest.finish()
+            table_ingest.add(batch)
             if on_progress is not None:
                 on_progress(done_bytes, records.total_bytes)

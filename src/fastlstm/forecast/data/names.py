@@ -1,4 +1,4 @@
-"""Names in columns of series and categories: 7, 7.0 and "7" are one, whatever file they are in."""
+"""Names of series and categories, numbered; 7, 7.0 and "7" are the same name in any file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 def canonical(name: Any) -> str:
-    """Returns the text by which names are compared: "7" of 7, 7.0 and "7", "true" of True."""
+    """Returns the text that names are compared by: "7" for 7, 7.0 and "7", "true" for True."""
     if isinstance(name, bool):
         return str(name).lower()
     if isinstance(name, float | Decimal) and name == name and name % 1 == 0:
@@ -25,16 +25,16 @@ def canonical(name: Any) -> str:
 
 
 def text_of_number(text: str) -> str:
-    """Returns a text from a column of numbers without a fraction of zeros: "7" of "7.0"."""
-    found = _WHOLE.fullmatch(text)
-    return text if found is None else found[1]
+    """Returns the text of a number without a fraction of zeros: "7" for "7.0"."""
+    match = _WHOLE.fullmatch(text)
+    return text if match is None else match[1]
 
 
 class Names:
-    """Numbers the names of a column in the order they come.
+    """Numbers the names of a column in order of first appearance.
 
     Args:
-        kind: the type of the column where it is read as text, but would be read as another.
+        kind: Arrow's type of the column where it was read as text instead.
     """
 
     def __init__(self, kind: pa.DataType | None = None) -> None:
@@ -54,17 +54,19 @@ class Names:
         return self._values[number]
 
     def plain(self) -> list[Any]:
-        """Returns all names as JSON has them, of one type."""
+        """Returns all names as JSON values of one type."""
         kinds = {type(value) for value in self._values}
         is_plain = len(kinds) == 1 and kinds <= {str, int, float, bool}
         return list(self._values) if is_plain else [canonical(value) for value in self._values]
 
     def notes(self, column: str) -> list[str]:
-        """Returns what people should hear of the names."""
-        return [f"column '{column}': {a!r} and {b!r} are one name" for a, b in self._same.values()]
+        """Returns a line for every name that occurs in two spellings."""
+        return [
+            f"column '{column}': {a!r} and {b!r} are the same name" for a, b in self._same.values()
+        ]
 
     def number(self, column: pa.Array) -> NDArray[np.int64]:
-        """Returns the number of every name; that of a null means nothing."""
+        """Returns the number of every name; numbers of nulls are arbitrary."""
         if not isinstance(column, pa.DictionaryArray):
             column = column.dictionary_encode()
         indices = column.indices.fill_null(0) if column.null_count else column.indices
@@ -91,7 +93,7 @@ class Names:
 
 
 def without_nan(column: pa.Array) -> pa.Array:
-    """Returns a column of names in which NaN is null; so is a null in a dictionary of names."""
+    """Returns a column of names with NaN, and nulls of its dictionary, as nulls."""
     if isinstance(column, pa.DictionaryArray) and column.dictionary.null_count:
         column = column.dictionary_decode()
     if not pa.types.is_floating(column.type):

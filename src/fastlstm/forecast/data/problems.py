@@ -1,4 +1,4 @@
-"""What is wrong with a table, collected so that all of it can be said at once."""
+"""Collects the errors of a table, to report all of them at once."""
 
 from __future__ import annotations
 
@@ -7,54 +7,49 @@ from contextlib import contextmanager
 
 from fastlstm.errors import DataError, DataErrors
 
-_MOST = 20
+_SHOWN = 20
 
 
 class Problems:
-    """Errors of one table, one per column and those of no column.
+    """Errors of one table: the first of each column, and those of no column.
 
     Args:
-        name: what messages call the table.
+        name: of the table in messages.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._found: list[DataError] = []
+        self._errors: list[DataError] = []
         self._columns: set[str] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._errors)
 
     def __contains__(self, column: object) -> bool:
         return column in self._columns
 
     def add(self, error: DataError, column: str | None = None) -> None:
-        """Notes an error; of a column the first one counts."""
+        """Adds an error; further errors of the same column are dropped."""
         if column is None or column not in self._columns:
-            self._found.append(error)
+            self._errors.append(error)
         if column is not None:
             self._columns.add(column)
 
     @contextmanager
     def fatal(self) -> Iterator[None]:
-        """Raises all that was found where the block raises a DataError, that one included."""
+        """Raises all errors so far when the block raises a DataError, that error included."""
         try:
             yield
         except DataError as error:
-            if error not in self._found and not isinstance(error, DataErrors):
+            if error not in self._errors and not isinstance(error, DataErrors):
                 self.add(error)
             self.raise_all()
 
     def raise_all(self) -> None:
-        """Raises what was found.
-
-        Raises:
-            DataError: the only one, or `DataErrors` of all.
-        """
-        if len(self._found) == 1:
-            raise self._found[0]
-        if self._found:
-            shown = self._found[:_MOST]
-            more = len(self._found) - len(shown)
-            head = f"{self._name}: {len(self._found)} things are wrong with this table"
-            raise DataErrors(head + (f", the first {_MOST}" if more else ""), *shown)
+        """Raises the only error, or `DataErrors` of all; does nothing without any."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            head = f"{self._name}: this table has {len(self._errors)} errors"
+            more = f", the first {_SHOWN}" if len(self._errors) > _SHOWN else ""
+            raise DataErrors(head + more, *self._errors[:_SHOWN])

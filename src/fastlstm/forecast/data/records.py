@@ -1,7 +1,7 @@
-"""What the user named as a table: files or frames, read batch by batch through Arrow.
+"""Sources of tables: files and frames, read in batches through Arrow.
 
 CSV (also .tsv, .gz, .zst), Parquet, Arrow IPC and .npy files, directories and lists of them;
-pandas, polars and Arrow frames (whatever speaks Arrow's C stream interface), NumPy arrays.
+pandas, polars and Arrow frames (anything with Arrow's C stream interface), NumPy arrays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, Setting, counted, kind_of_value
 from fastlstm.forecast.data.names import canonical
-from fastlstm.forecast.data.table import rows_at_once
+from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.time_text import are_times
+from fastlstm.system.cache import file_signature
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -32,7 +34,7 @@ ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
 
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
-"""Texts of a CSV that stand for no value where numbers or times are expected."""
+"""Texts of a CSV that mean "no value" where numbers or times are expected."""
 
 _OTHER_COLUMNS = re.compile(
     r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
@@ -42,11 +44,11 @@ _CSV_BLOCK_BYTES = 8 << 20
 _DELIMITERS = ",;\t|"
 _NO_ROWS = {
     "straddling object": f"a line has more than {_CSV_BLOCK_BYTES >> 20} MiB; is it a CSV?",
-    "Empty CSV file or block": "its first line holds no column names; is it a CSV?",
-    "out of sync with chunker": "a value in quotes goes over the end of a line, or its quotes are"
-    " never closed; write every row on one line",
+    "Empty CSV file or block": "the first line has no column names; is it a CSV?",
+    "out of sync with chunker": "a quoted value spans lines, or a quote is not closed; write every"
+    " row on one line",
 }
-"""What is wrong by what Arrow says of it."""
+"""Explanations of Arrow's messages."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
@@ -54,11 +56,11 @@ class Records(ABC):
     """Rows of a table, in order.
 
     Attributes:
-        name: what messages call it.
-        schema: Arrow's, of the columns as they are read unless told otherwise.
+        name: of the table in messages.
+        schema: Arrow's schema; columns are read so by default.
         total_bytes: on disk; None for frames.
-        done_bytes: of them read so far.
-        is_parsed: values are text that is read as the types asked for.
+        done_bytes: bytes read so far.
+        is_parsed: values are text, parsed as the requested types.
     """
 
     name: str
@@ -72,19 +74,18 @@ class Records(ABC):
         """Yields the columns named in `types`, in that order.
 
         Args:
-            types: a column may be read as this type; a CSV is parsed so, others may differ.
+            types: types that a CSV is parsed as; other sources may yield their own.
 
         Raises:
-            DataError: the file is damaged, or a value is not of its column's type.
+            DataError: the file is damaged, or a value does not have its column's type.
         """
 
     def signature(self) -> list[list[str | int]] | None:
-        """Returns what `stat` said of every file when it was opened; None for frames, which are
-        read every time."""
+        """Returns `file_signature` of every file when it was opened; None for frames."""
         return None
 
     def changed_file(self) -> str | None:
-        """Returns the name of a file that was written to since it was opened, or None."""
+        """Returns the name of a file that changed since it was opened, or None."""
         return None
 
 
@@ -116,78 +117,81 @@ class FileRecords(Records):
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
-        self._signature = self._stat()
+        self._signature = file_signature(path)
         self.total_bytes = path.stat().st_size
         self.schema = self._read_schema()
 
     def signature(self) -> list[list[str | int]] | None:
-        return self._signature
+        return [self._signature]
 
     def changed_file(self) -> str | None:
         try:
-            return None if self._stat() == self._signature else self.name
+            return None if file_signature(self.path) == self._signature else self.name
         except OSError:
             return self.name
 
-    def _stat(self) -> list[list[str | int]]:
-        info = self.path.stat()
-        times = [info.st_mtime_ns, info.st_ctime_ns]
-        return [[os.path.abspath(self.path), info.st_size, *times, info.st_ino]]
-
     @abstractmethod
     def _read_schema(self) -> pa.Schema:
-        """Returns the schema, having read as little as possible."""
+        """Returns the schema, reading as little as possible."""
 
     def _damaged(self, error: Exception) -> DataError:
         reason = str(error).splitlines()[0].rstrip(".")
-        return DataError(f"{self.name} cannot be read ({reason}); is it whole?")
+        return DataError(f"{self.name} cannot be read ({reason}); is it complete?")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns errors of Arrow and the system into DataError."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
 
 
 class ParquetRecords(FileRecords):
-    """A Parquet file, row group after row group."""
+    """A Parquet file, one row group after the other."""
 
     def _read_schema(self) -> pa.Schema:
-        try:
+        with self._reading():
             return pq.read_schema(self.path)
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        try:
-            # A text that repeats is stored as numbers and names; it need not be spelt out per row.
-            texts = [name for name in types if is_text(self.schema.field(name).type)]
-            with pq.ParquetFile(self.path, memory_map=True, read_dictionary=texts) as file:
-                num_rows, done = max(1, file.metadata.num_rows), 0
-                size = rows_at_once(len(types), _BATCH_ROWS)
-                for batch in file.iter_batches(size, columns=list(types)):
-                    done += batch.num_rows
-                    self.done_bytes = (self.total_bytes or 0) * done // num_rows
-                    yield batch.select(list(types))
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
+        # Texts are read as dictionaries: repeated ones are not expanded.
+        texts = [name for name in types if is_text(self.schema.field(name).type)]
+        with (
+            self._reading(),
+            pq.ParquetFile(self.path, memory_map=True, read_dictionary=texts) as file,
+        ):
+            num_rows, done = max(1, file.metadata.num_rows), 0
+            size = rows_at_once(len(types), _BATCH_ROWS)
+            for batch in file.iter_batches(size, columns=list(types)):
+                done += batch.num_rows
+                self.done_bytes = (self.total_bytes or 0) * done // num_rows
+                yield batch.select(list(types))
 
 
 class ArrowRecords(FileRecords):
     """An Arrow IPC file (also called Feather)."""
 
     def _read_schema(self) -> pa.Schema:
-        try:
-            with pa.memory_map(str(self.path)) as source, ipc.open_file(source) as file:
-                return file.schema
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
+        with self._open() as (_, file):
+            return file.schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        try:
-            with pa.memory_map(str(self.path)) as source, ipc.open_file(source) as file:
-                for number in range(file.num_record_batches):
-                    whole = file.get_batch(number).select(list(types))
-                    self.done_bytes = source.tell()
-                    size = rows_at_once(len(types), _BATCH_ROWS)
-                    for first in range(0, whole.num_rows, size):
-                        yield whole.slice(first, size)
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
+        with self._open() as (source, file):
+            for number in range(file.num_record_batches):
+                whole = file.get_batch(number).select(list(types))
+                self.done_bytes = source.tell()
+                for begin, end in row_blocks(0, whole.num_rows, len(types), _BATCH_ROWS):
+                    yield whole.slice(begin, end - begin)
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[Any, Any]]:
+        with (
+            self._reading(),
+            pa.memory_map(str(self.path)) as source,
+            ipc.open_file(source) as file,
+        ):
+            yield source, file
 
 
 class CsvRecords(FileRecords):
@@ -199,7 +203,7 @@ class CsvRecords(FileRecords):
         self._delimiter = self._sniff()
         try:
             with self._open() as reader:
-                _ = reader.schema.names  # decoded only now
+                _ = reader.schema.names  # decodes them
                 return reader.schema
         except UnicodeDecodeError as error:
             raise DataError(
@@ -233,50 +237,50 @@ class CsvRecords(FileRecords):
         convert = csv.ConvertOptions(
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
-            strings_can_be_null=False,  # NA may be a name; see `without_null_words`
+            strings_can_be_null=False,  # NA can be a name; see `without_null_words`
         )
         return csv.open_csv(
             source,
             csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
             csv.ParseOptions(
                 delimiter=self._delimiter,
-                ignore_empty_lines=not self._has_one_column,  # there an empty line is a value
+                ignore_empty_lines=not self._has_one_column,  # or an empty line is a value
             ),
             convert,
         )
 
     def _refused(self, error: Exception) -> DataError | None:
-        """Returns the error for lines that are no rows of a CSV, if that is what it was.
+        """Returns the error for malformed lines, or None if `error` is about something else.
 
-        Arrow's own words are read: a handler in Python would be called, and let go of, by threads
-        of Arrow that may still run when the process ends.
+        Parses Arrow's message: threads of Arrow would call a handler in Python even while the
+        process ends.
         """
-        found = _OTHER_COLUMNS.search(str(error))
-        if found is None:
-            said = next((text for words, text in _NO_ROWS.items() if words in str(error)), None)
-            return None if said is None else DataError(f"{self.name}: {said}")
-        number = "a line" if found[1] is None else f"line {found[1]}"
+        match = _OTHER_COLUMNS.search(str(error))
+        if match is None:
+            reason = next((text for words, text in _NO_ROWS.items() if words in str(error)), None)
+            return None if reason is None else DataError(f"{self.name}: {reason}")
+        number = "a line" if match[1] is None else f"line {match[1]}"
         return DataError(
-            f"{self.name}: {number} has {counted(int(found[3]), 'column')}, expected {found[2]}:"
-            f" {found[4][:80]!r}"
+            f"{self.name}: {number} has {counted(int(match[3]), 'column')}, expected {match[2]}:"
+            f" {match[4][:80]!r}"
         )
 
     def _sniff(self) -> str:
-        """Returns the delimiter that the first line has most of."""
+        """Returns the most frequent delimiter of the first line."""
         compression = self._compression
-        try:
-            with pa.input_stream(str(self.path), compression=compression) as stream:
-                line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
+        with (
+            self._reading(),
+            pa.input_stream(str(self.path), compression=compression) as stream,
+        ):
+            line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
         if not line.strip():
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
-        found = max(_DELIMITERS, key=line.count)
-        self._has_one_column = found not in line
-        return found
+        delimiter = max(_DELIMITERS, key=line.count)
+        self._has_one_column = delimiter not in line
+        return delimiter
 
     def _bad_value(self, types: Mapping[str, pa.DataType], row: int, error: Exception) -> DataError:
-        """Finds the value that could not be converted: reads on from `row` as text."""
+        """Finds the value that could not be converted, by reading from `row` on as text."""
         numbers = [name for name, kind in types.items() if pa.types.is_floating(kind)]
         try:
             with self._open(dict.fromkeys(numbers, pa.string())) as reader:
@@ -284,9 +288,9 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     if done + batch.num_rows > row:
                         for name in numbers:
-                            found = first_text(without_null_words(batch.column(name)))
-                            if found is not None:
-                                return text_in_numbers(self.name, name, done + found[0], found[1])
+                            text = first_text(without_null_words(batch.column(name)))
+                            if text is not None:
+                                return text_in_numbers(self.name, name, done + text[0], text[1])
                     done += batch.num_rows
         except (pa.ArrowException, OSError):
             pass
@@ -294,7 +298,7 @@ class CsvRecords(FileRecords):
 
 
 class NumpyRecords(FileRecords):
-    """A .npy file of shape (rows,) or (rows, columns); nothing in it is executed."""
+    """A .npy file of shape (rows,) or (rows, columns); pickles are refused."""
 
     def _read_schema(self) -> pa.Schema:
         try:
@@ -302,20 +306,19 @@ class NumpyRecords(FileRecords):
         except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
             raise self._damaged(error) from error
         if not isinstance(array, np.ndarray) or array.ndim == 0:
-            raise DataError(f"{self.name} holds no rows, expected an array (rows, columns)")
+            raise DataError(f"{self.name} has no rows, expected an array (rows, columns)")
         self._array = array[:, None] if array.ndim == 1 else array
         return _arrow_table(np.asarray(self._array[:1])).schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        size = rows_at_once(len(types), _BATCH_ROWS)
-        for first in range(0, len(self._array), size):
-            part = _arrow_table(self._array[first : first + size])
-            self.done_bytes = (self.total_bytes or 0) * first // len(self._array)
+        for begin, end in row_blocks(0, len(self._array), len(types), _BATCH_ROWS):
+            part = _arrow_table(self._array[begin:end])
+            self.done_bytes = (self.total_bytes or 0) * begin // len(self._array)
             yield from part.select(list(types)).combine_chunks().to_batches()
 
 
 class JoinedRecords(Records):
-    """Several files with the same columns, one after the other."""
+    """Several files with the same columns, concatenated."""
 
     def __init__(self, parts: Sequence[Records]) -> None:
         self._parts = parts
@@ -328,7 +331,7 @@ class JoinedRecords(Records):
             if missing:
                 raise DataError(
                     f"{part.name} and {parts[0].name} differ in the columns"
-                    f" {', '.join(sorted(missing))}; files of one table have the same columns"
+                    f" {', '.join(sorted(missing))}; files of one table need the same columns"
                 )
         self.schema = pa.schema(
             [pa.field(name, _joined_type([part.schema.field(name).type for part in parts]))
@@ -344,29 +347,27 @@ class JoinedRecords(Records):
             done += part.total_bytes or 0
 
     def signature(self) -> list[list[str | int]] | None:
-        found = [part.signature() for part in self._parts]
-        return None if None in found else [line for lines in found if lines for line in lines]
+        return [line for part in self._parts for line in part.signature() or []]
 
     def changed_file(self) -> str | None:
         return next(filter(None, (part.changed_file() for part in self._parts)), None)
 
 
 def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """Returns the type of a column in several files: the first that is not empty; a number with a
-    fraction where a later file has one."""
+    """Returns a column's type over several files: the first non-null one, or float if any is."""
     known = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
     floating = [kind for kind in known if pa.types.is_floating(kind)]
     return floating[0] if floating and pa.types.is_integer(known[0]) else known[0]
 
 
 def open_records(source: Any) -> Records:
-    """Finds the rows that `source` names; reads no more than the columns.
+    """Opens a source of rows; reads only its columns.
 
     Args:
-        source: a path, a directory, a glob, several of them, or a frame (module docstring).
+        source: a path, a directory, a glob, several of them, or a frame (see the module).
 
     Raises:
-        DataError: nothing is there, or nothing in it is a table.
+        DataError: there is no such file, or no table in it.
     """
     files = require_files(source)
     if files is None:
@@ -376,11 +377,7 @@ def open_records(source: Any) -> Records:
 
 
 def require_files(source: Any) -> list[Path] | None:
-    """Returns the files that `source` names, or None of a frame.
-
-    Raises:
-        DataError: nothing is there.
-    """
+    """Returns the files that `source` names, None for a frame; raises DataError without any."""
     if isinstance(source, str | Path):
         return _files(source)
     if isinstance(source, Sequence) and source and all(isinstance(p, str | Path) for p in source):
@@ -395,7 +392,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def without_null_words(column: pa.Array) -> pa.Array:
-    """Returns texts of a CSV in which those that stand for no value (NA, null …) are null."""
+    """Returns texts of a CSV with those that mean "no value" (NA, null …) as null."""
     return pc.if_else(pc.is_in(column, pa.array(NULL_WORDS)), pa.scalar(None, column.type), column)
 
 
@@ -409,7 +406,7 @@ def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def first_text(column: Any) -> tuple[int, str] | None:
-    """Returns row and value of the first text in a column that is no number; None without one."""
+    """Returns row and value of the first text that is not a number, or None."""
     try:
         numbers_of(column)
     except pa.ArrowInvalid:
@@ -418,12 +415,12 @@ def first_text(column: Any) -> tuple[int, str] | None:
 
 
 def numbers_of(column: Any) -> Any:
-    """Returns texts as float64; raises ArrowInvalid where one is no number."""
+    """Returns texts as float64; raises ArrowInvalid if one is not a number."""
     return pc.utf8_trim_whitespace(column).cast(pa.float64())
 
 
 def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]:
-    """Returns row and value of the first entry that `read` raises ArrowInvalid of; there is one."""
+    """Returns row and value of the first entry for which `read` raises ArrowInvalid."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -436,13 +433,13 @@ def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]
 
 
 def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
-    """Returns the error for a text where a number was expected; `row` counts from 0."""
+    """Returns the error for a text in a column of numbers; `row` counts from 0."""
     how = " with a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(value) else ""
     return DataError(
         f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected"
-        f" numbers{how}; correct it; a column that is no target may also be read as names with ",
+        f" numbers{how}; correct it, or, unless it is a target, read the column as names with ",
         Setting("categorical", [column]),
-        ", or left out with ",
+        ", or leave it out with ",
         Setting("ignore", [column]),
     )
 
@@ -453,22 +450,22 @@ def _files(source: str | Path) -> list[Path]:
         raise DataError("there is no file ''")
     if os.path.isdir(path):
         among: Iterable[Path] = path.rglob("*")
-        reason = f"{path} holds no table; expected files ending in {', '.join(SUFFIXES)}"
+        reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
     else:
         among = map(Path, glob.glob(str(path), recursive=True))
         reason = f"there is no file {path}"
-    found = sorted(p for p in among if p.is_file() and p.name.lower().endswith(SUFFIXES))
-    if not found:
+    files = sorted(p for p in among if p.is_file() and p.name.lower().endswith(SUFFIXES))
+    if not files:
         raise DataError(reason)
-    tables = [p for p in found if not p.name.lower().endswith(".txt")]
-    return tables or found  # a .txt beside tables is a note about them
+    tables = [p for p in files if not p.name.lower().endswith(".txt")]
+    return tables or files  # a .txt beside tables describes them
 
 
 def _open_file(path: Path) -> Records:
     if not path.is_file():
-        raise DataError(f"{path} is a pipe or a device; a table is read twice, write it to a file")
+        raise DataError(f"{path} is a pipe or a device; save the table to a file: it is read twice")
     kinds: dict[tuple[str, ...], type[FileRecords]] = {
         CSV_SUFFIXES: CsvRecords,
         PARQUET_SUFFIXES: ParquetRecords,
@@ -481,19 +478,14 @@ def _open_file(path: Path) -> Records:
                 return kind(path)
             except OSError as error:
                 raise DataError(f"cannot read {path}: {error.strerror}") from error
-    raise DataError(f"{path} is no table; expected a name ending in {', '.join(SUFFIXES)}")
+    raise DataError(f"{path} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
 
 
 def _arrow_table(frame: Any) -> pa.Table:
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, np.ndarray):
-        columns = frame[:, None] if frame.ndim == 1 else frame
-        if columns.ndim != 2 or columns.dtype.kind not in "fiub":
-            raise DataError(
-                f"an array of shape {frame.shape} and dtype {frame.dtype} came, expected numbers"
-                " of shape (rows, columns)"
-            )
+        columns = require_matrix(frame)
         names = [str(number) for number in range(columns.shape[1])]
         return pa.table([pa.array(columns[:, j]) for j in range(columns.shape[1])], names=names)
     if type(frame).__module__.startswith("pandas"):
@@ -501,17 +493,17 @@ def _arrow_table(frame: Any) -> pa.Table:
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(frame).read_all()
     if hasattr(frame, "toarray"):
-        raise DataError("a sparse array came, sparse input is not supported; give X.toarray()")
+        raise DataError("got a sparse array, sparse input is not supported; give X.toarray()")
     raise DataError(
-        f"{kind_of_value(frame)} came, expected a path, a pandas, polars or Arrow frame, or a"
-        " NumPy array"
+        f"got {kind_of_value(frame)}, expected a path, a pandas, polars or Arrow frame, or a NumPy"
+        " array"
     )
 
 
 def _from_pandas(frame: Any) -> pa.Table:
-    """Takes an index along that has names, or holds times (called "ds"); drops one that counts.
+    """Keeps an index with names, or of times (as "ds"); drops one that counts rows.
 
-    Periods become the times that they begin at; numbers and texts in one column become texts.
+    Periods become their start times; columns that mix numbers and texts become texts.
     """
     if frame.ndim == 1:
         frame = frame.to_frame("y" if frame.name is None else frame.name)
@@ -543,7 +535,7 @@ def _holds_times(index: Any) -> bool:
 
 
 def _of_one_type(values: list[Any], name: str) -> list[Any]:
-    """Returns values of a column of objects as they are where Arrow takes them, else as texts."""
+    """Returns the values of an object column unchanged if Arrow accepts them, else as texts."""
     try:
         pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError):

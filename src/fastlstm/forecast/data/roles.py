@@ -1,4 +1,4 @@
-"""What each column of a table is for: time, series, target, past, future, static, categorical."""
+"""The role of each column: time, series, target, past, future, static, categorical."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
-"""Columns that tools write to count rows; left out unless they are named."""
+"""Row counters that tools write; ignored unless named."""
 RESERVED = ("cutoff", "forecast", "segment")
-"""Names that forecasts and backtests add to their tables."""
-_MOST_LISTED = 40
+"""Columns that forecasts and backtests add to their tables."""
+_MAX_LISTED = 40
 
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """What the user said about columns; what is not said is found (`find_roles`).
+    """Roles given by the user; `find_roles` chooses the others.
 
     Attributes:
-        target: the columns to forecast.
-        time: the column of times.
-        series: the column that tells series of a long table apart.
-        past: known up to now only; default every other number.
+        target: columns to forecast.
+        time: column of times.
+        series: column of series names.
+        past: known for the past only; default: all other numbers.
         future: known ahead, such as the hour or a planned price.
         static: one value per series.
-        categorical: columns of any kind whose values are names, not numbers.
-        ignore: left out.
-        has_target: False for a table of what is known ahead, which has none.
+        categorical: columns whose values are names, not numbers.
+        ignore: columns to leave out.
+        has_target: False for a table of future covariates, which has no target.
     """
 
     target: tuple[str, ...] = ()
@@ -46,24 +46,20 @@ class RoleRequest:
     ignore: tuple[str, ...] = ()
     has_target: bool = True
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values, part of a cache's key."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of a table by what they are for.
+    """The columns of a table by role.
 
     Attributes:
-        target: what is forecast; one or more numbers.
-        time: the column of times, or None: rows are counted.
-        series: the column that tells series apart, or None: there is one.
-        past: known up to now only.
+        target: numbers to forecast.
+        time: column of times; None if rows are counted.
+        series: column of series names; None for a single series.
+        past: known for the past only.
         future: known ahead.
         static: one value per series.
-        categorical: which of past, future and static are names.
-        notes: what was decided for the user, a line each.
+        categorical: those of past, future and static that hold names.
+        notes: choices made for the user, a line each.
     """
 
     target: tuple[str, ...]
@@ -89,30 +85,30 @@ def find_roles(
     origin: str,
     problems: Problems,
 ) -> Roles:
-    """Gives every column its role.
+    """Chooses the role of every column.
 
     Args:
         names: all columns.
-        numbers: those that hold numbers.
-        times: those that hold times.
-        asked: what the user said.
-        origin: what messages call the table.
-        problems: is told of columns that are not there, which are left out.
+        numbers: columns of numbers.
+        times: columns of times.
+        asked: roles given by the user.
+        origin: name of the table in messages.
+        problems: collects errors of missing columns.
 
     Raises:
-        DataError: two roles for one column, no target, or one of the columns of target, time and
-            series is not there.
+        DataError: two roles for one column, no target, or a missing column of target, time or
+            series.
     """
     asked = _known_names(names, asked, origin, problems)
     are_numbers = set(numbers) - set(COUNTERS)
     lists = asked.target, asked.future, asked.static, asked.ignore, asked.categorical, asked.past
-    spoken = {name for given in lists for name in given or ()}
-    free = [name for name in names if name not in spoken]
-    free_times = [name for name in times if name not in spoken]
+    assigned = {name for columns in lists for name in columns or ()}
+    free = [name for name in names if name not in assigned]
+    free_times = [name for name in times if name not in assigned]
     only = free_times[0] if len(free_times) == 1 else None
     time = asked.time or _first(TIME_NAMES, free) or only
     series = asked.series or _first(SERIES_NAMES, [name for name in free if name != time])
-    taken = {time, series, *spoken.difference(asked.target)}
+    taken = {time, series, *assigned.difference(asked.target)}
     target = asked.target
     notes = []
     if not target and asked.has_target:
@@ -122,7 +118,7 @@ def find_roles(
         if not target:
             raise _no_target(names, numbers, origin)
         if not named:
-            notes.append(f"target: every number, {listed(target)}")
+            notes.append(f"target: all numbers, {listed(target)}")
     taken |= set(target)
     others = [n for n in names if n not in taken]
     past = asked.past
@@ -131,11 +127,11 @@ def find_roles(
         known |= set(asked.categorical) - {*asked.future, *asked.static}
         past = tuple(n for n in names if n in known)
         if past:
-            notes.append(f"read as known up to now only (past): {listed(past)}")
+            notes.append(f"past covariates: {listed(past)}")
     taken |= set(past)
     left = [n for n in others if n not in taken]
     if left:
-        notes.append(f"left out, as no role was given and they are no numbers: {listed(left)}")
+        notes.append(f"ignored columns (not numbers and without a role): {listed(left)}")
     roles = Roles(
         target, time, series, past, asked.future, asked.static, asked.categorical, tuple(notes)
     )
@@ -144,15 +140,15 @@ def find_roles(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns names as messages say them: the first of many, and how many there are."""
-    more = f" … ({len(names):,} in all)" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
+    """Returns names separated by commas; of many the first, and their number."""
+    more = f" … ({len(names):,} in all)" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more
 
 
 def _no_target(names: Sequence[str], numbers: Sequence[str], origin: str) -> DataError:
     columns = f" (its columns: {listed(names)})"
     if not numbers:
-        what = "no column of numbers, with a decimal point where they have one, to forecast"
+        what = "no numeric column to forecast; numbers need a decimal point, not a comma"
         return DataError(f"{origin} has {what}{columns}")
     name = Setting("target", ...)
     return DataError(f"{origin} has no column 'y' to forecast; name one with ", name, columns)
@@ -165,13 +161,13 @@ def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:
 def _known_names(
     names: Sequence[str], asked: RoleRequest, origin: str, problems: Problems
 ) -> RoleRequest:
-    """Returns what is asked for without the columns that are not there, which are problems."""
+    """Returns the given roles without missing columns, which are reported to `problems`."""
     known = Counter(names)
     if len(known) < len(names):
         double = min(name for name, count in known.items() if count > 1)
         raise DataError(f"{origin} has two columns called '{double}'; rename one")
     missing: dict[str, list[str]] = {}
-    for role, value in asked.to_json().items():
+    for role, value in asdict(asked).items():
         if isinstance(value, bool):
             continue
         for name in (value,) if isinstance(value, str) else value or ():
@@ -180,43 +176,41 @@ def _known_names(
     for name, roles in missing.items():
         problems.add(
             DataError(
-                f"{origin} has no column '{name}' (asked for as {' and '.join(roles)})"
+                f"{origin} has no column '{name}' (given as {' and '.join(roles)})"
                 f"{nearest_hint(name, names)}; its columns: {listed(names)}"
             )
         )
     if {role for roles in missing.values() for role in roles} & {"target", "time", "series"}:
-        problems.raise_all()  # without them nothing is known of the others
-    left: dict[str, Any] = {
+        problems.raise_all()  # the other roles depend on these
+    known_lists: dict[str, Any] = {
         role: tuple(name for name in value if name not in missing)
-        for role, value in asked.to_json().items()
-        if isinstance(value, tuple | list)
+        for role, value in asdict(asked).items()
+        if isinstance(value, tuple)
     }
-    return replace(asked, **left)
+    return replace(asked, **known_lists)
 
 
 def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
     seen: dict[str, str] = {}
     singles = {"time": roles.time, "series": roles.series}
-    given = [(role, (name,)) for role, name in singles.items() if name is not None]
-    given += [(role, getattr(roles, role)) for role in ("target", "past", "future", "static")]
-    for role, members in given:
+    columns = [(role, (name,)) for role, name in singles.items() if name is not None]
+    columns += [(role, getattr(roles, role)) for role in ("target", "past", "future", "static")]
+    for role, members in columns:
         for name in members:
             if name in seen:
                 raise DataError(
-                    f"{origin}: column '{name}' cannot be both {seen[name]} and {role}; give it"
-                    " one role"
+                    f"{origin}: column '{name}' cannot be both {seen[name]} and {role}; choose one"
+                    " role"
                 )
             if name in RESERVED:
                 raise DataError(
-                    f"{origin}: a column is called '{name}', a name that forecasts use for columns"
-                    " of their own; rename it, or leave it out with ",
+                    f"{origin}: the column name '{name}' is reserved for tables of forecasts;"
+                    " rename it, or leave it out with ",
                     Setting("ignore", ...),
                 )
             seen[name] = role
     if roles.time is None and "step" in roles.target:
-        raise DataError(
-            f"{origin}: a target is called 'step', as the steps of forecasts; rename it"
-        )
+        raise DataError(f"{origin}: the target name 'step' is reserved for forecasts; rename it")
     for name in roles.categorical:
         if seen.get(name) not in ("past", "future", "static"):
             role = seen.get(name, "left out")

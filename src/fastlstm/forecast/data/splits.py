@@ -1,4 +1,4 @@
-"""Training, validation and test by time: one cut for all series, no value seen before its time."""
+"""Training, validation and test parts by time, with the same cuts for all series; scaling."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, counted
 from fastlstm.forecast.config import split_of
-from fastlstm.forecast.data.table import Segments, Table, rows_at_once
+from fastlstm.forecast.data.column_stats import ColumnMoments
+from fastlstm.forecast.data.table import Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.data.window_index import WindowIndex, index_windows
-
-_STRETCH = 1 << 18
 
 
 @dataclass(frozen=True)
 class Split:
-    """Where each segment is cut.
+    """The ends (exclusive) of each part in every segment; rows of the table, ``(S,)``, int64.
 
     Attributes:
-        train_ends: the row behind the training rows of each segment, shape ``(S,)``, int64.
-        valid_ends: the row behind its validation rows.
-        test_ends: the row behind its test rows.
+        train_ends: of the training rows.
+        valid_ends: of the validation rows.
+        test_ends: of the test rows.
     """
 
     train_ends: NDArray[np.int64]
@@ -34,19 +33,20 @@ class Split:
     def windows(
         self, table: Table, part: str, input_size: int, horizon: int, stride: int = 1
     ) -> WindowIndex:
-        """Returns the windows whose horizon lies in a part; the input may reach back before it.
+        """Returns the windows whose horizon lies in a part.
 
-        A training window lies in the training rows with all it has.
+        The input of validation and test windows may reach back into the part before; training
+        windows lie within the training rows.
 
         Args:
             table: that was split.
             part: train, valid or test.
-            input_size: steps of the past.
-            horizon: steps ahead.
+            input_size: L, steps of input.
+            horizon: h, steps to forecast.
             stride: rows from one window to the next.
 
         Raises:
-            DataError: the part holds no window.
+            DataError: the part is too short for a window.
         """
         ends = {"train": self.train_ends, "valid": self.valid_ends, "test": self.test_ends}
         before = {"train": None, "valid": self.train_ends, "test": self.valid_ends}[part]
@@ -57,14 +57,13 @@ class Split:
             if before is None:
                 raise DataError(f"{part} part: ", *error.args) from error
             rows = int((ends[part] - before).max(initial=0))
-            longest = f"its longest stretch without a gap has {counted(rows, 'row')}"
-            few = f"{longest}, a horizon takes {horizon}"
-            smaller = "horizon"
+            longest = f"its longest segment without gaps has {counted(rows, 'row')}"
+            reason, smaller = f"{longest}, the horizon needs {horizon}", "horizon"
             if rows >= horizon:
-                few = f"no stretch holds {input_size} rows to read and {horizon} to forecast"
+                reason = f"no segment has {input_size} rows of input and {horizon} to forecast"
                 smaller = "input_size"
             raise DataError(
-                f"{part} part: {few}; give more rows, a smaller ",
+                f"{part} part: {reason}; give more rows, a smaller ",
                 Setting(smaller),
                 " or another ",
                 Setting("split"),
@@ -74,15 +73,15 @@ class Split:
 def split_table(
     table: Table, frequency: Frequency, split: str | Sequence[int] = "70/10/20"
 ) -> Split:
-    """Cuts a table by time.
+    """Splits a table by time.
 
     Args:
-        table: its rows.
-        frequency: of them.
-        split: shares of the rows in percent, or counts of steps from the earliest time on.
+        table: the rows.
+        frequency: of the rows.
+        split: shares of the rows in percent, or counts of steps from the earliest time.
 
     Raises:
-        ConfigError: no such split.
+        ConfigError: an invalid split.
     """
     segments = table.segments
     starts = frequency.ticks(segments.start_times)
@@ -102,7 +101,7 @@ def _rows_before(segments: Segments, starts: NDArray[np.int64], tick: int) -> ND
 
 
 def _tick_of_share(segments: Segments, starts: NDArray[np.int64], share: float) -> int:
-    """Returns the tick before which such a share of all rows lies, by bisection."""
+    """Returns the first tick with at least `share` of all rows before it, by bisection."""
     low, high = int(starts.min()), int((starts + segments.num_rows).max())
     wanted = share * int(segments.num_rows.sum())
     while low < high:
@@ -116,11 +115,11 @@ def _tick_of_share(segments: Segments, starts: NDArray[np.int64], share: float) 
 
 @dataclass(frozen=True)
 class Scaler:
-    """What is taken from each column and what it is divided by, fitted on training rows.
+    """Mean and standard deviation of each column over the training rows, ``(C,)``, float64.
 
     Attributes:
-        mean: shape ``(C,)``, float64, in the table's units.
-        std: shape ``(C,)``, float64; 1 for a column that never changes, and for categories.
+        mean: in the table's units; 0 for categories.
+        std: 1 for constant columns and categories.
     """
 
     mean: NDArray[np.float64]
@@ -128,49 +127,35 @@ class Scaler:
 
 
 def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int] = ()) -> Scaler:
-    """Finds mean and standard deviation of every column.
+    """Computes mean and standard deviation of every column, in one pass.
 
     Args:
-        table: its rows.
-        ends: the row behind the training rows of each segment; later ones are not looked at.
-        categorical: places of columns that are left as they are.
+        table: the rows.
+        ends: end (exclusive) of the training rows of each segment; later rows are not read.
+        categorical: positions of columns that are not scaled.
 
-    Cost: one pass; sums are kept about the first value seen, in float64.
+    Raises:
+        DataError: no training rows.
     """
-    num = len(table.columns)
-    count, total, squares = (np.zeros(num) for _ in range(3))
-    center: NDArray[np.float64] | None = None
-    stretches = zip(table.segments.first_rows.tolist(), ends.tolist(), strict=True)
-    for first, last in _merged(list(stretches)):
-        size = rows_at_once(num, _STRETCH)
-        for begin in range(first, last, size):
-            rows = table.rows(begin, min(begin + size, last)).astype(np.float64)
-            if center is None:
-                center = np.nan_to_num(rows[0])
-            rows -= center
-            missing = np.isnan(rows)
-            count += len(rows) - missing.sum(axis=0)
-            rows[missing] = 0.0
-            total += rows.sum(axis=0)
-            squares += np.einsum("ij,ij->j", rows, rows)
-    if center is None:
+    moments = ColumnMoments(len(table.columns))
+    for first, last in _merged(table.segments.first_rows, ends):
+        for begin, end in row_blocks(first, last, len(table.columns)):
+            moments.add(table.rows(begin, end))
+    if moments.center is None:
         raise DataError("the training part has no rows; give more, or another ", Setting("split"))
-    mean = total / np.maximum(count, 1)
-    variance = np.maximum(squares / np.maximum(count, 1) - mean**2, 0)
+    mean, variance = moments.result()
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
-    mean += center + table.origin
+    mean += moments.center + table.origin
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
     return Scaler(mean, std)
 
 
-def _merged(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Joins stretches that follow each other: a million short series are read in long reads."""
-    found: list[tuple[int, int]] = []
-    for first, last in stretches:
-        if first >= last:
-            continue
-        if found and found[-1][1] == first:
-            found[-1] = (found[-1][0], last)
-        else:
-            found.append((first, last))
-    return found
+def _merged(firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Returns ranges of rows with adjacent ones joined: many short series need few reads."""
+    ranges: list[tuple[int, int]] = []
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        if ranges and ranges[-1][1] == first < last:
+            ranges[-1] = (ranges[-1][0], last)
+        elif first < last:
+            ranges.append((first, last))
+    return ranges

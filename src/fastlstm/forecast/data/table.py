@@ -7,14 +7,15 @@
                row 2  [    …                ]   ┐ segment 1: series "a" after a gap
                 …                               ┘ segment 2: series "b" …
 
-A segment is a stretch of one series whose rows follow each other in steps of the table's
-frequency: the row says the time, so that no time is stored per row, and no window crosses a gap.
-A missing value is NaN (in int16: the smallest number). Values far from 0 beside how much they move
-are stored less an origin per column, which float32 would lose steps of.
+A segment is a gap-free run of rows of one series, one step of the table's frequency apart. Times
+follow from the row number and are not stored; no window crosses a gap. A missing value is NaN (the
+smallest number in int16). Columns whose values are large beside their range are stored minus an
+origin, because float32 would lose digits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,27 +25,49 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, counted
 
 DTYPES = ("float32", "float16", "int16")
-"""How values may be stored; their position is the number the native code knows them by."""
+"""Dtypes of stored values; the native code knows each by its position here."""
 MISSING_INT16 = -32768
-
-
 _CELLS = 1 << 23
 
 
-def rows_at_once(num_columns: int, most: int) -> int:
-    """Returns how many rows to hold at once, `most` or, of a wide table, fewer."""
-    return max(1, min(most, _CELLS // max(1, num_columns)))
+def rows_at_once(num_columns: int, limit: int) -> int:
+    """Returns how many rows to hold in memory: at most `limit`, fewer for wide tables."""
+    return max(1, min(limit, _CELLS // max(1, num_columns)))
+
+
+def row_blocks(
+    first: int, last: int, num_columns: int, limit: int = 1 << 18
+) -> Iterator[tuple[int, int]]:
+    """Yields ``(begin, end)`` of consecutive blocks of the rows ``first .. last - 1``."""
+    size = rows_at_once(num_columns, limit)
+    for begin in range(first, last, size):
+        yield begin, min(begin + size, last)
+
+
+def require_matrix(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns numbers of shape ``(rows,)`` or ``(rows, columns)`` as ``(rows, columns)``.
+
+    Raises:
+        DataError: another shape, or not numbers.
+    """
+    matrix = array[:, None] if array.ndim == 1 else array
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiub":
+        raise DataError(
+            f"got an array of shape {array.shape} and dtype {array.dtype}, expected numbers of"
+            " shape (rows, columns)"
+        )
+    return matrix
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Stretches of rows without a gap.
+    """Gap-free runs of rows; all arrays are int64 of shape ``(S,)``.
 
     Attributes:
-        series: number of the series of each, shape ``(S,)``, int64, increasing.
-        first_rows: where each begins in the table, shape ``(S,)``, int64.
-        num_rows: how many rows each has, shape ``(S,)``, int64.
-        start_times: of each first row, microseconds since 1970 or the row's number, int64.
+        series: series number of each segment, in increasing order.
+        first_rows: first row of each segment in the table.
+        num_rows: rows of each segment.
+        start_times: time of each first row: microseconds since 1970, or the row number.
     """
 
     series: NDArray[np.int64]
@@ -56,7 +79,7 @@ class Segments:
         return len(self.series)
 
     def cover(self, num_rows: int, num_series: int) -> bool:
-        """Returns whether they are the rows of a table one after the other, of series there are."""
+        """Returns whether the segments cover all rows in order and name existing series."""
         ends = np.cumsum(self.num_rows)
         return (
             len(self) > 0
@@ -77,13 +100,13 @@ class Table:
     """Rows of numbers in segments.
 
     Attributes:
-        values: shape ``(N, C)``, float32, float16 or int16, contiguous; usually mapped.
+        values: shape ``(N, C)``, float32, float16 or int16, contiguous; usually memory-mapped.
         columns: C names.
-        segments: rows in order; they cover the table.
+        segments: cover all rows.
         scale: shape ``(C,)``, float32: an int16 stands for ``value * scale + offset``.
         offset: shape ``(C,)``, float32.
-        origin: shape ``(C,)``, float64: what was taken from the values of each column; rows and
-            windows are without it. Default 0.
+        origin: shape ``(C,)``, float64, default 0: subtracted from each column before storage;
+            rows and windows are returned without it.
     """
 
     values: NDArray[Any]
@@ -103,45 +126,38 @@ class Table:
 
     @property
     def cell(self) -> int:
-        """The number by which the native code knows the dtype."""
+        """Number of the dtype in the native code."""
         return DTYPES.index(self.values.dtype.name)
 
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
-        """Returns rows ``first .. last - 1`` as float32, less `origin`; missing values as NaN."""
-        found = self.values[first:last]
-        if found.dtype != np.int16:
-            return np.asarray(found, dtype=np.float32)
-        plain = found.astype(np.float32) * self.scale + self.offset
-        plain[found == MISSING_INT16] = np.nan
-        return plain
+        """Returns rows ``first .. last - 1`` minus `origin` as float32; missing values are NaN."""
+        stored = self.values[first:last]
+        if stored.dtype != np.int16:
+            return np.asarray(stored, dtype=np.float32)
+        rows = stored.astype(np.float32) * self.scale + self.offset
+        rows[stored == MISSING_INT16] = np.nan
+        return rows
 
 
 def table_from_array(values: Any, columns: tuple[str, ...] | None = None) -> Table:
-    """Makes a table of one series from an array, which is not copied where it can be used as it is.
+    """Makes a table of one series from an array, without a copy where possible.
 
     Args:
-        values: shape ``(N,)`` or ``(N, C)``; float16, float32 and int16 stay what they are, other
-            numbers become float32.
+        values: shape ``(N,)`` or ``(N, C)``; float16, float32 and int16 are kept, other numbers
+            become float32.
         columns: C names; default "0", "1" ….
 
     Raises:
-        DataError: no numbers, or a shape that is no table.
+        DataError: not numbers of such a shape.
     """
-    array = np.asarray(values)
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or array.dtype.kind not in "fiub":
-        raise DataError(
-            f"an array of shape {array.shape} and dtype {array.dtype} came, expected numbers of"
-            " shape (rows, columns)"
-        )
+    array = require_matrix(np.asarray(values))
     dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)
     array = np.ascontiguousarray(array, dtype=dtype)
     names = columns or tuple(str(number) for number in range(array.shape[1]))
     if len(names) != array.shape[1]:
         raise DataError(
-            f"{counted(len(names), 'name')} came for {counted(array.shape[1], 'column')}; give"
-            " one for each"
+            f"got {counted(len(names), 'name')} for {counted(array.shape[1], 'column')}; give one"
+            " for each"
         )
     one = np.zeros(1, dtype=np.int64)
     segments = Segments(one, one, np.array([len(array)], dtype=np.int64), one)

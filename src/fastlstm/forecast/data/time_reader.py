@@ -1,4 +1,4 @@
-"""The column of times: read as microseconds since 1970, or as whole numbers that count."""
+"""Reads the time column, as microseconds since 1970 or as plain whole numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Message, Setting
 from fastlstm.forecast.data.records import first_refused, is_text
-from fastlstm.forecast.data.time_text import micro_of_floats, read_times, wanted
+from fastlstm.forecast.data.table import row_blocks
+from fastlstm.forecast.data.time_text import hint_for_time, micro_of_floats, read_times
 from fastlstm.forecast.data.timeline import Timeline, show_time
 
 EPOCH_UNITS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1}
-"""Values of time_format for whole numbers since 1970."""
+"""Values of time_format for whole numbers since 1970, and the microseconds of each (1 for ns)."""
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _FIRST_YEAR, _LAST_YEAR = 1900, 2100
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
-"""Seconds since 1970 within which large whole numbers may be times: 1980 to 2100."""
+"""Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
 _CALENDAR = (-62_135_596_800, 253_402_300_799)
-"""Seconds since 1970 of the first and last moment of the years 1 to 9999."""
+"""Seconds since 1970 at the start of year 1 and the end of year 9999."""
 _INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
 
@@ -31,12 +32,12 @@ class TimeReader:
 
     Args:
         name: of the column.
-        origin: what messages call the table.
-        time_format: how times are written (strptime), or the unit of whole numbers since 1970.
+        origin: name of the table in messages.
+        time_format: strptime format, or the unit of whole numbers since 1970.
 
     Attributes:
         time_zone: of the times, or None.
-        has_clock: times are times; else whole numbers.
+        has_clock: times are dates and times; else whole numbers.
     """
 
     def __init__(self, name: str, origin: str, time_format: str | None = None) -> None:
@@ -51,14 +52,14 @@ class TimeReader:
         return self._kind != "whole numbers"
 
     def read(self, column: pa.Array, first_row: int) -> NDArray[np.int64]:
-        """Returns the times of a batch, in UTC where they have a zone.
+        """Returns the times of a batch, in UTC if they have a zone.
 
         Args:
             column: without nulls.
-            first_row: the number of its first row, from 0.
+            first_row: row number of its first entry, from 0.
 
         Raises:
-            DataError: no times, or times of another kind than in the batches before.
+            DataError: not times, or of another kind than in earlier batches.
         """
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
@@ -77,20 +78,20 @@ class TimeReader:
         return values
 
     def finish(self, path: Path, like: Timeline | None) -> bool:
-        """Turns the times of a zone into those its clocks show, where these are regular.
+        """Converts the times of a zone to local times if these are regular.
 
-        Days and months are regular by the clocks, hours are in UTC. Clocks that show one hour of
-        the day in every row of the table are taken; a table of a single time is as `like` says.
+        Days and months are regular in local time, hours in UTC. Local times are used if all rows
+        have the same local time of day; a table with a single time follows `like`.
 
         Args:
             path: file of all times, int64, in UTC.
-            like: a table that this one must agree with, or None.
+            like: timeline of a table that this one must match, or None.
 
         Returns:
-            Whether the times are as the clocks show them.
+            Whether the times are now local times.
 
         Raises:
-            DataError: whole numbers that read as dates.
+            DataError: whole numbers that look like dates.
         """
         if not self.has_clock:
             self._refuse_dates()
@@ -108,18 +109,18 @@ class TimeReader:
                 f"{self._origin}: the times in '{self._name}' have the time zone"
                 f" {self.time_zone!r:.60}, which this system does not know; convert them to another"
             ) from None
-        stretches = [slice(first, first + _ROWS) for first in range(0, len(times), _ROWS)]
+        blocks = [slice(*block) for block in row_blocks(0, len(times), 1, _ROWS)]
         hour = self._usual_hour(times[:_ROWS])
         if is_wall is None:
             is_wall = self._low != self._high and all(
-                self._by_the_clocks(times[part], hour)[1].all() for part in stretches
+                self._local(times[block], hour)[1].all() for block in blocks
             )
-        for part in stretches if is_wall else ():
-            times[part] = self._by_the_clocks(times[part], hour)[0]
+        for block in blocks if is_wall else ():
+            times[block] = self._local(times[block], hour)[0]
         return is_wall
 
     def notes(self) -> list[str]:
-        """Returns what people should hear of the times."""
+        """Returns a note if whole numbers may be times since 1970."""
         if self.has_clock:
             return []
         low, high = _EPOCH_YEARS
@@ -129,8 +130,8 @@ class TimeReader:
                 shown = show_time(self._low * 10**6 // per_second)
                 return [
                     Message(
-                        f"the times in '{self._name}' are taken as whole numbers that count; if"
-                        f" they are times since 1970 ({self._low} would be {shown}), give ",
+                        f"the times in '{self._name}' are read as plain whole numbers; if they"
+                        f" count time since 1970 ({self._low} would be {shown}), give ",
                         Setting("time_format", unit),
                     )
                 ]
@@ -162,29 +163,29 @@ class TimeReader:
         if not pa.types.is_timestamp(kind):
             raise DataError(
                 f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers;"
-                " if they are seconds since 1970, give ",
+                " for seconds since 1970, give ",
                 Setting("time_format", "s"),
             )
         return column
 
     def _micro(self, column: pa.Array, zone: str | None, first_row: int) -> NDArray[np.int64]:
         """Returns times as microseconds since 1970."""
-        is_finer = column.type.unit == "ns"  # what is below a microsecond is left out
+        is_finer = column.type.unit == "ns"  # digits below a microsecond are dropped
         try:
             micro = column.cast(pa.timestamp("us", zone), safe=not is_finer)
         except pa.ArrowInvalid:
             values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-            most = _INT64.max // EPOCH_UNITS[column.type.unit]
-            row = int(np.flatnonzero((values > most) | (values < -most))[0])
+            limit = _INT64.max // EPOCH_UNITS[column.type.unit]
+            row = int(np.flatnonzero((values > limit) | (values < -limit))[0])
             raise DataError(
                 f"{self._origin}: the time of row {first_row + row + 1} in '{self._name}' is"
-                f" {values[row]} {column.type.unit} since 1970, more microseconds than 64 bits"
-                " hold; correct it or leave the row out"
+                f" {values[row]} {column.type.unit} since 1970, which does not fit 64 bits of"
+                " microseconds; correct it or drop the row"
             ) from None
         return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def _require_years(self, column: pa.Array, first_row: int) -> None:
-        """Refuses numbers since 1970 that are beyond the years 1 to 9999 in the unit given."""
+        """Refuses numbers since 1970 beyond the years 1 to 9999."""
         values = column.to_numpy(zero_copy_only=False)
         unit = str(self._format)
         per_second = 10**9 if unit == "ns" else 10**6 // EPOCH_UNITS[unit]
@@ -195,18 +196,16 @@ class TimeReader:
         if is_beyond.any():
             row = int(np.flatnonzero(is_beyond)[0])
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
-                f" {first_row + row + 1} is {values[row]}; expected numbers of the years 1 to 9999,"
-                " as ",
+                f"{self._origin}: the times in '{self._name}' cannot be read: row"
+                f" {first_row + row + 1} has {values[row]}; expected the years 1 to 9999 with ",
                 Setting("time_format", unit),
-                " says",
             )
 
     def _see(self, kind: str, first_row: int) -> None:
         if self._kind is not None and kind != self._kind:
             raise DataError(
-                f"{self._origin}: column '{self._name}' holds {self._kind} first and {kind} from"
-                f" row {first_row + 1} on; bring all to one kind"
+                f"{self._origin}: column '{self._name}' starts with {self._kind} and has {kind}"
+                f" from row {first_row + 1}; convert all to one kind"
             )
         self._kind = kind
 
@@ -215,19 +214,19 @@ class TimeReader:
             return read_times(column, self._format)
         except pa.ArrowInvalid as error:
             row, value = first_refused(column, lambda part: read_times(part, self._format))
-            told: tuple[object, ...] = wanted(str(value))
+            hint: tuple[object, ...] = hint_for_time(str(value))
             if self._format is not None:
-                told = ("expected them as ", Setting("time_format", self._format), " says")
+                hint = ("expected the format of ", Setting("time_format", self._format))
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' cannot be read, that of row"
-                f" {first_row + row + 1} is {value!r:.60}; ",
-                *told,
+                f"{self._origin}: the times in '{self._name}' cannot be read: row"
+                f" {first_row + row + 1} has {value!r:.60}; ",
+                *hint,
             ) from error
 
     # dates as whole numbers ---------------------------------------------------------------------
 
     def _note_dates(self, column: pa.Array, values: NDArray[np.int64]) -> None:
-        """Leaves the formats that all numbers so far can be read by."""
+        """Keeps the date formats that all numbers so far match."""
         self._date_formats = [
             form for form in self._date_formats if _are_dates(column, values, form)
         ]
@@ -237,12 +236,11 @@ class TimeReader:
             form = self._date_formats[0]
             first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' are whole numbers that read as dates"
-                f" ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give ",
+                f"{self._origin}: the times in '{self._name}' are whole numbers that look like"
+                f" dates ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give ",
                 Setting("time_format", form),
-                ", or leave the column out with ",
+                ", or count rows instead with ",
                 Setting("ignore", [self._name]),
-                ", so that rows are counted",
             )
 
     # time zones ---------------------------------------------------------------------------------
@@ -251,24 +249,24 @@ class TimeReader:
         return pa.array(np.asarray(times)).cast(pa.timestamp("us", self.time_zone))
 
     def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns what the clocks show, and the midnight before it."""
+        """Returns local times and the midnight before each."""
         wall = pc.local_timestamp(self._zoned(times))
         days = pc.floor_temporal(wall, unit="day")
         return wall.cast(pa.int64()).to_numpy(), days.cast(pa.int64()).to_numpy()
 
     def _usual_hour(self, times: NDArray[np.int64]) -> int:
-        """Returns the time of the day, in microseconds, that the clocks show most often."""
+        """Returns the most frequent local time of day, in microseconds."""
         wall, days = self._wall(times)
         values, counts = np.unique(wall - days, return_counts=True)
         return int(values[counts.argmax()])
 
-    def _by_the_clocks(
+    def _local(
         self, times: NDArray[np.int64], hour: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Returns what the clocks show, and where that is the usual hour.
+        """Returns local times, and which of them are at the time of day `hour`.
 
-        Where the change to summer time left that hour out, as midnight in some zones, the first
-        moment after the change stands for it.
+        If the change to summer time skips `hour`, as midnight in some zones, the first moment
+        after the change counts as `hour`.
         """
         wall, days = self._wall(times)
         usual = pa.array(days + hour).cast(pa.timestamp("us"))
@@ -280,7 +278,7 @@ class TimeReader:
 
 
 def _are_dates(column: pa.Array, values: NDArray[np.int64], form: str) -> bool:
-    """Returns whether all numbers can be read by a format, as years of 1900 to 2100."""
+    """Returns whether all numbers match a date format, with years from 1900 to 2100."""
     digits = {"%Y": 4, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
     rest = 10 ** (sum(digits[form[k : k + 2]] for k in range(0, len(form), 2)) - 4)
     if values.min() < _FIRST_YEAR * rest or values.max() >= (_LAST_YEAR + 1) * rest:

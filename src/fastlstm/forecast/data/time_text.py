@@ -1,4 +1,4 @@
-"""Times written as text: ISO 8601, dates whose parts have one digit, or as a format says."""
+"""Parses times written as text: ISO 8601, dates with one-digit parts, or a given format."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
 
     Args:
         column: texts, without nulls.
-        form: how they are written (strptime), None: year, month, day, then the time of the day.
+        form: strptime format; None expects year, month, day, then the time of day.
 
     Raises:
-        pa.ArrowInvalid: a text is no time.
-        DataError: a format that cannot be read by.
+        pa.ArrowInvalid: a text is not a time.
+        DataError: an unsupported format.
     """
     if form is not None:
         return _by_format(column, form)
@@ -60,9 +60,8 @@ def _by_format(column: pa.Array, form: str) -> pa.Array:
         return _real_days(column, pc.strptime(column, format=form, unit="us"), form)
     if not form.endswith((".%f", ",%f")) or form.count("%f") > 1:
         raise DataError(
-            Setting("time_format", form), ": %f, a fraction of a second, can only stand at the"
-            " end, behind a point or a comma, as in ",
-            Setting("time_format", "%Y-%m-%d %H:%M:%S.%f"),
+            Setting("time_format", form), ": %f, a fraction of a second, is only supported at the"
+            " end after a point or comma, as in ", Setting("time_format", "%Y-%m-%d %H:%M:%S.%f"),
         )  # fmt: skip
     parts = pc.extract_regex(column, r"^(?P<head>.*)[.,](?P<fraction>\d{1,6})\s*$")
     if parts.null_count:
@@ -73,7 +72,7 @@ def _by_format(column: pa.Array, form: str) -> pa.Array:
 
 
 def _real_days(column: pa.Array, times: pa.Array, form: str) -> pa.Array:
-    """Returns the times; Arrow reads 31 February as 2 March, which is refused here."""
+    """Returns `times` after refusing dates such as 31 February, which Arrow reads as 2 March."""
     is_early = pc.less_equal(pc.day(times), 3)
     texts, early = column.filter(is_early), times.filter(is_early)
     back = pc.strftime(early.cast(pa.timestamp("s"), safe=False), format=form)
@@ -82,13 +81,13 @@ def _real_days(column: pa.Array, times: pa.Array, form: str) -> pa.Array:
         try:
             datetime.strptime(text.strip(), form)
         except ValueError as error:
-            if "bad directive" not in str(error):  # one that only Arrow knows
+            if "bad directive" not in str(error):  # known to Arrow only
                 raise pa.ArrowInvalid("no such day") from error
     return times
 
 
 def _plain(texts: pa.Array) -> pa.Array:
-    """Returns texts without zeros before numbers, in small letters."""
+    """Returns texts in lower case without leading zeros of numbers."""
     return pc.replace_substring_regex(pc.utf8_lower(texts), r"(^|[^0-9])0+([0-9])", r"\1\2")
 
 
@@ -100,33 +99,24 @@ def are_times(texts: pa.Array) -> bool:
         return False
 
 
-def wanted(value: str) -> tuple[object, ...]:
-    """Returns what to say of a text that is no time by itself, in parts of a message."""
+def hint_for_time(value: str) -> tuple[object, ...]:
+    """Returns advice on a text that is not a time, as parts of a message."""
     if re.fullmatch(_YEAR_FIRST, value):
-        return ("there is no such day or time of the day",)
-    found = _YEAR_LAST.fullmatch(value)
-    if found is None:
+        return ("there is no such day or time of day",)
+    match = _YEAR_LAST.fullmatch(value)
+    if match is None:
         return (
-            "expected 2016-07-01 13:00:00, or say how they are written with ",
+            "expected 2016-07-01 13:00:00; for another format give, for example, ",
             Setting("time_format", "%d.%m.%Y %H:%M"),
         )
-    mark, year = found[1], "%Y" if len(found[2]) == 4 else "%y"
-    clock = "" if found[3] is None else " %H:%M" + (":%S" if found[4] else "")
+    mark, year = match[1], "%Y" if len(match[2]) == 4 else "%y"
+    clock = "" if match[3] is None else " %H:%M" + (":%S" if match[4] else "")
     forms = [mark.join([*pair, year]) + clock for pair in (("%d", "%m"), ("%m", "%d"))]
-    return (
-        "it may be day or month that comes first: give ",
-        Setting("time_format", forms[0]),
-        " or ",
-        Setting("time_format", forms[1]),
-    )
+    day_first, month_first = (Setting("time_format", form) for form in forms)
+    return ("day or month may come first: give ", day_first, " or ", month_first)
 
 
 def micro_of_floats(column: pa.Array, per_unit: float) -> pa.Array:
-    """Returns numbers since 1970 with a fraction as timestamps, to the nearest microsecond.
-
-    Args:
-        column: finite numbers.
-        per_unit: microseconds of one.
-    """
+    """Returns finite numbers since 1970 as timestamps, rounded; `per_unit` is in microseconds."""
     values = np.rint(column.cast(pa.float64()).to_numpy(zero_copy_only=False) * per_unit)
     return pa.array(values.astype(np.int64)).cast(pa.timestamp("us"))

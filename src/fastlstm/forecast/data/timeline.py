@@ -1,13 +1,12 @@
-"""Times of rows: their frequency, and where duplicates, gaps and disorder are.
+"""The frequency of rows: how far apart their times are.
 
-Times are microseconds since 1970; a frequency is so many microseconds, calendar months or business
-days (Monday to Friday). Whatever the frequency, a time has a tick number, and neighbours are one
-tick apart.
+Times are microseconds since 1970. A frequency is a number of microseconds, calendar months or
+business days (Monday to Friday). Every time has a tick number; consecutive rows are one tick apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,7 +25,7 @@ _UNITS = (
 )
 _DAY = 86_400_000_000
 _LONGEST_STEP = 10**15
-"""Of a stored frequency, 31 years in microseconds."""
+"""Limit of a stored frequency: 31 years in microseconds."""
 _Unit = Literal["us", "months", "business_days", "rows"]
 _MONDAY = 3
 """Days from the Monday before 1970-01-01, a Thursday, to it."""
@@ -34,12 +33,12 @@ _MONDAY = 3
 
 @dataclass(frozen=True)
 class Frequency:
-    """The step from one row to the next.
+    """The time from one row to the next.
 
     Attributes:
-        step: microseconds, calendar months, business days, or rows where there are no times.
-        unit: of `step`.
-        is_month_end: months are counted from last day to last day.
+        step: in `unit`; rows are counted if there are no times.
+        unit: us, months, business_days or rows.
+        is_month_end: months run from last day to last day.
     """
 
     step: int
@@ -57,7 +56,7 @@ class Frequency:
         return counted(self.step // size, name)
 
     def ticks(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a number for every time such that neighbours differ by one."""
+        """Returns a number for every time; consecutive times differ by one."""
         if self.unit == "months":
             return _months(times) // self.step
         if self.unit == "business_days":
@@ -66,7 +65,7 @@ class Frequency:
         return times // self.step
 
     def are_whole_steps(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns which times are whole steps away from the one before, shape ``(N - 1,)``."""
+        """Returns which times are whole steps after the one before, shape ``(N - 1,)``."""
         if self.unit == "business_days":
             is_business = _weeks_and_days(times)[1] < 5
             is_whole = np.diff(times) % _DAY == 0
@@ -78,11 +77,11 @@ class Frequency:
         return np.asarray(np.diff(times) % self.step == 0)
 
     def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
-        """Returns whether all rows of a series are whole steps apart, and most of them one step.
+        """Returns whether rows of each series are whole steps apart, most of them one step.
 
         Args:
             times: shape ``(N,)``, int64, increasing within a series.
-            is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
+            is_same: whether a row has the series of the row before, shape ``(N - 1,)``.
         """
         if not self.are_whole_steps(times)[is_same].all():
             return False
@@ -91,7 +90,7 @@ class Frequency:
         return len(steps) == 0 or int(values[counts.argmax()]) == 1
 
     def after(self, start: int, count: int) -> NDArray[np.int64]:
-        """Returns the `count` times that begin with `start`."""
+        """Returns `count` times, beginning with `start`."""
         numbers = np.arange(count, dtype=np.int64)
         if self.unit == "business_days":
             tick = int(self.ticks(np.array([start]))[0])
@@ -112,23 +111,19 @@ class Frequency:
 
     @staticmethod
     def from_json(values: Any) -> Frequency:
-        """Returns what `to_json` gave.
-
-        Raises:
-            ValueError: `values` are something else.
-        """
+        """Returns the frequency that `to_json` described; raises ValueError for anything else."""
         names = {"step", "unit", "is_month_end"}
         if not isinstance(values, dict) or set(values) != names:
-            raise ValueError(f"a frequency has {', '.join(sorted(names))}, {values!r:.80} came")
+            raise ValueError(f"a frequency has {', '.join(sorted(names))}, got {values!r:.80}")
         step, unit, is_month_end = values["step"], values["unit"], values["is_month_end"]
         is_known = unit in get_args(_Unit) and type(is_month_end) is bool
         if type(step) is not int or not 0 < step <= _LONGEST_STEP or not is_known:
-            raise ValueError(f"no frequency is {values!r:.80}")
+            raise ValueError(f"{values!r:.80} is not a frequency")
         return Frequency(step, unit, is_month_end)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {"step": self.step, "unit": self.unit, "is_month_end": self.is_month_end}
+        """Returns the fields as JSON values."""
+        return asdict(self)
 
 
 ROWS = Frequency(1, "rows")
@@ -138,12 +133,12 @@ BUSINESS_DAYS = Frequency(1, "business_days")
 
 @dataclass(frozen=True)
 class Timeline:
-    """How the times of a table are, which those of another one must agree with.
+    """Properties of a table's times that another table must match.
 
     Attributes:
         frequency: of the rows.
         time_zone: of the times, or None.
-        is_wall: times are as the clocks of the zone show them, else UTC; None where not known.
+        is_wall: times are local times of the zone, else UTC; None if unknown.
     """
 
     frequency: Frequency
@@ -152,7 +147,7 @@ class Timeline:
 
 
 def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the number of each time's week and its day in it, Monday is 0."""
+    """Returns each time's week number and weekday; Monday is 0."""
     weeks, days = np.divmod(times // _DAY + _MONDAY, 7)
     return np.asarray(weeks), np.asarray(days)
 
@@ -168,9 +163,9 @@ def _months(times: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _are_alike_in_months(times: NDArray[np.int64], is_month_end: bool) -> NDArray[np.bool_]:
-    """Returns which times are on the day, and at the hour, of the one before, shape ``(N - 1,)``.
+    """Returns which times have the day of month and time of day of the one before, ``(N - 1,)``.
 
-    With `is_month_end` that is the last day of a month.
+    With `is_month_end` the day is the last of its month.
     """
     days = times.astype("datetime64[us]").astype("datetime64[D]")
     months = days.astype("datetime64[M]")
@@ -181,7 +176,7 @@ def _are_alike_in_months(times: NDArray[np.int64], is_month_end: bool) -> NDArra
 
 
 def show_time(time: int) -> str:
-    """Returns a time as people write it, without parts that are zero."""
+    """Returns a time as text, without trailing zero parts."""
     shown = str(np.datetime64(int(time), "us")).replace("T", " ")  # also beyond the year 9999
     return shown.removesuffix(".000000").removesuffix(" 00:00:00")
 
@@ -189,50 +184,50 @@ def show_time(time: int) -> str:
 def find_frequency(
     times: NDArray[np.int64], is_same: NDArray[np.bool_], origin: str, has_clock: bool = True
 ) -> Frequency:
-    """Finds the step that most neighbouring rows are apart.
+    """Finds the most frequent time between consecutive rows.
 
     Args:
         times: of some rows, shape ``(N,)``, int64, increasing within a series.
-        is_same: whether a row is of the series of the one before it, shape ``(N - 1,)``.
-        origin: what messages call the table.
-        has_clock: times are times; else whole numbers.
+        is_same: whether a row has the series of the row before, shape ``(N - 1,)``.
+        origin: name of the table in messages.
+        has_clock: times are dates and times; else whole numbers.
 
     Raises:
-        DataError: the times follow no step.
+        DataError: the times are irregular.
     """
     steps = np.diff(times)[is_same]
     if len(steps) == 0:
         return DAYS if has_clock else ROWS
     values, counts = np.unique(steps, return_counts=True)
-    most = int(values[counts.argmax()])
-    if has_clock and most >= 28 * _DAY and most % _DAY == 0:
+    usual = int(values[counts.argmax()])
+    if has_clock and usual >= 28 * _DAY and usual % _DAY == 0:
         monthly = _calendar_frequency(times, is_same)
         if monthly is not None:
             return monthly
     share = counts.max() / len(steps)
-    on_grid = float(counts[values % most == 0].sum() / len(steps))
+    on_grid = float(counts[values % usual == 0].sum() / len(steps))
     if share < 0.5 or on_grid < 0.9:
         shown = ", ".join(
             f"{Frequency(int(v)) if has_clock else v} ({c / len(steps):.0%})"
             for v, c in sorted(zip(values, counts, strict=True), key=lambda pair: -pair[1])[:3]
         )
         raise DataError(
-            f"{origin}: the times follow no step (most often {shown}); bring them onto a regular"
-            " grid first, or leave the time column out (",
+            f"{origin}: the times have no regular frequency (most often {shown}); resample them, or"
+            " count rows by leaving the time column out (",
             Setting("ignore", ...),
-            "), so that rows are counted",
+            ")",
         )
     if not has_clock:
-        return Frequency(most, "rows")
-    if most == _DAY and are_business_days(times):
+        return Frequency(usual, "rows")
+    if usual == _DAY and are_business_days(times):
         weeks = _weeks_and_days(times)[0]
-        if (np.diff(weeks)[is_same] > 0).any():  # a weekend is left out
+        if (np.diff(weeks)[is_same] > 0).any():  # a weekend is skipped
             return BUSINESS_DAYS
-    return Frequency(most)
+    return Frequency(usual)
 
 
 def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> Frequency | None:
-    """Returns the frequency in months when all times are the same day or the last day of theirs."""
+    """Returns the frequency in months if all times are on one day of the month, or the last."""
     days = times.astype("datetime64[us]").astype("datetime64[D]")
     months = days.astype("datetime64[M]")
     is_end = bool(((days + 1).astype("datetime64[M]") != months).all())
@@ -242,5 +237,5 @@ def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) ->
         return None
     steps = np.diff(months.astype(np.int64))[is_same]
     values, counts = np.unique(steps, return_counts=True)
-    most = int(values[counts.argmax()])
-    return Frequency(most, "months", is_end) if most >= 1 else None
+    usual = int(values[counts.argmax()])
+    return Frequency(usual, "months", is_end) if usual >= 1 else None

@@ -1,4 +1,4 @@
-"""Windows of a table: numbered from 0 to all of them; a number says where its window begins."""
+"""The windows of a table, numbered from 0; finds and copies windows by number."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class WindowIndex:
-    """Which windows there are.
+    """All windows, as runs of windows within segments; arrays are int64 of shape ``(S,)``.
 
     Attributes:
-        segments: the segment each run of windows belongs to, shape ``(S,)``, int64.
-        first_rows: where the first window of each run begins, shape ``(S,)``, int64.
-        ends: windows up to and with each run, shape ``(S,)``, int64, increasing.
+        segments: segment of each run.
+        first_rows: first row of each run's first window.
+        ends: number of windows in this run and all before it; increasing.
         length: rows of a window.
         stride: rows from one window to the next.
     """
@@ -41,12 +41,12 @@ class WindowIndex:
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """What the native code takes: two addresses, the number of runs, the stride."""
+        """Arguments of the native code: two addresses, the number of runs, the stride."""
         return self.first_rows.ctypes.data, self.ends.ctypes.data, len(self.ends), self.stride
 
-    def rows(self, most: int | None = None) -> NDArray[np.int64]:
-        """Returns the first rows of all windows, or of at most so many, evenly spread."""
-        num = len(self) if most is None else min(len(self), most)
+    def rows(self, limit: int | None = None) -> NDArray[np.int64]:
+        """Returns the first rows of all windows, or of `limit` evenly spread ones."""
+        num = len(self) if limit is None else min(len(self), limit)
         return self.locate(np.linspace(0, len(self) - 1, num).astype(np.int64))[0]
 
     def locate(
@@ -56,7 +56,7 @@ class WindowIndex:
 
         Args:
             numbers: from 0 to ``len(self) - 1``, int64, contiguous.
-            key: of a permutation that the numbers go through first; below 2**64.
+            key: of a permutation applied to the numbers first; below 2**64.
         """
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self):
             raise ValueError(f"window numbers are 0 to {len(self) - 1}")
@@ -69,10 +69,10 @@ class WindowIndex:
 
 
 def spread_out(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the same rows in an order of which every beginning is spread evenly over all.
+    """Returns the rows in golden-ratio order: the first m of them are spread evenly, for any m.
 
-    The first m are those k of n whose k/phi has a fractional part below m/n: the gaps between them
-    have at most three lengths (three-gap theorem), and follow no season.
+    The gaps between the first m have at most three lengths (three-gap theorem), so they follow no
+    season.
     """
     return rows[np.argsort(np.arange(len(rows)) * _GOLDEN % 1.0)]
 
@@ -90,29 +90,28 @@ def index_windows(
         table: the rows.
         length: rows of a window.
         stride: rows from one window to the next of the same segment.
-        begins: the first row that a window of each segment may use, shape ``(S,)``; default all.
-        ends: the row behind the last one that a window of each segment may use.
+        begins: first usable row of each segment, shape ``(S,)``; default all.
+        ends: end (exclusive) of the usable rows of each segment.
 
     Raises:
-        DataError: no segment is as long as a window; the longest is named.
+        DataError: all segments are shorter than a window.
     """
-    found = table.segments
-    first = found.first_rows if begins is None else np.maximum(begins, found.first_rows)
-    last = found.first_rows + found.num_rows
+    segments = table.segments
+    first = segments.first_rows if begins is None else np.maximum(begins, segments.first_rows)
+    last = segments.first_rows + segments.num_rows
     last = last if ends is None else np.minimum(ends, last)
     counts = np.where(last - first >= length, (last - first - length) // stride + 1, 0)
     used = np.flatnonzero(counts)
     if len(used) == 0:
         longest = int((last - first).max(initial=0))
         raise DataError(
-            f"a window takes {counted(length, 'row')} and the longest stretch without a gap has"
+            f"a window needs {counted(length, 'row')}, the longest segment without gaps has"
             f" {max(longest, 0)}; give longer series, a smaller ",
             Setting("input_size"),
             " or ",
             Setting("horizon"),
             ", or ",
             Setting("gaps", "fill"),
-            " to put missing rows in",
         )
     ends_of_runs = np.cumsum(counts[used], dtype=np.int64)
     first_rows = np.ascontiguousarray(first[used], dtype=np.int64)
@@ -123,7 +122,7 @@ def read_windows(table: Table, rows: NDArray[np.int64], length: int) -> Tensor:
     """Returns the windows that begin at `rows`, shape ``(len(rows), length, C)``, float32.
 
     Raises:
-        ValueError: a window that the table does not hold.
+        ValueError: a window reaches beyond the table.
     """
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) <= table.num_rows - length:
         raise ValueError(
@@ -139,12 +138,12 @@ def read_windows(table: Table, rows: NDArray[np.int64], length: int) -> Tensor:
 def native_source(
     table: Table, index: WindowIndex, groups: NDArray[np.int64] = NO_GROUPS, seed: int = 0
 ) -> Any:
-    """Returns what the native code knows of a table and its windows; all must outlive it.
+    """Returns the native description of a table and its windows; both must outlive it.
 
     Args:
         table: the rows.
         index: its windows.
-        groups: of `series_ends`, where all series are drawn equally often.
+        groups: of `series_ends`, to draw all series equally often.
         seed: of the orders of their windows; below 2**64.
     """
     return hardware.native().WindowSource(
@@ -155,7 +154,7 @@ def native_source(
 
 
 def series_ends(table: Table, index: WindowIndex) -> NDArray[np.int64]:
-    """Returns the windows up to and with each series that has any, int64, increasing."""
+    """Returns, for each series with windows, the number of windows up to its end; int64."""
     series = table.segments.series[index.segments]
     is_last = np.append(series[1:] != series[:-1], True)
     return np.ascontiguousarray(index.ends[is_last])

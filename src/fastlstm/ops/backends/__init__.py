@@ -1,1 +1,1 @@
-"""One file per implementation of the sequence op; `ops.dispatch` orders them."""
+"""One file per implementation of the sequence op; `ops.registry` orders them."""

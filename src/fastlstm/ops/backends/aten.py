@@ -6,16 +6,12 @@ the choice is known before the call, printed, and refused with `--strict-kernels
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from fastlstm.ops.backends import onednn
-from fastlstm.ops.backends.cudnn import cudnn_kernel, cudnn_lstm
-from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fastlstm.ops.backends.cudnn import cudnn_kernel, cudnn_lstm, torch_lstm
+from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_options import TORCHS_CELL
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -24,16 +20,21 @@ class AtenBackend:
     """What `nn.LSTM` would run, called one layer at a time."""
 
     name = "aten"
+    is_own = False
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for a CPU or CUDA call in a floating-point dtype torch's LSTM knows."""
+        """Returns None for torch's cell over whole sequences, on a CPU or CUDA, in its dtypes."""
+        if call.options != TORCHS_CELL:
+            return "it knows torch's cell only"
+        if call.has_lengths:
+            return "it takes no lengths and no PackedSequence"
         if call.device not in ("cpu", "cuda"):
             return f"torch has no LSTM kernel for device {call.device}"
         if call.dtype not in DTYPES:
             return f"torch has no LSTM kernel for {call.dtype}"
         return None
 
-    def kernel(self, call: LSTMCall) -> Kernel:
+    def describe(self, call: LSTMCall) -> Kernel:
         """Returns what torch runs: fused where its conditions hold, else the loop and why."""
         if call.device == "cuda":
             return cudnn_kernel(call)
@@ -42,25 +43,12 @@ class AtenBackend:
             return Kernel("ATen per-step loop", is_fast=False, why=f"because {reason}")
         return onednn.kernel(call)
 
-    def run(
-        self, call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
-    ) -> LSTMOutput:
-        """Runs the kernel that `kernel` names."""
+    def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+        """Runs the kernel that `describe` names."""
+        args = args.embedded()
         with torch.autocast(call.device, enabled=False):
             if call.device == "cuda":
-                return cudnn_lstm(call, x, h0, c0, weights)
+                return cudnn_lstm(call, args)
             if onednn.refusal(call) is None:
-                return onednn.run(call, x, h0, c0, weights)
-            return _per_step_lstm(call, x, h0, c0, weights)
-
-
-def _per_step_lstm(
-    call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
-) -> LSTMOutput:
-    """torch's decomposed LSTM: one small GEMM and several passes over the gates per step."""
-    cast = [w.to(call.dtype) for w in weights if w is not None]
-    state = (h0.to(call.dtype).unsqueeze(0), c0.to(call.dtype).unsqueeze(0))
-    y, h, c = torch.lstm(
-        x.to(call.dtype), state, cast, call.has_bias, 1, 0.0, call.requires_grad, False, False
-    )
-    return LSTMOutput(y, h.squeeze(0), c.squeeze(0))
+                return onednn.run(call, args)
+            return torch_lstm(call, args.cast(call.dtype))  # a small GEMM and more per step

@@ -8,13 +8,12 @@ sigmoid(0), its candidate tanh(0) = 0, so its cell and output stay 0 and the res
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
 
-from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
+from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +56,7 @@ def padded_call(call: LSTMCall) -> LSTMCall:
     """Returns `call` with sizes raised to the persistent kernel's, where that pays."""
     if persistent_refusal(call) is None:
         return call
-    padded = replace(call, B=_up(call.B, 8), I=_up(call.I, 128), H=_up(call.H, 128))
+    padded = call._replace(B=_up(call.B, 8), I=_up(call.I, 128), H=_up(call.H, 128))
     cost = (padded.B * padded.H * (padded.I + padded.H)) / (call.B * call.H * (call.I + call.H))
     if persistent_refusal(padded) is not None or cost > MAX_PADDING_COST:
         return call
@@ -68,43 +67,49 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def pad_arguments(
-    call: LSTMCall, to: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
-) -> tuple[Tensor, Tensor, Tensor, LSTMWeights]:
+def pad_arguments(call: LSTMCall, to: LSTMCall, args: LSTMArgs) -> LSTMArgs:
     """Returns the arguments of `call` zero-padded to the sizes of `to`, differentiably."""
     rows, units, inputs = to.B - call.B, to.H - call.H, to.I - call.I
-    x = pad(x, (0, inputs, 0, rows))
-    h0, c0 = (pad(t, (0, units, 0, rows)) for t in (h0, c0))
 
-    def per_gate(w: Tensor, columns: int) -> Tensor:
-        gates = w.reshape(4, call.H, -1)
-        return pad(gates, (0, columns, 0, units)).reshape(4 * to.H, -1)
+    def per_gate(w: Tensor | None, columns: int) -> Any:
+        if w is None:
+            return None
+        padded = pad(w.reshape(4, call.H, -1), (0, columns, 0, units))
+        return padded.reshape(4 * to.H, *((-1,) if w.dim() == 2 else ()))
 
-    b_ih, b_hh = (
-        None if b is None else per_gate(b, 0).reshape(-1) for b in (weights.b_ih, weights.b_hh)
+    return args._replace(
+        rows=pad(args.rows, (0, inputs, 0, rows)),
+        h0=pad(args.h0, (0, units, 0, rows)),
+        c0=pad(args.c0, (0, units, 0, rows)),
+        w_ih=per_gate(args.w_ih, inputs),
+        w_hh=per_gate(args.w_hh, units),
+        b_ih=per_gate(args.b_ih, 0),
+        b_hh=per_gate(args.b_hh, 0),
     )
-    padded = LSTMWeights(per_gate(weights.w_ih, inputs), per_gate(weights.w_hh, units), b_ih, b_hh)
-    return x, h0, c0, padded
 
 
-def cudnn_lstm(
-    call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
-) -> LSTMOutput:
+def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     """Runs one layer through `torch.lstm` in `call.dtype`, padded where that pays."""
-    weights = LSTMWeights(*(None if w is None else w.to(call.dtype) for w in weights))  # type: ignore[arg-type]
-    x, h0, c0 = (t.to(call.dtype) for t in (x, h0, c0))
-    to = padded_call(call)
+    to, args = padded_call(call), args.cast(call.dtype)
     if to != call:
-        x, h0, c0, weights = pad_arguments(call, to, x, h0, c0, weights)
-    flat = [w.contiguous() for w in weights if w is not None]
+        args = pad_arguments(call, to, args)
+    args = LSTMArgs(*(None if t is None else t.contiguous() for t in args))  # type: ignore[arg-type]
     if call.device == "cuda" and torch.backends.cudnn.enabled:
-        _flatten(flat, to)
-    state = (h0.unsqueeze(0).contiguous(), c0.unsqueeze(0).contiguous())
-    y, h, c = torch.lstm(
-        x.contiguous(), state, flat, call.has_bias, 1, 0.0, call.requires_grad, False, False
-    )
+        _flatten([w for w in args.weights if w is not None], to)
+    y, h, c = torch_lstm(call, args)
     B, H = call.B, call.H
-    return LSTMOutput(y[:, :B, :H], h[0, :B, :H], c[0, :B, :H])
+    return LSTMOutput(y[:, :B, :H], h[:B, :H], c[:B, :H])
+
+
+def torch_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+    """Runs one layer through `torch.lstm`, which chooses what runs it."""
+    weights = [w for w in args.weights if w is not None]
+    state = args.h0.unsqueeze(0), args.c0.unsqueeze(0)
+    is_training = call.requires_grad
+    y, h, c = torch.lstm(
+        args.rows, state, weights, call.has_bias, 1, 0.0, is_training, False, False
+    )
+    return LSTMOutput(y, h.squeeze(0), c.squeeze(0))
 
 
 def _flatten(weights: list[Tensor], call: LSTMCall) -> None:

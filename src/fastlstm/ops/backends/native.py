@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.errors import counted
-from fastlstm.ops import native_call
-from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
-from fastlstm.ops.native_call import LSTMArgs
-from fastlstm.ops.sequence import run_sequence
+from fastlstm.ops import kernels, native_call
+from fastlstm.ops.autograd import LSTMFunction, outputs_with_tangents
+from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.checkpointing import CheckpointedLSTMFunction, describe_saved, steps_per_part
+from fastlstm.ops.custom_op import is_traced, run_custom_op
 from fastlstm.system import environment, hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _UNITS = {
     "scalar": "portable code",
     "avx2": "AVX2",
@@ -29,54 +27,64 @@ _UNITS = {
 
 
 class NativeBackend:
-    """Sequence forward and backward in float32 or bf16 (float32 sums and cell state)."""
+    """Forward and backward in float32 or bf16 (float32 sums and cell state), any options."""
 
     name = "native"
+    is_own = True
 
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None for a CPU call in float32 or bf16."""
         if call.device != "cpu":
             return f"these kernels run on the CPU, not on {call.device}"
-        if call.dtype not in _DTYPES:
+        if call.dtype not in (torch.float32, torch.bfloat16):
             name = str(call.dtype).removeprefix("torch.")
             return f"these kernels compute in float32 and bf16, not in {name}"
         return None
 
-    def kernel(self, call: LSTMCall) -> Kernel:
-        """Returns the kernel with its instruction set, threads and panels."""
-        table = native_call.fastest_kernels(call.dtype == torch.bfloat16)
-        threads = native_call.num_threads(call.B, call.I, call.H)
+    def describe(self, call: LSTMCall) -> Kernel:
+        """Returns the kernel with its instruction set, threads, panels, options and memory."""
+        is_bf16 = call.dtype == torch.bfloat16
+        table = kernels.fastest_kernels(is_bf16)
+        threads = kernels.num_threads(call.B, call.I, call.H)
         split = "1 thread"
-        if threads > 1:
-            owned = "lanes" if table.splits_lanes(call.B, call.H, threads) else "units"
-            split = f"{counted(threads, 'thread')} by {owned}"
-        panel = f"panels of {table.lanes} units"
-        name = f"fused LSTM {_DTYPES[call.dtype]} ({_UNITS[table.isa]}, {split}, {panel})"
+        if threads > 1:  # sums over the lanes of a layer norm keep one order
+            by_lanes = not call.options.layer_norm and table.splits_lanes(call.B, call.H, threads)
+            split = f"{counted(threads, 'thread')} by {'lanes' if by_lanes else 'units'}"
+        name = (
+            f"fused LSTM {'bf16' if is_bf16 else 'fp32'} ({_UNITS[table.isa]}, {split}, panels of"
+            f" {table.lanes} units)"
+        )
+        if extras := call.options.active(training=True):
+            name += f" + {', '.join(extras)}"
+        if call.requires_grad and call.max_activation_bytes is not None:
+            name += f", {describe_saved(call)}"
         return Kernel(name, is_fast=table.isa != "scalar", why="; ".join(_slower(table, threads)))
 
-    def run(
-        self, call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights
-    ) -> LSTMOutput:
-        """Runs a supported call."""
-        sequence = LSTMArgs(x, None, h0, c0, *weights)
-        return run_sequence(sequence, call.dtype, keep=call.requires_grad, strict=call.strict)
+    def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+        """Runs a supported call.
 
-    def run_tokens(
-        self,
-        call: LSTMCall,
-        tokens: Tensor,
-        embedding: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        weights: LSTMWeights,
-    ) -> LSTMOutput:
-        """Runs a supported call whose input is `embedding[tokens]`.
+        Tokens of a small embedding are gathered by the kernel: it multiplies the V rows of the
+        embedding instead of the T * B rows of the input.
 
         Raises:
             ShapeError: a token that is no row of the embedding.
         """
-        sequence = LSTMArgs(embedding, tokens, h0, c0, *weights)
-        return run_sequence(sequence, call.dtype, keep=call.requires_grad, strict=call.strict)
+        if call.has_tokens and args.rows.shape[0] >= call.T * call.B:
+            args = args.embedded()
+        if is_traced(*args):
+            is_dual = torch.autograd.forward_ad._current_level >= 0
+            if is_dual and not torch.compiler.is_compiling():
+                return outputs_with_tangents(args, call)
+            return run_custom_op(call, args)
+        if not call.requires_grad:
+            is_bf16 = call.dtype == torch.bfloat16
+            y, hT, cT, _ = native_call.forward(args, is_bf16, False, call.options)
+            return LSTMOutput(y, hT, cT)
+        if call.max_activation_bytes is not None:
+            steps, _ = steps_per_part(call)
+            if steps < call.T:
+                return LSTMOutput(*CheckpointedLSTMFunction.apply(steps, call, *args))  # type: ignore[no-untyped-call]
+        return LSTMOutput(*LSTMFunction.apply(call, *args))  # type: ignore[no-untyped-call]
 
 
 def _slower(table: Any, threads: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.errors import KernelError
-from fastlstm.ops.call import Kernel, LSTMCall, LSTMOutput, LSTMWeights
+from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def _has_fp16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def run(call: LSTMCall, x: Tensor, h0: Tensor, c0: Tensor, weights: LSTMWeights) -> LSTMOutput:
-    """Runs a call that `refusal` lets pass: `x` `(T, B, I)`, `h0` and `c0` `(B, H)`."""
-    y, h, c = _OneDNNLayer.apply(call, x, h0, c0, *weights)  # type: ignore[no-untyped-call]
+def run(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+    """Runs a call that `refusal` lets pass, with dense rows."""
+    y, h, c = _OneDNNLayer.apply(call, args.rows, args.h0, args.c0, *args.weights)  # type: ignore[no-untyped-call]
     return LSTMOutput(y, h, c)
 
 

@@ -1,4 +1,4 @@
-"""A loaded forecaster that is served: requests in their order, batches, sequences, answers."""
+"""A forecaster that is served: requests in order, batches, sequences, answers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import counted
+from fastlstm.serve.admission import Places, Reservation
 from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
-from fastlstm.serve.forecast.request import Asked, input_specs, output_specs, parse_request
+from fastlstm.serve.forecast.request import InferRequest, input_specs, output_specs, parse_request
 from fastlstm.serve.forecast.sequence_store import SequenceStore
 from fastlstm.serve.forecast.tensors import Answer, encode_answer
-from fastlstm.serve.http.channel import Presence
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.places import Places
-from fastlstm.serve.worker import Worker
+from fastlstm.serve.http.worker import Worker
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
@@ -28,50 +27,39 @@ if TYPE_CHECKING:
 
 VERSION = "1"
 _SHORT_BODY = 1 << 16
-"""Bytes that are read at once; more are read on another thread meanwhile."""
+"""Bytes of a request that are parsed on the event loop; longer ones are parsed by a worker."""
 _FEW_NUMBERS = 1 << 10
-"""Numbers of an answer that are written at once; more are written on another thread."""
+"""Numbers of an answer that are encoded on the event loop; more are encoded by a worker."""
 
 
-class PendingForecast(Presence):
-    """What one request holds, from its headers until its answer was sent.
-
-    Attributes:
-        num_places: held.
-        windows: to be forecast, once the request was read.
-        answer: comes when they are.
-    """
+class PendingForecast(Reservation):
+    """An inference request under way: its places, and the forecasts to come (`result`)."""
 
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)
-        self.num_places = 1
-        self.windows: ForecastRequest | None = None
-        self.answer: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
-        """Nobody wants the answer any more."""
         super().leave()
-        self.answer.cancel()
-        if self.windows is not None:
-            self.windows.is_cancelled = True
+        self.result.cancel()
 
 
 class ForecastEngine:
-    """A forecaster behind batches; to be made on the event loop that answers the clients.
+    """A forecaster behind a batcher; to be made on the event loop that answers the clients.
 
     Args:
         model: the forecaster.
         settings: the server's.
         metrics: counts.
         threads: of each pass of the network.
-        is_shared: by several keys.
+        is_shared: there are several API keys.
 
     Attributes:
         name: what clients call the model.
-        model: as given.
         scheduler: computes the batches.
-        inputs: what the model takes, by name.
-        outputs: what it gives.
+        admission: its places.
+        inputs: of the model, by name.
+        outputs: of the model, by name.
     """
 
     def __init__(
@@ -88,7 +76,6 @@ class ForecastEngine:
         self._settings, self._metrics = settings, metrics
         self._loop = asyncio.get_running_loop()
         self._progress_s = time.monotonic()
-        self._tickets: dict[ForecastRequest, PendingForecast] = {}
         self._sequences = SequenceStore(
             model.input_size,
             Places(settings.max_sequences, is_shared=is_shared),
@@ -105,9 +92,9 @@ class ForecastEngine:
             deliver=self._deliver,
             is_shared=is_shared,
         )
+        self.admission = self.scheduler.admission
 
     def described(self) -> dict[str, Any]:
-        """The protocol's model metadata."""
         return {
             "name": self.name,
             "versions": [VERSION],
@@ -122,45 +109,36 @@ class ForecastEngine:
         }
 
     def is_stuck(self) -> bool:
-        """Whether windows wait and no batch was finished, or a thread is busy, for too long."""
+        """Whether windows wait and no batch was finished, or a worker was busy, for too long."""
         idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
         return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
-    def show(self) -> None:
-        """Brings the gauges up to date."""
+    def update_gauges(self) -> None:
         active = self.scheduler.num_active
         self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
+        self._metrics.waiting.set(max(0, self.admission.num_held - active))
         self._metrics.sequences.set(len(self._sequences))
 
-    def admit(self, tenant: bytes = NOBODY) -> PendingForecast:
-        """Takes a place for a request that is to be read; `release` must follow.
-
-        Raises:
-            ApiError: all places, or all that a key may have, are taken, or the server is closing
-                (503).
-        """
-        self.scheduler.reserve(1, tenant)
-        return PendingForecast(tenant)
-
-    async def read(self, ticket: PendingForecast, body: bytes, header_length: int | None) -> Asked:
-        """Returns a request, checked; a key's are read one after the other, in their order.
+    async def read(
+        self, pending: PendingForecast, body: bytes, header_length: int | None
+    ) -> InferRequest:
+        """Parses a request; those of one key are parsed in order, long ones by a worker.
 
         Raises:
             ApiError: 400, it is wrong.
-            Disconnected: its client has left.
+            Disconnected: the client has left.
         """
-        if len(body) <= _SHORT_BODY and not self._num_reading[ticket.tenant]:
-            return parse_request(body, header_length, self.model, self.inputs)
-        self._num_reading[ticket.tenant] += 1
+        args, tenant = (body, header_length, self.model, self.inputs), pending.tenant
+        if len(body) <= _SHORT_BODY and not self._num_reading[tenant]:
+            return parse_request(*args)
+        self._num_reading[tenant] += 1
         try:
-            given = body, header_length, self.model, self.inputs
-            return await ticket.wait(self._reader.call(parse_request, *given, tenant=ticket.tenant))
+            return await pending.wait(self._reader.call(parse_request, *args, tenant=tenant))
         finally:
-            self._num_reading[ticket.tenant] -= 1
+            self._num_reading[tenant] -= 1
 
-    def submit(self, ticket: PendingForecast, asked: Asked) -> None:
-        """Has a request's windows forecast.
+    def submit(self, pending: PendingForecast, request: InferRequest) -> None:
+        """Queues a request's windows.
 
         The rows of a sequence are added here and now: a window is what the sequence held when its
         request had been read.
@@ -168,83 +146,76 @@ class ForecastEngine:
         Raises:
             ApiError: no room (503), too many windows or numbers (400), or the sequence's.
         """
-        count = len(asked.past)
-        self._check_numbers(count, asked)
-        self.scheduler.reserve(count, ticket.tenant, ticket.num_places)
-        ticket.num_places = count
-        past, statics = asked.past, asked.statics
-        if asked.step is not None:
+        count = len(request.past)
+        self._check_numbers(count, request)
+        self.admission.reserve(pending, count)
+        past, statics = request.past, request.statics
+        if request.step is not None:
             static = None if statics is None else statics[0]
-            rows, static = self._sequences.add(asked.step, past[0], static, ticket.tenant)
+            rows, static = self._sequences.add(request.step, past[0], static, pending.tenant)
             past, statics = rows[None], None if static is None else static[None]
-        ticket.windows = ForecastRequest(past, asked.future, statics)
-        if not self.scheduler.has_work:  # the time without work is no time without progress
+        if not self.scheduler.has_work:  # time without work is not time without progress
             self._progress_s = time.monotonic()
-        self.scheduler.submit(ticket.windows)
-        self._tickets[ticket.windows] = ticket
+        self.scheduler.submit(ForecastRequest(pending, past, request.future, statics))
 
-    def _check_numbers(self, count: int, asked: Asked) -> None:
+    def _check_numbers(self, count: int, request: InferRequest) -> None:
         horizon, targets = self.model.horizon, len(self.model.targets)
-        values = sum(len(asked.levels) if name == "quantiles" else 1 for name in asked.outputs)
-        number, most = count * horizon * targets * values, self._settings.max_numbers
-        if number > most:
+        values = sum(len(request.levels) if name == "quantiles" else 1 for name in request.outputs)
+        number, limit = count * horizon * targets * values, self._settings.max_numbers
+        if number > limit:
             raise ApiError(
                 400,
                 f"the answer would have {number:,} numbers ({counted(count, 'window')} x"
                 f" {counted(horizon, 'step')} x {counted(targets, 'target')} x"
-                f" {counted(values, 'value')} each), this server gives at most {most:,}; send fewer"
-                " windows at a time, ask for fewer quantiles, or start the server with a larger"
-                " --max-numbers",
+                f" {counted(values, 'value')} each), this server gives at most {limit:,}; send"
+                " fewer windows at a time, ask for fewer quantiles, or start the server with a"
+                " larger --max-numbers",
             )
 
-    def release(self, ticket: PendingForecast) -> None:
-        """Gives back what a request holds; windows that wait are not computed any more."""
-        ticket.leave()
-        if ticket.windows is not None:
-            self._tickets.pop(ticket.windows, None)
-        self.scheduler.release(ticket.num_places, ticket.tenant)
-
-    async def encode(self, ticket: PendingForecast, asked: Asked, found: Forecasts) -> Answer:
-        """Returns the answer, whose `parts` is still to be written.
+    async def encode(
+        self, pending: PendingForecast, request: InferRequest, forecasts: Forecasts
+    ) -> Answer:
+        """Returns the answer, whose `parts` are encoded by `next_part`.
 
         Raises:
-            ApiError: 400, the forecast is not finite, or a quantile is one for which validation had
-                too few values.
+            ApiError: 400, the forecast is not finite, or validation had too few values for a
+                quantile.
             Disconnected: the client has left.
         """
-        if found.parameters.numel() * (1 + len(asked.levels)) <= _FEW_NUMBERS:
-            return self._encode(asked, found)
-        return await ticket.wait(
-            self._writer.call(self._encode, asked, found, tenant=ticket.tenant)
+        if forecasts.parameters.numel() * (1 + len(request.levels)) <= _FEW_NUMBERS:
+            return self._encode(request, forecasts)
+        return await pending.wait(
+            self._writer.call(self._encode, request, forecasts, tenant=pending.tenant)
         )
 
-    def next_part(self, ticket: PendingForecast, answer: Answer) -> asyncio.Future[bytes]:
-        """Has the next part of an answer written; empty when there is none."""
-        return self._writer.call(next, answer.parts, b"", tenant=ticket.tenant)
+    def next_part(self, pending: PendingForecast, answer: Answer) -> asyncio.Future[bytes]:
+        """Has a worker encode the next part of an answer; empty at the end."""
+        return self._writer.call(next, answer.parts, b"", tenant=pending.tenant)
 
-    def _encode(self, asked: Asked, found: Forecasts) -> Answer:
+    def _encode(self, request: InferRequest, forecasts: Forecasts) -> Answer:
         make: dict[str, Callable[[], Any]] = {
-            "forecast": found.values,
-            "quantiles": lambda: found.quantiles(asked.levels),
+            "forecast": forecasts.values,
+            "quantiles": lambda: forecasts.quantiles(request.levels),
         }
-        text = found.stored.unsupported(asked.levels) if "quantiles" in asked.outputs else None
-        kept = "" if asked.step is None else "; its rows were added to the sequence"
+        text = (
+            forecasts.stored.unsupported(request.levels) if "quantiles" in request.outputs else None
+        )
+        kept = "" if request.step is None else "; its rows were added to the sequence"
         if text is not None:
             raise ApiError(400, text + kept)
-        outputs = {name: make[name]() for name in asked.outputs}
+        outputs = {name: make[name]() for name in request.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
             raise ApiError(
                 400,
                 "the forecast is not finite: the inputs are far beyond what the model knows" + kept,
             )
         head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
-        if asked.id is not None:
-            head["id"] = asked.id
-        binary = frozenset(name for name, is_binary in asked.outputs.items() if is_binary)
+        if request.id is not None:
+            head["id"] = request.id
+        binary = frozenset(name for name, is_binary in request.outputs.items() if is_binary)
         return encode_answer(head, outputs, binary)
 
     def stop(self) -> None:
-        """Ends every request with an error."""
         self.scheduler.stop()
         self._reader.stop()
         self._writer.stop()
@@ -259,16 +230,14 @@ class ForecastEngine:
         self._progress_s = time.monotonic()
         if batch.seconds:
             self._metrics.tick.observe(batch.seconds)
-            self._metrics.batch.observe(sum(len(windows) for windows, _ in batch.answers))
-        for windows, found in batch.answers:
-            ticket = self._tickets.get(windows)
-            if isinstance(found, ApiError):
+            self._metrics.batch.observe(sum(len(request) for request, _ in batch.answers))
+        for request, answer in batch.answers:
+            result = request.pending.result
+            if isinstance(answer, ApiError):
                 self._metrics.failures.inc()
+                if not result.done():
+                    result.set_exception(answer)
             else:
-                self._metrics.windows.inc(len(windows))
-            if ticket is None or ticket.answer.done():
-                continue
-            if isinstance(found, ApiError):
-                ticket.answer.set_exception(found)
-            else:
-                ticket.answer.set_result(found)
+                self._metrics.windows.inc(len(request))
+                if not result.done():
+                    result.set_result(answer)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fastlstm.serve.forecast.engine import VERSION
-from fastlstm.serve.http.body import HEADER_LENGTH, until_left
+from fastlstm.serve.forecast.engine import VERSION, PendingForecast
+from fastlstm.serve.http.body import HEADER_LENGTH
 from fastlstm.serve.http.errors import ApiError, shown
 from fastlstm.serve.http.sender import Sender
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from fastlstm.forecast.window_forecaster import Forecasts
-    from fastlstm.serve.forecast.engine import ForecastEngine, PendingForecast
-    from fastlstm.serve.forecast.request import Asked
+    from fastlstm.serve.forecast.engine import ForecastEngine
+    from fastlstm.serve.forecast.request import InferRequest
+    from fastlstm.serve.forecast.tensors import Answer
     from fastlstm.serve.http.access import Record
     from fastlstm.serve.service import Service
 
@@ -30,7 +31,7 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "sequence", "sequence(string_i
 
 
 def inference_routes(service: Service) -> list[Route]:
-    """Returns the routes of the protocol."""
+    """Returns the routes."""
     pages, infer = _Pages(service), Infer(service)
     models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
     return [
@@ -44,15 +45,16 @@ def inference_routes(service: Service) -> list[Route]:
 
 
 class _Pages:
-    """Everything but the inference."""
+    """The routes without inference."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def server(self, request: Request) -> Response:
         version = importlib.metadata.version("fastlstm")
-        found = {"name": "fastlstm", "version": version, "extensions": list(EXTENSIONS)}
-        return JSONResponse(found)
+        return JSONResponse(
+            {"name": "fastlstm", "version": version, "extensions": list(EXTENSIONS)}
+        )
 
     async def live(self, request: Request) -> Response:
         is_live = not self._service.is_stuck
@@ -73,7 +75,7 @@ class _Pages:
 
 def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
     """Returns the model that a path names."""
-    engine = service.forecasts
+    engine = service.forecast_engine
     if path["model"] != engine.name:
         raise ApiError(
             404,
@@ -88,59 +90,55 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
 
 
 class Infer:
-    """Answers inference requests, an ASGI application.
-
-    Args:
-        service: the server.
-    """
+    """Answers inference requests, an ASGI application."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         service, record = self._service, scope["state"]["record"]
-        tenant = scope["state"]["tenant"]
         engine = _engine(service, scope["path_params"])
-        # The place is taken before the body comes: what is read for a request is bounded, too.
-        ticket = engine.admit(tenant)
-        sender = Sender(scope, send, ticket.leave, record, service.metrics)
-        watch: asyncio.Task[None] | None = None
-        service.stalls.senders.add(sender)
+        pending = PendingForecast(scope["state"]["tenant"])
+        # A place is taken before the body is read: so the memory of bodies is bounded, too.
+        engine.admission.reserve(pending)
         try:
-            body = await service.bodies.read_tensors(scope, receive)
-            watch = asyncio.create_task(until_left(receive, ticket.leave))
-            asked = await engine.read(ticket, *body)
-            del body
-            engine.submit(ticket, asked)
-            record.windows = ticket.num_places
-            found = await _forecasts(ticket, asked, record)
-            answer = await engine.encode(ticket, asked, found)
-            del found  # shares memory with all of its pass
-            kind, more = b"application/json", []
-            if answer.json_length is not None:
-                kind = b"application/octet-stream"
-                more.append((HEADER_LENGTH, b"%d" % answer.json_length))
-            await sender.start(kind, answer.length, *more)
-            if answer.length is not None:
-                await sender.body(b"".join(answer.parts), is_last=True)
-                return
-            while part := await ticket.wait(engine.next_part(ticket, answer)):
-                await sender.body(part)
-            await sender.body(b"", is_last=True)
+            with Sender(scope, receive, send, pending.leave, service) as sender:
+                body = await service.bodies.read_tensors(scope, receive)
+                sender.watch_client()
+                request = await engine.read(pending, *body)
+                del body
+                engine.submit(pending, request)
+                record.windows = pending.num_places
+                forecasts = await _forecasts(pending, request, record)
+                answer = await engine.encode(pending, request, forecasts)
+                del forecasts  # shares memory with all of its pass
+                await _send(answer, engine, pending, sender)
         finally:
-            service.stalls.senders.discard(sender)
-            engine.release(ticket)
-            if watch is not None:
-                watch.cancel()
+            engine.scheduler.release(pending)
 
 
-async def _forecasts(ticket: PendingForecast, asked: Asked, record: Record) -> Forecasts:
+async def _forecasts(pending: PendingForecast, request: InferRequest, record: Record) -> Forecasts:
     """Waits for the forecasts, until the request's timeout."""
-    end_s = None if asked.timeout_s is None else record.start_s + asked.timeout_s
+    end_s = None if request.timeout_s is None else record.start_s + request.timeout_s
     try:
         async with asyncio.timeout_at(end_s):
-            return await ticket.wait(ticket.answer)
+            return await pending.wait(pending.result)
     except TimeoutError:
-        kept = "" if asked.step is None else "; its rows were added to the sequence"
+        kept = "" if request.step is None else "; its rows were added to the sequence"
         raise ApiError(504, f"there was no forecast within the request's timeout{kept}") from None
+
+
+async def _send(
+    answer: Answer, engine: ForecastEngine, pending: PendingForecast, sender: Sender
+) -> None:
+    kind, more = b"application/json", []
+    if answer.json_length is not None:
+        kind = b"application/octet-stream"
+        more.append((HEADER_LENGTH, b"%d" % answer.json_length))
+    await sender.start(kind, answer.length, *more)
+    if answer.length is not None:
+        await sender.body(b"".join(answer.parts), is_last=True)
+        return
+    while part := await pending.wait(engine.next_part(pending, answer)):
+        await sender.body(part)
+    await sender.body(b"", is_last=True)

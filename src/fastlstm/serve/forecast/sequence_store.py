@@ -1,4 +1,4 @@
-"""What is kept of sequences: the newest rows of each, so that a client sends only what is new."""
+"""Sequences: the newest rows of each, so that a client sends only new ones."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import counted
+from fastlstm.serve.admission import Places
 from fastlstm.serve.http.errors import ApiError, shown
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.places import Places
 
 Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a request says about its sequence.
+class SequenceStep:
+    """A request of a sequence.
 
     Attributes:
-        id: its name or number; 7 and "7" are two sequences.
+        id: the sequence's name or number; 7 and "7" are two sequences.
         starts: the rows are its first.
-        ends: it is to be forgotten afterwards.
+        ends: the sequence is forgotten afterwards.
     """
 
     id: str | int
@@ -34,22 +34,22 @@ class Step:
 
 
 @dataclass
-class _Kept:
+class _Sequence:
     rows: Floats
     statics: Floats | None
     used_s: float
 
 
 class SequenceStore:
-    """The newest rows of every sequence. Not for several threads.
+    """The newest rows of every sequence; not thread-safe.
 
-    A sequence belongs to the key that began it: others neither see nor change it, and may have one
-    of the same name.
+    A sequence belongs to the key that started it: other keys neither see nor change it, and may
+    have one of the same name.
 
     Args:
-        num_rows: kept of each, and needed for a forecast.
+        num_rows: stored of each, and needed for a forecast.
         places: for sequences.
-        idle_s: a sequence that is not asked for so long is forgotten.
+        idle_s: seconds without a request after which a sequence is forgotten.
         clock: seconds.
     """
 
@@ -62,54 +62,53 @@ class SequenceStore:
     ) -> None:
         self._num_rows, self._places, self._idle_s = num_rows, places, idle_s
         self._clock = clock
-        self._kept: OrderedDict[tuple[bytes, str | int], _Kept] = OrderedDict()
+        self._sequences: OrderedDict[tuple[bytes, str | int], _Sequence] = OrderedDict()
 
     def __len__(self) -> int:
-        """Sequences that are kept."""
         self._forget_idle()
-        return len(self._kept)
+        return len(self._sequences)
 
     def add(
-        self, step: Step, rows: Floats, statics: Floats | None, tenant: bytes = NOBODY
+        self, step: SequenceStep, rows: Floats, statics: Floats | None, tenant: bytes = NOBODY
     ) -> tuple[Floats, Floats | None]:
-        """Adds rows, and returns the window that ends with them and what is static.
+        """Adds rows; returns the window that ends with them, and the static values.
 
         Args:
-            step: of which sequence.
+            step: the request.
             rows: new ones, shape ``(n, columns)``.
-            statics: shape ``(S,)``; None for those of before.
-            tenant: whose it is.
+            statics: shape ``(S,)``; None keeps the earlier ones.
+            tenant: the API key's digest.
 
         Raises:
-            ApiError: no such sequence (404) or no room for another (503), nothing is kept; too few
-                rows so far (409), these are kept.
+            ApiError: no such sequence (404) or no room for another (503), nothing is stored; too
+                few rows so far (409), these are stored.
         """
         self._forget_idle()
         key = (tenant, step.id)
         if step.starts:
-            if key not in self._kept:
+            if key not in self._sequences:
                 self._take_place(tenant)
-            kept = _Kept(rows[:0], statics, 0.0)
+            sequence = _Sequence(rows[:0], statics, 0.0)
         else:
-            kept = self._found(key)
+            sequence = self._find(key)
         if statics is not None:
-            kept.statics = statics
+            sequence.statics = statics
         # A new array: windows that were handed out stay as they are.
-        kept.rows = np.concatenate([kept.rows, rows])[-self._num_rows :].copy()
-        kept.used_s = self._clock()
-        self._kept[key] = kept
-        self._kept.move_to_end(key)
+        sequence.rows = np.concatenate([sequence.rows, rows])[-self._num_rows :].copy()
+        sequence.used_s = self._clock()
+        self._sequences[key] = sequence
+        self._sequences.move_to_end(key)
         if step.ends:
             self._forget(key)
-        if len(kept.rows) < self._num_rows:
-            missing = self._num_rows - len(kept.rows)
+        if len(sequence.rows) < self._num_rows:
+            missing = self._num_rows - len(sequence.rows)
             raise ApiError(
                 409,
-                f"sequence {_shown(step.id)} has {counted(len(kept.rows), 'row')} so far, a"
+                f"sequence {_shown(step.id)} has {counted(len(sequence.rows), 'row')} so far, a"
                 f" forecast needs {self._num_rows}; "
                 + ("it has ended" if step.ends else f"they are kept, send {missing} more"),
             )
-        return kept.rows, kept.statics
+        return sequence.rows, sequence.statics
 
     def _take_place(self, tenant: bytes) -> None:
         if not self._places.has_room(tenant, 1):
@@ -125,25 +124,25 @@ class SequenceStore:
         self._places.take(tenant, 1)
 
     def _forget(self, key: tuple[bytes, str | int]) -> None:
-        del self._kept[key]
-        self._places.give_back(key[0], 1)
+        del self._sequences[key]
+        self._places.release(key[0], 1)
 
-    def _found(self, key: tuple[bytes, str | int]) -> _Kept:
-        kept = self._kept.get(key)
-        if kept is None:
+    def _find(self, key: tuple[bytes, str | int]) -> _Sequence:
+        sequence = self._sequences.get(key)
+        if sequence is None:
             raise ApiError(
                 404,
                 f"there is no sequence {_shown(key[1])}: it never began, has ended, or was idle"
                 f" for {self._idle_s:g} s; begin it with sequence_start and its last"
                 f" {counted(self._num_rows, 'row')}",
             )
-        return kept
+        return sequence
 
     def _forget_idle(self) -> None:
         before_s = self._clock() - self._idle_s
-        while self._kept:
-            first = next(iter(self._kept))
-            if self._kept[first].used_s >= before_s:
+        while self._sequences:
+            first = next(iter(self._sequences))
+            if self._sequences[first].used_s >= before_s:
                 return
             self._forget(first)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
 from fastlstm.serve.http.errors import ApiError, shown, value_name
+from fastlstm.serve.http.fields import Schema, check_names, object_schema, or_null, whole_number
 from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, unique_keys
 
-MAX_SIZE = (1 << 31) - 1
+_MAX_SIZE = (1 << 31) - 1
+SIZE: Schema = {"type": "integer", "minimum": 0, "maximum": _MAX_SIZE}
 FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
 """Datatypes of numbers."""
 _SLICE = 1 << 12
-"""Numbers that are written at a time: nobody else has the interpreter meanwhile, for some 5 ms."""
+"""Numbers encoded at a time, with the interpreter held for some 5 ms."""
 _MAX_KEYS, _MAX_LISTS = 1000, 100_000
 _TENSOR_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _NUMBERS = {int, float, type(None)}
@@ -28,14 +30,14 @@ _NAMES = {str, type(None)}
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What a model takes or gives under a name.
+class TensorSpec:
+    """An input or output of a model.
 
     Attributes:
         name: of the tensor.
         datatype: FP32 or FP64, or BYTES for names.
         shape: -1 where any size will do.
-        columns: what the last axis holds, or nothing where that is asked for.
+        columns: of the last axis; empty where the request says them.
         may_miss: null and NaN stand for a missing value.
     """
 
@@ -47,15 +49,36 @@ class Spec:
 
     def as_json(self) -> dict[str, Any]:
         """The protocol's tensor metadata; the columns are a parameter of it."""
-        found = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
-        return {**found, "parameters": {"columns": list(self.columns)}} if self.columns else found
+        tensor = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+        return {**tensor, "parameters": {"columns": list(self.columns)}} if self.columns else tensor
+
+    def wrong(self, what: str) -> ApiError:
+        """Returns the error of a wrong input."""
+        return _bad(f"input '{self.name}' {what}")
+
+    def schema(self) -> Schema:
+        """Returns the JSON schema of such an input."""
+        element: Schema = {"type": "string" if self.datatype == "BYTES" else "number"}
+        sizes = [SIZE if size == -1 else {"const": size} for size in self.shape]
+        shape = {"prefixItems": sizes, "items": False, "minItems": len(sizes)}
+        data = {"anyOf": [or_null(element) if self.may_miss else element, {"type": "array"}]}
+        properties = {
+            "name": {"const": self.name},
+            "shape": {"type": "array", **shape},
+            "datatype": {"const": self.datatype},
+            "parameters": or_null(object_schema({})),
+            "data": {"type": "array", "items": data},
+        }
+        schema = object_schema(properties, "name", "shape", "datatype", "data")
+        about = f"last axis: {', '.join(self.columns)}; data may be nested like shape"
+        return {**schema, "description": about}
 
 
 def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
     """Returns the JSON object of a request's body and the binary data behind it.
 
     Args:
-        body: as it came.
+        body: the bytes.
         header_length: bytes of JSON; None for all.
 
     Raises:
@@ -98,7 +121,7 @@ class _Keys:
 
 
 def read_inputs(
-    listed: Any, binary: memoryview, specs: Mapping[str, Spec]
+    listed: Any, binary: memoryview, specs: Mapping[str, TensorSpec]
 ) -> dict[str, NDArray[Any]]:
     """Returns the tensors of a request by name: floats, or objects (text or None) for BYTES.
 
@@ -110,82 +133,71 @@ def read_inputs(
     Raises:
         ApiError: 400, says which tensor is wrong, what came and what was expected.
     """
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(tensor, dict) for tensor in listed):
         came = "'inputs' is missing" if listed is None else f"inputs is {value_name(listed)}"
         raise _bad(f"{came}, expected a list of tensors: {', '.join(specs)}")
-    found: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     for tensor in listed:
         spec = _spec_of(tensor, specs)
-        if spec.name in found:
-            raise _bad(f"input '{spec.name}' comes twice; send it once")
+        if spec.name in tensors:
+            raise spec.wrong("comes twice; send it once")
         shape = _shape(tensor.get("shape"), spec)
-        size = binary_size(tensor, spec.name)
+        size = _binary_size(tensor, spec)
         if size is None:
             flat = _flat(tensor.get("data"), shape, spec)
-            found[spec.name] = _array(flat, spec).reshape(shape)
+            tensors[spec.name] = _array(flat, spec).reshape(shape)
             continue
         if "data" in tensor:
-            raise _bad(f"input '{spec.name}' has data and binary_data_size; send one of them")
+            raise spec.wrong("has data and binary_data_size; send one of them")
         if size > len(binary):
-            raise _bad(
-                f"input '{spec.name}' has binary_data_size {size}, only"
-                f" {counted(len(binary), 'byte')} left of the body"
-            )
-        found[spec.name] = _from_binary(binary[:size], shape, spec)
+            left = counted(len(binary), "byte")
+            raise spec.wrong(f"has binary_data_size {size}, only {left} left of the body")
+        tensors[spec.name] = _from_binary(binary[:size], shape, spec)
         binary = binary[size:]
     if len(binary):
-        raise _bad(
-            f"behind the last tensor: {counted(len(binary), 'byte')}; send what its shape says"
-        )
+        left = counted(len(binary), "byte")
+        raise _bad(f"behind the last tensor: {left}; send what its shape says")
     for spec in specs.values():
-        if spec.name in found:
-            _check_values(found[spec.name], spec)
-    return found
+        if spec.name in tensors:
+            _check_values(tensors[spec.name], spec)
+    return tensors
 
 
-def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, Spec]) -> Spec:
+def _spec_of(tensor: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> TensorSpec:
     name = tensor.get("name")
     if not isinstance(name, str) or name not in specs:
         hint = nearest_hint(name[:64], specs) if isinstance(name, str) else ""
-        raise _bad(
-            f"there is no input {value_name(name)}{hint}; this model takes {', '.join(specs)}"
-        )
-    for key in tensor:
-        if key not in _TENSOR_FIELDS:
-            hint = nearest_hint(key[:64], _TENSOR_FIELDS)
-            raise _bad(f"input '{name}' has the unknown field '{shown(key)}'{hint}; leave it out")
-    if tensor.get("datatype") != specs[name].datatype:
-        raise _bad(
-            f"input '{name}' has datatype {value_name(tensor.get('datatype'))}, expected"
-            f" '{specs[name].datatype}'"
-        )
-    return specs[name]
+        known = ", ".join(specs)
+        raise _bad(f"there is no input {value_name(name)}{hint}; this model takes {known}")
+    check_names(tensor, _TENSOR_FIELDS, of=f"input '{name}'")
+    spec, datatype = specs[name], tensor.get("datatype")
+    if datatype != spec.datatype:
+        raise spec.wrong(f"has datatype {value_name(datatype)}, expected '{spec.datatype}'")
+    return spec
 
 
-def _shape(value: Any, spec: Spec) -> tuple[int, ...]:
-    # 3.0 is a whole number in JSON.
+def _shape(value: Any, spec: TensorSpec) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [None]
-    sizes: list[Any] = [int(v) if type(v) is float and v.is_integer() else v for v in listed]
-    if any(type(size) is not int or not 0 <= size <= MAX_SIZE for size in sizes):
-        raise _bad(
-            f"input '{spec.name}' has shape {short(value)}, expected a list of whole numbers, 0 to"
-            f" {MAX_SIZE}"
+    sizes = [size for size in map(whole_number, listed) if size is not None]
+    if len(sizes) < len(listed) or any(not 0 <= size <= _MAX_SIZE for size in sizes):
+        raise spec.wrong(
+            f"has shape {short(value)}, expected a list of whole numbers, 0 to {_MAX_SIZE}"
         )
     fits = len(sizes) == len(spec.shape) and all(
         wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
     )
     if not fits:
-        raise _bad(
-            f"input '{spec.name}' has shape {short(sizes)}, expected {list(spec.shape)}, the last"
-            f" axis being {_short_list(spec.columns)}"
+        raise spec.wrong(
+            f"has shape {short(sizes)}, expected {list(spec.shape)}, the last axis being"
+            f" {shown(', '.join(spec.columns))}"
         )
     return tuple(sizes)
 
 
-def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
+def _flat(data: Any, shape: tuple[int, ...], spec: TensorSpec) -> list[Any]:
     """Returns the elements, row by row, of flat or nested lists."""
     if not isinstance(data, list):
-        raise _bad(f"input '{spec.name}' has {value_name(data)} as data, expected a list")
+        raise spec.wrong(f"has {value_name(data)} as data, expected a list")
     flat = data
     if data and isinstance(data[0], list):
         flat = [data]
@@ -198,40 +210,34 @@ def _flat(data: Any, shape: tuple[int, ...], spec: Spec) -> list[Any]:
                     )
             flat = list(chain.from_iterable(flat))
     if len(flat) != math.prod(shape):
-        raise _bad(
-            f"input '{spec.name}' has {len(flat)} elements, its shape {list(shape)} says"
-            f" {math.prod(shape)}"
-        )
+        expected = f"its shape {list(shape)} says {math.prod(shape)}"
+        raise spec.wrong(f"has {len(flat)} elements, {expected}")
     return flat
 
 
-def _array(flat: list[Any], spec: Spec) -> NDArray[Any]:
+def _array(flat: list[Any], spec: TensorSpec) -> NDArray[Any]:
     good = _NUMBERS if spec.datatype in FLOATS else _NAMES
     if not good.issuperset(map(type, flat)):
         wrong = next(number for number, value in enumerate(flat) if type(value) not in good)
-        raise _bad(
-            f"input '{spec.name}' has {value_name(flat[wrong])} as element {wrong}, expected"
-            f" {'numbers' if spec.datatype in FLOATS else 'strings'}"
-        )
+        expected = "numbers" if spec.datatype in FLOATS else "strings"
+        raise spec.wrong(f"has {value_name(flat[wrong])} as element {wrong}, expected {expected}")
     if spec.datatype not in FLOATS:
         return np.array(flat, dtype=object)
     try:
         wide = np.array(flat, dtype=np.float64)  # null becomes NaN
     except OverflowError:
-        raise _bad(f"input '{spec.name}' has a number beyond the range of float32") from None
+        raise spec.wrong("has a number beyond the range of float32") from None
     with np.errstate(over="ignore"):
         return wide.astype(FLOATS[spec.datatype])
 
 
-def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArray[Any]:
+def _from_binary(data: memoryview, shape: tuple[int, ...], spec: TensorSpec) -> NDArray[Any]:
     count = math.prod(shape)
     if spec.datatype in FLOATS:
         dtype = FLOATS[spec.datatype]
         if len(data) != dtype.itemsize * count:
-            raise _bad(
-                f"input '{spec.name}' has {counted(len(data), 'byte')}, its shape {list(shape)} of"
-                f" {spec.datatype} says {dtype.itemsize * count}"
-            )
+            expected = f"its shape {list(shape)} of {spec.datatype} says {dtype.itemsize * count}"
+            raise spec.wrong(f"has {counted(len(data), 'byte')}, {expected}")
         return np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
     names: list[str] = []
     while len(data) >= 4:
@@ -244,71 +250,56 @@ def _from_binary(data: memoryview, shape: tuple[int, ...], spec: Spec) -> NDArra
             raise _bad(f"element {len(names)} of input '{spec.name}' is not UTF-8") from None
         data = data[end:]
     if len(data) or len(names) != count:
-        raise _bad(
-            f"input '{spec.name}' holds {counted(len(names), 'whole element')} and"
-            f" {counted(len(data), 'more byte')}, its shape {list(shape)} says {count}"
-        )
+        sent = f"{counted(len(names), 'whole element')} and {counted(len(data), 'more byte')}"
+        raise spec.wrong(f"holds {sent}, its shape {list(shape)} says {count}")
     return np.array(names, dtype=object).reshape(shape)
 
 
-def _check_values(values: NDArray[Any], spec: Spec) -> None:
+def _check_values(values: NDArray[Any], spec: TensorSpec) -> None:
     if spec.datatype in FLOATS:
         with np.errstate(over="ignore"):  # the network computes in float32
             missing, infinite = np.isnan(values), np.isinf(values.astype(np.float32, copy=False))
         if infinite.any():
             place = np.argwhere(infinite)[0].tolist()
-            raise _bad(
-                f"input '{spec.name}' is infinite, or beyond the range of float32, at {place}"
-            )
+            raise spec.wrong(f"is infinite, or beyond the range of float32, at {place}")
     else:
         missing = values == np.array(None)
     if missing.any() and not spec.may_miss:
-        raise _bad(
-            f"input '{spec.name}' has a missing value (null or NaN) at"
-            f" {np.argwhere(missing)[0].tolist()}, none was missing when the model was trained;"
-            " fill it"
+        place = np.argwhere(missing)[0].tolist()
+        raise spec.wrong(
+            f"has a missing value (null or NaN) at {place}, none was missing when the model was"
+            " trained; fill it"
         )
 
 
-def binary_size(tensor: Mapping[str, Any], name: str) -> int | None:
-    """Returns the `binary_data_size` of an input, None where it comes as JSON."""
-    what = f"input '{name}'"
-    parameters = parameters_of(tensor, what)
-    check_names(parameters, ("binary_data_size",), f"parameter of {what}")
+def _binary_size(tensor: Mapping[str, Any], spec: TensorSpec) -> int | None:
+    """Returns the `binary_data_size` of an input; None if it is JSON."""
+    parameters = parameters_of(tensor, f"input '{spec.name}'", "binary_data_size")
     size = parameters.get("binary_data_size")
     if size is not None and (type(size) is not int or size < 0):
-        raise _bad(f"binary_data_size of '{name}' is {value_name(size)}, expected a whole number")
+        raise _bad(
+            f"binary_data_size of '{spec.name}' is {value_name(size)}, expected a whole number"
+        )
     return size
 
 
-def parameters_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Returns the `parameters` of a request or tensor."""
-    found = value.get("parameters")
-    if found is not None and not isinstance(found, dict):
-        raise _bad(f"parameters of {what} is {value_name(found)}, expected an object")
-    return found or {}
-
-
-def check_names(given: Iterable[str], known: Sequence[str], kind: str) -> None:
-    """Refuses names that are not known: what they ask for would be left out without a word.
-
-    Raises:
-        ApiError: 400.
-    """
-    for name in given:
-        if name not in known:
-            hint = nearest_hint(name[:64], known)
-            raise _bad(f"unknown {kind} '{shown(name)}'{hint}; leave it out")
+def parameters_of(value: Mapping[str, Any], what: str, *known: str) -> dict[str, Any]:
+    """Returns the `parameters` of a request or tensor, only known ones if any are named."""
+    parameters = value.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise _bad(f"parameters of {what} is {value_name(parameters)}, expected an object")
+    if parameters and known:
+        check_names(parameters, known, f"parameter of {what}")
+    return parameters or {}
 
 
 class Answer(NamedTuple):
     """The body of an answer.
 
     Attributes:
-        parts: of the body, made one by one as they are asked for.
-        length: of the body; None where there is more than one part and none is binary: its length
-            is known when it was written.
-        json_length: of the JSON where binary data follows, else None.
+        parts: of the body, encoded one by one.
+        length: of the body; None while it is not known, of several parts of JSON.
+        json_length: of the JSON if binary data follows, else None.
     """
 
     parts: Iterator[bytes]
@@ -319,13 +310,7 @@ class Answer(NamedTuple):
 def encode_answer(
     head: Mapping[str, Any], outputs: Mapping[str, NDArray[np.floating]], binary: frozenset[str]
 ) -> Answer:
-    """Returns the body of an answer.
-
-    Args:
-        head: the object without its outputs.
-        outputs: by name, in their order.
-        binary: which of them are binary.
-    """
+    """Returns the body of an answer: `head` and the outputs, those named in `binary` as bytes."""
     parts = _json_parts(head, outputs, binary)
     tail = [
         values.astype(FLOATS[_datatype(values)]).tobytes()
@@ -375,10 +360,6 @@ def _too_deep() -> ApiError:
 def short(value: Any) -> str:
     """Returns a value as an error shows it, a short list by its elements."""
     return shown(str(value)) if isinstance(value, list) and len(value) < 9 else value_name(value)
-
-
-def _short_list(names: tuple[str, ...]) -> str:
-    return shown(", ".join(names))
 
 
 def _bad(message: str) -> ApiError:

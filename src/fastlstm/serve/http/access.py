@@ -1,4 +1,4 @@
-"""The outermost layer: a request's id, log line and counters; no error leaves it unanswered."""
+"""The outermost layer: request id, log line and counters; every error is answered."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from fastlstm.errors import counted
 from fastlstm.report.terminal import is_terminal
 from fastlstm.serve.http.access_line import GONE, json_line, terminal_line
-from fastlstm.serve.http.channel import Disconnected
-from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32768
 _ONCE = (b"content-type", b"content-encoding", b"inference-header-content-length")
-"""Two of these could say two things of one body."""
+"""Headers that may come once only: two could contradict each other."""
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _KEY_DIGITS = 4
 _LOG = logging.getLogger("fastlstm.serve")
@@ -37,19 +36,19 @@ _LOG = logging.getLogger("fastlstm.serve")
 
 @dataclass
 class Record:
-    """What is known about a request when it ends.
+    """A request, for the log and the counters.
 
     Attributes:
-        id: the client's, where it is a good one, else ours.
+        id: the client's if it is valid, else ours.
         start_s: when its headers were complete, `time.monotonic`.
         key: the first four digits of the SHA-256 of its API key; empty without one.
         status: of the response; 0 before there is one.
-        failure: why the answer did not come to its end: its client left ("disconnected") or took
-            nothing ("stalled"), the server ended ("cancelled") or had an error ("failed").
+        failure: why the answer was not completed: its client left ("disconnected") or read nothing
+            ("stalled"), the server ended ("cancelled") or had an error ("failed").
         prompt_tokens: of all prompts.
         completion_tokens: of all texts.
-        windows: that were forecast.
-        first_piece_s: seconds until there was something to send.
+        windows: windows forecast.
+        first_chunk_s: seconds until the first byte of the answer.
     """
 
     id: str
@@ -60,14 +59,14 @@ class Record:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     windows: int = 0
-    first_piece_s: float | None = None
+    first_chunk_s: float | None = None
 
     @property
     def outcome(self) -> str:
-        """How the request ended: the failure, or "ok", "rejected", "timed_out", "client_error"."""
+        """The failure, or "ok", "rejected", "timed_out", "failed", "client_error"."""
         if self.failure:
             return self.failure
-        if self.status in (429, 503):  # no room, or the server is not open
+        if self.status in (429, 503):
             return "rejected"
         if self.status == 504:
             return "timed_out"
@@ -77,19 +76,12 @@ class Record:
 
 
 class Access:
-    """Answers errors, counts and logs requests.
-
-    Args:
-        app: the application behind it.
-        metrics: counts.
-        log: is given a line per request; None writes none.
-    """
+    """Answers errors, counts requests, and logs them unless `log` is None."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, log: Log | None) -> None:
         self._app, self._metrics, self._log = app, metrics, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, whatever happens behind."""
         if scope["type"] != "http":
             return
         record = Record(new_id(scope["headers"]))
@@ -121,7 +113,7 @@ class Access:
             await self._app(scope, receive, send)
         except Disconnected:
             record.failure = record.failure or "disconnected"
-        except asyncio.CancelledError:  # the server ends: so the task does, too
+        except asyncio.CancelledError:  # the server ends
             record.failure = record.failure or "cancelled"
             await _end(scope, send, record, Unavailable(ENDING))
         except ApiError as error:
@@ -137,7 +129,7 @@ class Access:
 
 
 def key_digits(tenant: bytes) -> str:
-    """Returns what the log says of a key: the first digits of its digest."""
+    """Returns the first digits of a key's digest, for the log."""
     return tenant.hex()[:_KEY_DIGITS]
 
 
@@ -154,18 +146,17 @@ def count(metrics: Metrics, record: Record) -> None:
 
 
 def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
-    """Writes the log line of a request that has ended: JSON, but for a terminal."""
+    """Writes the log line of a request that has ended: JSON, or plain text on a terminal."""
     line = terminal_line if is_terminal(sys.stderr) else json_line
     log.write(line(record, client, method, path))
 
 
 async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
-    """Answers an error, or ends the connection where half an answer is out."""
+    """Answers an error, or closes the connection if half of an answer was sent."""
     if not record.status:
         await _answer_error(send, error, scope["path"])
         return
-    connection = scope["state"].get("connection")
-    if connection is not None:
+    if (connection := scope["state"].get("connection")) is not None:
         connection.abort()
         await asyncio.sleep(0)  # it is closed when the event loop turns
 
@@ -197,8 +188,8 @@ def _check_headers(scope: Scope) -> None:
 
 
 def new_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the id of a request: the client's, where it is a good one."""
-    given = [value for name, value in headers if name == b"x-request-id"]
-    if len(given) == 1 and _ID.fullmatch(given[0]):
-        return given[0].decode("ascii")
+    """Returns the id of a request: the client's if it is valid, else a new one."""
+    ids = [value for name, value in headers if name == b"x-request-id"]
+    if len(ids) == 1 and _ID.fullmatch(ids[0]):
+        return ids[0].decode("ascii")
     return uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""What the log says of a request: a line of JSON for programs, one that is read at a terminal."""
+"""The log line of a request: JSON for programs, plain text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GONE = 499
 """The status of a request whose client left before there was one."""
 _PLAIN = "/:@!$&'()*+,;="
-"""What a path has beside letters and digits; all else is written as %XX."""
+"""Characters of a path besides letters and digits; all others are written as %XX."""
 
 
 def json_line(record: Record, client: str, method: str, path: str) -> str:
@@ -33,7 +33,7 @@ def json_line(record: Record, client: str, method: str, path: str) -> str:
         "status": record.status or GONE,
         "outcome": record.outcome,
         "seconds": round(time.monotonic() - record.start_s, 4),
-        "first_piece_s": record.first_piece_s and round(record.first_piece_s, 4),
+        "first_chunk_s": record.first_chunk_s and round(record.first_chunk_s, 4),
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "windows": record.windows,
@@ -43,10 +43,10 @@ def json_line(record: Record, client: str, method: str, path: str) -> str:
 
 
 def terminal_line(record: Record, client: str, method: str, path: str) -> str:
-    """Returns a request that has ended as people read it.
+    """Returns a request that has ended as plain text.
 
-    ``12:03:07  POST /v1/completions  200  34 tokens  12 ms  key a1b2``; where the answer did not
-    come to its end, why; where the server failed, the request's id, which the traceback has, too.
+    ``12:03:07  POST /v1/completions  200  34 tokens  12 ms  key a1b2``; also why the answer was not
+    completed, and after a server error the request's id, as in the traceback.
     """
     parts = [
         f"{datetime.datetime.now():%H:%M:%S}",

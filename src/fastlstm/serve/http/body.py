@@ -6,40 +6,29 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from fastlstm.serve.http.channel import Disconnected
-from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.errors import ApiError, Disconnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from starlette.types import Receive, Scope
 
 HEADER_LENGTH = b"inference-header-content-length"
-"""Bytes of JSON before the binary data. No form can send it, so a type need not be asked for."""
-
-
+"""Bytes of JSON before the binary data. No form can send it, so no content type is required."""
 _SHORT = 1 << 16
-"""Bytes of a body that are taken as they come."""
+"""Bytes of a body that are read as they arrive."""
 _PARTS_PER_TURN = 4
 
 
 class Bodies:
-    """Receives bodies.
-
-    Of long bodies only a few parts are taken in each turn of the loop, so that many at a time hold
-    nobody else up.
-
-    Args:
-        max_bytes: of a body.
-        timeout_s: within which it must come.
-    """
+    """Receives bodies, of long ones only a few parts per turn of the event loop."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def read_json(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the body of a request that says it is JSON.
+        """Returns the body of a request whose content type is JSON.
 
         Raises:
             ApiError: another type (415), too long (413), too slow (408).
@@ -50,22 +39,22 @@ class Bodies:
         return await self._read(headers, receive)
 
     async def read_tensors(self, scope: Scope, receive: Receive) -> tuple[bytes, int | None]:
-        """Returns the body of an inference request, and how much of it is JSON if not all is.
+        """Returns the body of an inference request, and the length of its JSON if not all is.
 
         Raises:
-            What `read_json` does; ApiError 400: Inference-Header-Content-Length is no length.
+            As `read_json`; ApiError 400: Inference-Header-Content-Length is not a length.
         """
         headers = dict(scope["headers"])
-        given = headers.get(HEADER_LENGTH)
-        if given is None:
+        length = headers.get(HEADER_LENGTH)
+        if length is None:
             _check_type(headers)
-        elif not given.isdigit() or len(given) > 18:
+        elif not length.isdigit() or len(length) > 18:
             raise ApiError(
                 400,
-                f"Inference-Header-Content-Length is '{given[:100].decode('latin-1')}', expected"
+                f"Inference-Header-Content-Length is '{length[:100].decode('latin-1')}', expected"
                 " the number of bytes of JSON that the body begins with",
             )
-        return await self._read(headers, receive), None if given is None else int(given)
+        return await self._read(headers, receive), None if length is None else int(length)
 
     async def _read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
@@ -101,7 +90,7 @@ class Bodies:
                 await self._turn()
 
     async def _turn(self) -> None:
-        """Waits until the next part of a long body may be taken."""
+        """Waits until the next part of a long body may be read."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._next)
@@ -125,16 +114,9 @@ class Bodies:
         )
 
 
-async def until_left(receive: Receive, on_left: Callable[[], object]) -> None:
-    """Waits until the client of a request that was read has left, and says so."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_left()
-
-
 def _check_type(headers: Mapping[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    # A form's type is refused also because any web page may send one to this machine.
+    # Any web page may send a form to this machine; none may send this type.
     if kind != b"application/json":
         raise ApiError(
             415,

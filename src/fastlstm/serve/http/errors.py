@@ -1,4 +1,4 @@
-"""What a client is told when it goes wrong: the error object of its protocol, no internals."""
+"""Errors as clients see them: the error object of each protocol, without internals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ENDING = "the server is shutting down; send the request to another one"
 
 
 class ApiError(Exception):
-    """An answer that is not 200.
+    """An answer other than 200.
 
     Args:
         status: of the HTTP response.
         message: what came, what was expected, what to do.
         param: the field at fault, or None.
-        code: a word for programs, or None.
-        headers: to go with it.
-        closes: the connection is of no more use (the request was not read to its end).
+        code: for programs, or None.
+        headers: of the response.
+        closes: the connection is closed: the request was not read to its end.
     """
 
     def __init__(
@@ -47,40 +47,34 @@ class ApiError(Exception):
             self.headers["connection"] = "close"
 
     def body_at(self, path: str) -> bytes:
-        """Returns the error object as JSON, in the shape that belongs to a path."""
+        """Returns the error object as JSON, in the form of the path's protocol."""
         if path == "/v2" or path.startswith("/v2/"):
             return json.dumps({"error": self.message}, separators=(",", ":")).encode("ascii")
         return self.body
 
     @property
     def body(self) -> bytes:
-        """OpenAI's error object as JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return error_json(self.message, kind, self.param, self.code)
 
 
-_FULL = "the server is at its capacity; send the request again later"
-_KEY_FULL = "this API key has all the places it may have now; send the request again later"
+class Disconnected(Exception):
+    """The client has left, or was cut off."""
 
 
 class Overloaded(ApiError):
-    """Every place is taken, or every one that a key may have."""
+    """Every place is taken, or every place that a key may have."""
 
-    def __init__(self, *, is_full: bool = True) -> None:
-        message = _FULL if is_full else _KEY_FULL
-        super().__init__(429, message, None, "overloaded", {"retry-after": "1"})
-
-
-class QueueFull(ApiError):
-    """Every place for windows is taken, or every one that a key may have."""
-
-    def __init__(self, *, is_full: bool = True) -> None:
-        message = _FULL if is_full else _KEY_FULL
-        super().__init__(503, message, None, "overloaded", {"retry-after": "1"})
+    def __init__(self, *, is_full: bool = True, status: int = 429) -> None:
+        what = "the server is at its capacity"
+        if not is_full:
+            what = "this API key has all the places it may have now"
+        message = f"{what}; send the request again later"
+        super().__init__(status, message, None, "overloaded", {"retry-after": "1"})
 
 
 class Unavailable(ApiError):
-    """The server is not open yet, or not any more."""
+    """The server is not ready yet, or is closing."""
 
     def __init__(self, message: str) -> None:
         super().__init__(503, message, None, "unavailable", {"retry-after": "5"})
@@ -95,12 +89,12 @@ def error_json(
 
 
 def shown(text: str) -> str:
-    """Returns a text as an error shows it: not longer than 200 characters."""
+    """Returns a text for an error, clipped to 200 characters."""
     return text if len(text) <= 200 else text[:200] + "…"
 
 
 def value_name(value: Any) -> str:
-    """Returns a value as an error shows it: short, whatever was sent."""
+    """Returns a short description of a value for an error."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Who may use a server: API keys, names of hosts, and the gate in front of every route."""
+"""API keys, host names, and the gate in front of every route."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
-"""For whoever watches the server; these answer without a key."""
+"""Monitoring: these answer without a key."""
 NOBODY = b""
 """The tenant of all requests to a server without keys."""
 PAGE_PATH = "/"
-"""The page may be fetched without a key; everything that it calls needs one."""
+"""The page needs no key, but everything that it calls does."""
 
 
 class Keys:
-    """The keys that are accepted; none accepts everyone.
+    """The accepted keys; without any, everyone is accepted.
 
     Args:
         keys: exact texts.
@@ -38,32 +38,31 @@ class Keys:
 
     @property
     def are_several(self) -> bool:
-        """Whether clients are told apart, and share what there is."""
+        """Whether there are several tenants, which share the server."""
         return len(set(self._digests)) > 1
 
     def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Returns whose request it is, the digest of the key; None without a good key.
+        """Returns the digest of a request's key, in constant time; None without a valid key.
 
-        There must be exactly one Authorization header. The time it takes says nothing about the
-        keys.
+        There must be exactly one Authorization header.
         """
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1:
+        values = [value for name, value in headers if name == b"authorization"]
+        if len(values) != 1:
             return None
-        scheme, _, key = given[0].partition(b" ")
+        scheme, _, key = values[0].partition(b" ")
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return digest if scheme.lower() == b"bearer" and any(matches) else None
 
 
 class KeyGate:
-    """Lets nothing but the open paths through without a key, whatever routes there are.
+    """Lets only open paths through without a key.
 
     Args:
         app: the application behind it.
-        keys: what it asks for.
-        own_name: where the server listens on this machine only, and without keys: it answers to
-            addresses, localhost and this name. Empty: to any.
+        keys: the accepted keys.
+        own_name: of a server on this machine only: without keys it answers only to this name,
+            localhost and addresses. Empty: to any name.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, own_name: str) -> None:
@@ -71,7 +70,7 @@ class KeyGate:
         self._own_name = "" if keys else own_name.lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError 401 or 421, or goes on with the tenant in the scope's state."""
+        """Raises ApiError 401 or 421, or puts the tenant into the scope's state."""
         path = scope["path"]
         if self._own_name and path not in OPEN_PATHS:
             _check_host(scope["headers"], self._own_name)
@@ -91,19 +90,18 @@ class KeyGate:
 
 
 def _check_host(headers: Iterable[tuple[bytes, bytes]], own: str) -> None:
-    """Refuses names that anyone could have given this address.
+    """Refuses names that anyone could have given this address (DNS rebinding).
 
-    A web page may have its own name resolve to this machine, and would then be let in by the
-    browser as if the server were its own (DNS rebinding). An address has no such owner.
+    A web page may have its own name resolve to this machine; the browser would then let it in.
     """
-    given = b",".join(value for name, value in headers if name == b"host").decode("latin-1")
-    if not given:
-        return  # no browser
-    name = re.sub(r":[0-9]*$", "", given).removeprefix("[").removesuffix("]").lower()
+    host = b",".join(value for name, value in headers if name == b"host").decode("latin-1")
+    if not host:
+        return  # not a browser
+    name = re.sub(r":[0-9]*$", "", host).removeprefix("[").removesuffix("]").lower()
     if name != own and not name.endswith(".localhost") and not _is_address(name):
         raise ApiError(
             421,
-            f"the Host header is '{given[:200]}'; without API keys this server answers to addresses"
+            f"the Host header is '{host[:200]}'; without API keys this server answers to addresses"
             " and to localhost only: use one of these, or start it with --api-key-file",
             None,
             "unknown_host",
@@ -112,9 +110,9 @@ def _check_host(headers: Iterable[tuple[bytes, bytes]], own: str) -> None:
 
 def is_local(address: str) -> bool:
     """Whether an address that a socket is bound to can be reached from this machine only."""
-    found = ipaddress.ip_address(address.split("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    parsed = ipaddress.ip_address(address.split("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def _is_address(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""HTTP connections that end in time: requests that trickle in and answers that nobody takes."""
+"""HTTP connections with time limits on slow requests and stalled answers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from fastlstm.serve.http.refusals import Refusals
 if TYPE_CHECKING:
     import asyncio
 
-    from fastlstm.serve.http.listener import Waiting
+    from fastlstm.serve.http.listener import IdleConnections
     from fastlstm.serve.service import Service
     from fastlstm.serve.settings import Settings
 
 _BODY_SPARE_S = 1.0
-"""The application answers a slow body itself; this long after it the connection ends anyway."""
-
+"""The application answers a slow body itself; the connection ends this much later anyway."""
 _STALL_SPARE_S = 2.0
-"""The application cuts a stalled answer off; this long after it the connection ends anyway."""
-
+"""The application cuts off a stalled answer; the connection ends this much later anyway."""
 _FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
-"""Chunks of a body that may be small; beyond them a chunk has so many bytes on the average."""
+"""Chunks of a body that may be small; beyond these, the least average size in bytes."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -40,29 +38,23 @@ def protocol_class(service: Service) -> type[H11Protocol]:
     class Protocol(Connection):
         limits = settings
         refusals = Refusals(service)
-        waiting = service.waiting
+        idle_connections = service.idle
 
     return Protocol
 
 
 class Refused(h11.RemoteProtocolError):
-    """HTTP that h11 takes and a server had better not; the message is for the client."""
+    """HTTP that h11 accepts but a server should not; the message is for the client."""
 
 
 class Parser(h11.Connection):
-    """h11's parser, without what a proxy before it may understand in another way.
+    """h11's parser, strict about what a proxy may read differently (request smuggling).
 
-    One that reads an end of a line or of a body elsewhere than the server would pass on a request
-    within a request, unseen (request smuggling). And bodies in ever so small chunks are refused:
-    each is an event, and takes as long as a large one.
+    Also refuses bodies of many tiny chunks: each takes as long as a large one.
     """
 
     def next_event(self) -> Any:
-        """Returns what h11 does.
-
-        Raises:
-            h11.RemoteProtocolError: no HTTP, or refused.
-        """
+        """Returns h11's next event; raises h11.RemoteProtocolError for bad or refused HTTP."""
         if self.their_state is h11.IDLE:
             head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
             if head.count(b"\n") != head.count(b"\r\n"):
@@ -94,34 +86,33 @@ def _check_framing(request: h11.Request) -> None:
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol on h11, with deadlines that a byte now and then does not move.
+    """uvicorn's protocol on h11, with deadlines that a trickle of bytes does not extend.
 
     Attributes:
         limits: the server's settings.
         refusals: answers while every place is taken.
-        waiting: the connections that wait for a request.
+        idle_connections: the connections that wait for a request.
     """
 
     limits: Settings
     refusals: Refusals
-    waiting: Waiting
+    idle_connections: IdleConnections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = Parser(h11.SERVER, MAX_HEADER_BYTES)
         self.app_state = {**self.app_state, "connection": self}
         self._deadline: asyncio.TimerHandle | None = None
-        self._taking: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
         self._awaits: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock for the first request's headers."""
         super().connection_made(transport)
         self._await_request()
-        self.waiting.begin(self)
+        self.idle_connections.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Reads, and moves the deadline only when a part of the request is complete."""
+        """Reads; extends the deadline only when a part of the request is complete."""
         if self._may_refuse():
             answer = self.refusals.answer(data, self.client[0] if self.client else "")
             if answer is not None:
@@ -131,87 +122,83 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._await_request()
         if self._is_answering:
-            self.waiting.end(self)
+            self.idle_connections.end(self)
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _may_refuse(self) -> bool:
-        """Whether the next byte is the first of a request, and nothing is being answered."""
+        """Whether the next byte starts a request, and nothing is being answered."""
         return (
             self.conn.their_state is h11.IDLE
             and not self.conn.trailing_data[0]
             and not self._is_answering
             and not self.transport.is_closing()
-            and self.transport.get_write_buffer_size() == 0  # who takes no answers gets no more
+            and self.transport.get_write_buffer_size() == 0  # reads its answers
         )
 
     @property
     def is_sending(self) -> bool:
-        """Whether an answer has begun and was not taken to its end."""
+        """Whether an answer has begun and was not read to its end."""
         is_open = self._is_answering and self.cycle.response_started
         return is_open or self.transport.get_write_buffer_size() > 0
 
     def _idle(self) -> None:
-        """Waits for a next request as after any answer: uvicorn's keep-alive timeout rules."""
+        """Waits for the next request with uvicorn's keep-alive timeout."""
         self._set_deadline(None, 0.0)
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
-        self.waiting.begin(self)
+        self.idle_connections.begin(self)
         self._watch_leaving()
 
     def pause_writing(self) -> None:
-        """Watches that the client takes something, whatever is being answered."""
         super().pause_writing()
-        self._watch_taking()
+        self._watch_reading()
 
     def resume_writing(self) -> None:
-        """The client has taken enough."""
         super().resume_writing()
-        self._unwatch_taking()
+        self._unwatch_reading()
 
-    def _watch_taking(self) -> None:
+    def _watch_reading(self) -> None:
         seconds = self.limits.stall + _STALL_SPARE_S
         size = self.transport.get_write_buffer_size()
-        self._taking = self.loop.call_later(seconds, self._look_taking, size)
+        self._reading = self.loop.call_later(seconds, self._check_reading, size)
 
-    def _look_taking(self, before: int) -> None:
+    def _check_reading(self, before: int) -> None:
         if self.transport.get_write_buffer_size() == before:
             self.abort()
         else:
-            self._watch_taking()
+            self._watch_reading()
 
-    def _unwatch_taking(self) -> None:
-        if self._taking is not None:
-            self._taking.cancel()
-            self._taking = None
+    def _unwatch_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clocks."""
         self._set_deadline(None, 0.0)
-        self._unwatch_taking()
-        self.waiting.end(self)
+        self._unwatch_reading()
+        self.idle_connections.end(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """After an answer uvicorn's keep-alive timeout rules, until the next byte comes."""
         super().on_response_complete()
-        if not self._is_answering:  # a next request was there already
-            self.waiting.begin(self)
+        if not self._is_answering:  # the next request is here already
+            self.idle_connections.begin(self)
         self._watch_leaving()
 
     def dismiss(self) -> bool:
-        """Closes the connection between two requests; False where an answer is not sent yet."""
+        """Closes the connection between two requests; False if an answer is not sent yet."""
         if self.transport.get_write_buffer_size():
             return False
         self.transport.close()
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP in the shape of every other error."""
+        """Answers bad HTTP with the same error object as everything else."""
         error = sys.exception()
         status = getattr(error, "error_status_hint", 400)
         if isinstance(error, Refused):
@@ -223,12 +210,11 @@ class Connection(H11Protocol):
         self._answer_raw(ApiError(status, text))
 
     def timeout_keep_alive_handler(self) -> None:
-        """Ends an idle connection."""
         super().timeout_keep_alive_handler()
         self._watch_leaving()
 
     def abort(self) -> None:
-        """Ends the connection; what was not taken is lost, also what the kernel still holds."""
+        """Ends the connection; drops what was not read, even from the kernel's buffer."""
         connection = self.transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
@@ -262,7 +248,7 @@ class Connection(H11Protocol):
             self.abort()
 
     def _answer_raw(self, error: ApiError) -> None:
-        """Answers and closes, past h11, which accepts nothing more after a fault."""
+        """Answers and closes without h11, which accepts nothing more after an error."""
         body = error.body
         phrase = {400: b"Bad Request", 408: b"Request Timeout"}.get(
             error.status, b"Request Header Fields Too Large"
@@ -274,7 +260,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_leaving(self, before: int | None = None) -> None:
-        """Once an answer is complete, ends the connection if nobody takes what is left of it."""
+        """After an answer, ends the connection if the client does not read what is left of it."""
         size = self.transport.get_write_buffer_size()
         if size == before and not self._is_answering:
             self.abort()

@@ -1,7 +1,7 @@
-"""The cheapest answer there is: "no room", said before a request is parsed.
+"""Refusing requests before they are parsed, while every place is taken.
 
-Under ten times the load that fits, nine of ten requests are refused; through the parser and the
-routes that would take as long as the texts that are written.
+At ten times the load that fits, nine of ten requests are refused; through the parser and the routes
+that would take as long as writing the texts.
 """
 
 from __future__ import annotations
@@ -30,24 +30,21 @@ _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+", re.ASCII)
 _NEEDED = frozenset({b"host", b"content-length"})
 _NOT_HERE = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
-"""What these ask for, only the parser does."""
+"""Only the parser handles these."""
 
 
 class Refusals:
-    """Answers requests for text while every place is taken.
+    """Refuses completion requests while every place is taken.
 
-    Only what is wholly there, plain and from someone with a key is answered here; anything else
-    goes the usual way, which ends in the same refusal.
-
-    Args:
-        service: the server.
+    Only complete, plain requests with a valid key are answered here; any other takes the usual way,
+    which ends in the same refusal.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def answer(self, data: bytes, client: str) -> bytes | None:
-        """Returns the response to `data`, one request from its first byte to its last, or None."""
+        """Returns the response to `data`, one whole request, or None."""
         service = self._service
         if not service.is_full or not data.startswith(_FIRST_LINE):
             return None
@@ -82,17 +79,17 @@ _RESPONSE = _response()
 
 
 def _headers(lines: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Returns names in lower case and values; None for what is not the plainest form."""
+    """Returns names in lower case, and values; None if anything is unusual."""
     if len(lines) > MAX_HEADER_BYTES or lines.count(b"\r\n") >= MAX_HEADERS:
         return None
-    found = []
+    headers = []
     for line in lines.split(b"\r\n"):
         name, colon, value = line.partition(b":")
         name = name.lower()
         if not colon or not _NAME.fullmatch(name) or _NO_VALUE.search(value):
             return None
-        found.append((name, value.strip(b" \t")))
-    return found
+        headers.append((name, value.strip(b" \t")))
+    return headers
 
 
 def _is_whole(headers: list[tuple[bytes, bytes]], body: bytes) -> bool:

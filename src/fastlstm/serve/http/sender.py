@@ -1,69 +1,79 @@
-"""Sending to a client that may be slow, or take nothing at all."""
+"""Sending to a client that may be slow or stalled."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from starlette.types import Scope, Send
+    from starlette.types import Receive, Scope, Send
 
-    from fastlstm.serve.http.access import Record
-    from fastlstm.serve.metrics import Metrics
+    from fastlstm.serve.service import Service
 
 _SLICE = 1 << 16
-"""Bytes that are handed to the connection at a time."""
+"""Bytes handed to the connection at a time."""
 
 
 class Sender:
-    """The answer to one request.
+    """Sends the answer to one request; cuts off a stalled client while it is open (`with`).
 
-    Args:
-        scope: of the request.
-        send: ASGI's.
-        on_cut: is called when the client is cut off.
-        record: what is known about the request.
-        metrics: counts.
-
-    Attributes:
-        waits_since_s: when the piece was handed over that is not taken yet, or None.
+    Calls `on_left` when the client has left, or is cut off. `waits_since_s` is when the slice was
+    handed to the connection that was not taken yet, or None.
     """
 
     def __init__(
         self,
         scope: Scope,
+        receive: Receive,
         send: Send,
-        on_cut: Callable[[], object],
-        record: Record,
-        metrics: Metrics,
+        on_left: Callable[[], object],
+        service: Service,
     ) -> None:
-        self._connection = scope["state"].get("connection")
-        self._send, self._on_cut = send, on_cut
-        self._record, self._metrics = record, metrics
+        state = scope["state"]
+        self._connection, self._record = state.get("connection"), state["record"]
+        self._receive, self._send, self._on_left = receive, send, on_left
+        self._metrics, self._stalls = service.metrics, service.stalls
+        self._watch: asyncio.Task[None] | None = None
         self._last_s = 0.0
         self.waits_since_s: float | None = None
+
+    def __enter__(self) -> Self:
+        self._stalls.senders.add(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stalls.senders.discard(self)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def watch_client(self) -> None:
+        """Watches for the client to leave; to be called once the body was read."""
+        self._watch = asyncio.create_task(self._until_left())
+
+    async def _until_left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._on_left()
 
     async def start(
         self, kind: bytes, length: int | None = None, *more: tuple[bytes, bytes]
     ) -> None:
-        """Sends status 200 and the headers."""
         headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         else:
-            headers.append((b"x-accel-buffering", b"no"))  # nginx would collect the pieces
-        self._record.first_piece_s = time.monotonic() - self._record.start_s
-        self._metrics.first_token.observe(self._record.first_piece_s)
+            headers.append((b"x-accel-buffering", b"no"))  # nginx would buffer the chunks
+        self._record.first_chunk_s = time.monotonic() - self._record.start_s
+        self._metrics.first_token.observe(self._record.first_chunk_s)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def body(self, *parts: bytes | bytearray, is_last: bool = False) -> None:
-        """Sends what the parts are together; returns when the connection has room for more.
+        """Sends parts, slice by slice; returns when the connection has room for more.
 
-        It goes out slice by slice, between which others are served: what waits in the connection
-        does not grow with what there is to send.
+        Other requests are served between slices, and the connection's buffer stays small.
         """
         now_s = time.monotonic()
         if self._last_s:
@@ -80,42 +90,37 @@ class Sender:
                 await asyncio.sleep(0)
 
     def cut(self) -> None:
-        """Ends the connection; what the client has not taken is lost."""
+        """Ends the connection of a stalled client; what it has not read is lost."""
         self._record.failure = "stalled"
-        self._on_cut()
+        self._on_left()
         if self._connection is not None:
             self._connection.abort()
 
 
 def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
-    """Yields what the parts are together, bit by bit, and whether it is the end."""
+    """Yields the joined parts slice by slice, each with whether it is the last."""
     if sum(map(len, parts)) <= _SLICE:
         yield b"".join(parts), True
         return
-    found = bytearray()
+    data = bytearray()
     for part in parts:
         view = memoryview(part)
         for first in range(0, len(view), _SLICE):
-            if len(found) >= _SLICE:
-                yield bytes(found), False
-                found.clear()
-            found += view[first : first + _SLICE]
-    yield bytes(found), True
+            if len(data) >= _SLICE:
+                yield bytes(data), False
+                data.clear()
+            data += view[first : first + _SLICE]
+    yield bytes(data), True
 
 
 class Stalls:
-    """Cuts off the clients that take nothing.
-
-    Args:
-        limit_s: how long a client may leave a piece untaken.
-    """
+    """Cuts off clients that take no slice for `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self.senders: set[Sender] = set()
 
     async def watch(self) -> None:
-        """Looks from time to time, for ever."""
         while True:
             await asyncio.sleep(min(1.0, self._limit_s / 4))
             before_s = time.monotonic() - self._limit_s

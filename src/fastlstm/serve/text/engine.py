@@ -1,23 +1,22 @@
-"""A language model that is served: its scheduler, and how requests become generations."""
+"""A language model that is served: requests become generations, and output reaches the clients."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import PromptError, counted, in_words
-from fastlstm.serve.http.errors import ApiError, Overloaded
-from fastlstm.serve.places import Places
-from fastlstm.serve.text.generation import GenerationRequest
-from fastlstm.serve.text.prefixes import NOTHING, Prefix, Prefixes
-from fastlstm.serve.text.requests import Completion, parse_body, parse_completion
-from fastlstm.serve.text.scheduler import Scheduler, Tick
-from fastlstm.serve.text.state import State, open_state
-from fastlstm.serve.worker import Worker
+from fastlstm.serve.admission import Places, Reservation
+from fastlstm.serve.http.errors import ApiError, Disconnected
+from fastlstm.serve.http.keys import NOBODY
+from fastlstm.serve.http.worker import Worker
+from fastlstm.serve.text.generation import GenerationRequest, State
+from fastlstm.serve.text.prefix_cache import NOTHING, Prefix, PrefixCache
+from fastlstm.serve.text.requests import CompletionRequest, completion_fields, parse_completion
+from fastlstm.serve.text.scheduler import Scheduler, StepResult
 from fastlstm.text.sampling import MAX_SEED
 from fastlstm.text.seal import Seal
 from fastlstm.text.writing import prompt_ids, token_stops
@@ -25,42 +24,97 @@ from fastlstm.text.writing import prompt_ids, token_stops
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastlstm.serve.http.channel import Presence
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
-    from fastlstm.serve.text.scheduler import Reservation
-    from fastlstm.text.loading import TextModel
+    from fastlstm.serve.text.generation import OutputChunk
+    from fastlstm.text.loading import InferenceModel
 
 Result = TypeVar("Result")
 
+MAX_WAITING_CHARS = 65536
+"""A client with more output waiting is congested."""
 _SHORT_BODY = 1 << 12
-"""Bytes of a request that are read at once; more are read on another thread meanwhile."""
+"""Bytes of a request that are parsed on the event loop; longer ones are parsed by a worker."""
 _FEW_TOKENS = 32
-"""Tokens that are scored or repeated at once."""
+"""Tokens that are scored or repeated on the event loop."""
 
 
-class Engine:
-    """A model behind a scheduler; to be made on the event loop that answers the clients.
+class Channel(Reservation):
+    """A completion request under way: its places, and the output that was not sent yet.
+
+    Calls `on_relieved` when the client of a congested channel has caught up.
+    """
+
+    def __init__(self, tenant: bytes = NOBODY) -> None:
+        super().__init__(tenant)
+        self.on_relieved: Callable[[], object] = lambda: None
+        self._chunks: dict[int, OutputChunk] = {}
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, chunk: OutputChunk) -> None:
+        """Adds a chunk; one of the same text that still waits grows instead."""
+        before = self._chunks.setdefault(chunk.index, chunk)
+        if before is not chunk:
+            before.text += chunk.text
+            before.num_tokens += chunk.num_tokens
+            before.finish, before.error, before.state = chunk.finish, chunk.error, chunk.state
+            before.prompt_scores += chunk.prompt_scores
+            before.scores += chunk.scores
+        self._size += len(chunk.text) + 64 * (len(chunk.scores) + len(chunk.prompt_scores))
+        if self._size > MAX_WAITING_CHARS:
+            self.is_congested = True
+        self._wake()
+
+    async def get(self) -> list[OutputChunk]:
+        """Waits for output and returns it, at most one chunk per text.
+
+        Raises:
+            Disconnected: the client has left.
+        """
+        while not self._chunks and not self.has_left:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.has_left:
+            raise Disconnected
+        chunks, self._chunks, self._size = self._chunks, {}, 0
+        if self.is_congested:
+            self.is_congested = False
+            self.on_relieved()
+        return list(chunks.values())
+
+    def leave(self) -> None:
+        super().leave()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class TextEngine:
+    """A language model behind a scheduler; to be made on the event loop that answers the clients.
 
     Args:
-        writer: the model.
+        model: decoder and tokenizer.
         settings: the server's.
         metrics: counts.
         session_key: signs states.
-        threads: of each call; None for what is fastest of late.
-        is_shared: by several keys.
+        threads: of each call of the decoder; None chooses the fastest.
+        is_shared: there are several API keys.
 
     Attributes:
         name: what clients call the model.
         created: when it was loaded, in seconds since 1970.
-        writer: as given.
-        scheduler: runs the texts.
-        seal: closes and opens states.
+        scheduler: runs the generations.
+        admission: its places.
+        seal: signs and opens states.
+        fields: of a completion request.
     """
 
     def __init__(
         self,
-        writer: TextModel,
+        model: InferenceModel,
         settings: Settings,
         metrics: Metrics,
         session_key: bytes,
@@ -68,8 +122,9 @@ class Engine:
         *,
         is_shared: bool = False,
     ) -> None:
-        self.writer, self.name, self.created = writer, writer.name, int(time.time())
-        self.seal = Seal(session_key, writer.decoder.model_hash)
+        self.model, self.name, self.created = model, model.name, int(time.time())
+        self.seal = Seal(session_key, model.decoder.model_hash)
+        self.fields = completion_fields(model.name, model.tokenizer.vocab_size, settings.max_tokens)
         self._settings, self._metrics = settings, metrics
         self._loop = asyncio.get_running_loop()
         self._progress_s = time.monotonic()
@@ -77,210 +132,195 @@ class Engine:
         self._scored = Places(settings.max_scored, is_shared=is_shared)
         metrics.slots.set(settings.max_streams)
         self.scheduler = Scheduler(
-            writer.decoder,
-            writer.tokenizer,
+            model.decoder,
+            model.tokenizer,
             max_streams=settings.max_streams,
             max_queue=settings.max_queue,
             threads=threads,
             deliver=self._deliver,
-            prefixes=Prefixes(settings.prefix_cache),
+            prefix_cache=PrefixCache(settings.prefix_cache),
             is_shared=is_shared,
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.writer.tokenizer.vocab_size
+        self.admission = self.scheduler.admission
 
     def is_stuck(self) -> bool:
-        """Whether nothing was read, written or ended, or a thread was busy, for too long."""
+        """Whether nothing was read, written or ended, or a worker was busy, for too long."""
         idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
         return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
-    def submit(self, ticket: Reservation, jobs: list[GenerationRequest]) -> None:
-        """Has the texts of a ticket written; their pieces come to its channel."""
-        ticket.channel.on_congested = functools.partial(setattr, ticket, "is_congested", True)
-        ticket.channel.on_relieved = functools.partial(self._relieve, ticket)
+    def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
+        """Starts generations; their output comes to the channel."""
+        channel.on_relieved = self._relieved
         self._note_start()
-        self.scheduler.submit(ticket, jobs)
+        self.scheduler.submit(generations)
 
-    def _relieve(self, ticket: Reservation) -> None:
+    def _relieved(self) -> None:
         self._note_start()
-        self.scheduler.relieve(ticket)
+        self.scheduler.wake()
 
     def _note_start(self) -> None:
-        if not self.scheduler.has_work:  # the time without work is no time without progress
+        if not self.scheduler.has_work:  # time without work is not time without progress
             self._progress_s = time.monotonic()
 
-    def show(self) -> None:
-        """Brings the gauges up to date."""
+    def update_gauges(self) -> None:
         active = self.scheduler.num_active
         self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
+        self._metrics.waiting.set(max(0, self.admission.num_held - active))
 
     def stop(self) -> None:
-        """Ends every text with an error."""
         self.scheduler.stop()
         self._reader.stop()
         self._writer.stop()
 
     async def read(
-        self, client: Presence, ticket: Reservation, body: bytes
-    ) -> tuple[Completion, list[GenerationRequest]]:
-        """Returns a request, checked, and its jobs; a long one is read on another thread.
-
-        The ticket takes a place for each text before the prompts are looked at.
+        self, channel: Channel, body: bytes
+    ) -> tuple[CompletionRequest, list[GenerationRequest]]:
+        """Parses a request, and reserves a place for each text; long bodies go to a worker.
 
         Raises:
             ApiError: it is wrong, a prompt is too long or has unseen characters, a state is not of
                 this model, or there is no room.
-            Disconnected: its client has left.
+            Disconnected: the client has left.
         """
         if len(body) <= _SHORT_BODY:
-            return self._read(ticket, body)
+            return self._read(channel, body)
         # In no variable: an error's traceback leads here, and it would lead back to the error.
-        return await client.wait(self._reader.call(self._read, ticket, body, tenant=client.tenant))
-
-    def _read(self, ticket: Reservation, body: bytes) -> tuple[Completion, list[GenerationRequest]]:
-        asked = parse_completion(
-            parse_body(body),
-            model=self.name,
-            vocab_size=self.vocab_size,
-            max_tokens=self._settings.max_tokens,
-            defaults=self.writer.generation,
+        return await channel.wait(
+            self._reader.call(self._read, channel, body, tenant=channel.tenant)
         )
-        self.scheduler.enlarge(ticket, asked.num_choices)
-        return asked, self._jobs(asked, ticket.tenant)
 
-    async def write(
-        self, client: Presence, count: int, function: Callable[..., Result], *args: Any
+    def _read(
+        self, channel: Channel, body: bytes
+    ) -> tuple[CompletionRequest, list[GenerationRequest]]:
+        request = parse_completion(body, self.fields, self.model.generation)
+        self.admission.reserve(channel, request.num_choices)
+        return request, self._generations(request, channel)
+
+    async def run(
+        self, channel: Channel, num_tokens: int, function: Callable[..., Result], *args: Any
     ) -> Result:
-        """Returns what a function makes of so many tokens; many are written on another thread.
+        """Calls a function; by a worker if it handles many tokens.
 
         Raises:
             Disconnected: the client has left.
         """
-        if count <= _FEW_TOKENS:
+        if num_tokens <= _FEW_TOKENS:
             return function(*args)
-        return await client.wait(self._writer.call(function, *args, tenant=client.tenant))
+        return await channel.wait(self._writer.call(function, *args, tenant=channel.tenant))
 
-    def admit_scores(
-        self, asked: Completion, jobs: Sequence[GenerationRequest], tenant: bytes
+    def reserve_scores(
+        self, request: CompletionRequest, generations: Sequence[GenerationRequest], tenant: bytes
     ) -> int:
-        """Takes room for the tokens that an answer repeats and scores; `release_scores` follows.
+        """Reserves memory for the tokens that an answer repeats and scores; returns their number.
 
-        Returns:
-            Their number: prompts, where they are repeated, times n; and what is written, where that
-            is scored and not sent before its end.
+        These are the prompts, where repeated, times n; and written tokens, where scored and not
+        streamed. `release_scores` must follow.
 
         Raises:
-            ApiError: more than one request may have (400), or than there is room for now (429).
+            ApiError: 400, more than one request may have; 429, no room now.
         """
-        count = asked.n * sum(len(job.prompt) for job in jobs) if asked.echo else 0
-        if asked.logprobs is not None and not asked.streams:
-            count += asked.num_choices * asked.max_tokens
-        most = self._scored.most
-        if count > most:
+        count = request.n * sum(len(one.prompt) for one in generations) if request.echo else 0
+        if request.logprobs is not None and not request.stream:
+            count += request.num_choices * request.max_tokens
+        limit = self._scored.limit
+        if count > limit:
             raise ApiError(
                 400,
                 f"the answer would repeat or score {count:,} tokens (n x prompt with echo, n x"
-                f" max_tokens with logprobs), a request may have at most {most:,}; ask for fewer at"
-                " a time, or start the server with a larger --max-scored",
+                f" max_tokens with logprobs), a request may have at most {limit:,}; ask for fewer"
+                " at a time, or start the server with a larger --max-scored",
                 "n",
             )
-        if not self._scored.has_room(tenant, count):
-            raise Overloaded(is_full=self._scored.num_taken + count > self._scored.total)
-        self._scored.take(tenant, count)
+        self._scored.admit(tenant, count)
         return count
 
     def release_scores(self, count: int, tenant: bytes) -> None:
-        """Gives back room."""
-        self._scored.give_back(tenant, count)
+        self._scored.release(tenant, count)
 
-    def _jobs(self, asked: Completion, tenant: bytes) -> list[GenerationRequest]:
-        tokenizer = self.writer.tokenizer
-        state = None if asked.session is None else open_state(self.seal, asked.session)
+    def _generations(self, request: CompletionRequest, channel: Channel) -> list[GenerationRequest]:
+        tokenizer = self.model.tokenizer
+        state = None if request.session is None else State.from_blob(request.session, self.seal)
         if state is not None:
             self._check_state(state)
-        seed = secrets.randbits(64) if asked.sampling.seed is None else asked.sampling.seed
+        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
         samplings = tuple(
-            replace(asked.sampling, seed=(seed + k) % (MAX_SEED + 1)) for k in range(asked.n)
+            replace(request.sampling, seed=(seed + k) % (MAX_SEED + 1)) for k in range(request.n)
         )
-        stops = token_stops(tokenizer, asked.sampling.stops)
+        stops = token_stops(tokenizer, request.sampling.stops)
         start = prompt_ids(tokenizer, "").tolist()
-        scores_prompt = asked.echo and asked.logprobs is not None
-        prompts = [self._tokens(prompt) for prompt in asked.prompts]
+        top = request.logprobs
+        scores_prompt = request.echo and top is not None
+        prompts = [self._tokens(prompt) for prompt in request.prompts]
         return [
             GenerationRequest(
-                index=number * asked.n,
+                channel=channel,
+                index=number * request.n,
                 prompt=prompt,
                 start=start,
                 state=state,
                 samplings=samplings,
                 stops=stops,
-                max_tokens=asked.max_tokens,
-                num_top=None if asked.logprobs is None else min(asked.logprobs, self.vocab_size),
+                max_tokens=request.max_tokens,
+                num_top=None if top is None else min(top, tokenizer.vocab_size),
                 scores_prompt=scores_prompt,
-                returns_state=asked.returns_session,
-                prefix=NOTHING if state or scores_prompt else self._prefix(prompt, tenant),
+                returns_state=request.return_session,
+                prefix=NOTHING if state or scores_prompt else self._prefix(prompt, channel.tenant),
             )
             for number, prompt in enumerate(prompts)
         ]
 
     def _prefix(self, prompt: list[int], tenant: bytes) -> Prefix:
-        found = self.scheduler.prefixes.find(prompt, tenant)
-        self._metrics.tokens_known.inc(found.num_known)
-        return found
+        prefix = self.scheduler.prefix_cache.find(prompt, tenant)
+        self._metrics.tokens_known.inc(prefix.num_known)
+        return prefix
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
-        most = self._settings.max_prompt_tokens
-        tokenizer = self.writer.tokenizer
-        if isinstance(prompt, str):
-            if len(prompt) > most and tokenizer.kind != "bpe":
-                raise _too_long(len(prompt), most)
+        limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer
+        tokens = prompt
+        if isinstance(tokens, str):
+            if len(tokens) > limit and tokenizer.kind != "bpe":
+                raise _too_long(len(tokens), limit)
             try:
-                tokens: list[int] = prompt_ids(tokenizer, prompt).tolist() if prompt else []
+                tokens = prompt_ids(tokenizer, tokens).tolist() if tokens else []
             except PromptError as error:
                 raise ApiError(400, in_words(*error.args), "prompt") from None
-        else:
-            tokens = prompt
-        if len(tokens) > most:
-            raise _too_long(len(tokens), most)
+        if len(tokens) > limit:
+            raise _too_long(len(tokens), limit)
         return tokens
 
     def _check_state(self, state: State) -> None:
         try:
-            self.writer.tokenizer.stream_decoder(state.held)
-            self.writer.decoder.stream().restore(state.stream)
+            self.model.tokenizer.stream_decoder(state.held)
+            self.model.decoder.stream().restore(state.stream)
         except ValueError as error:
             raise ApiError(
                 400, f"session cannot be used: {error}", "session", "invalid_session"
             ) from None
 
-    def _deliver(self, tick: Tick) -> None:
+    def _deliver(self, step: StepResult) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._spread, tick)
+            self._loop.call_soon_threadsafe(self._spread, step)
         except RuntimeError:
             pass  # the loop has ended, and its clients with it
 
-    def _spread(self, tick: Tick) -> None:
-        if tick.num_read or tick.pieces:
+    def _spread(self, step: StepResult) -> None:
+        if step.num_read or step.chunks:
             self._progress_s = time.monotonic()
-        for channel, piece in tick.pieces:
-            channel.put(piece)
-            if piece.error is not None:
+        for channel, chunk in step.chunks:
+            channel.put(chunk)
+            if chunk.error is not None:
                 self._metrics.failures.inc()
-        if tick.seconds:
-            self._metrics.tick.observe(tick.seconds)
-        self._metrics.tokens_read.inc(tick.num_read)
-        self._metrics.tokens_written.inc(tick.num_written)
+        if step.seconds:
+            self._metrics.tick.observe(step.seconds)
+        self._metrics.tokens_read.inc(step.num_read)
+        self._metrics.tokens_written.inc(step.num_written)
 
 
-def _too_long(length: int, most: int) -> ApiError:
+def _too_long(length: int, limit: int) -> ApiError:
     return ApiError(
         400,
-        f"prompt has {counted(length, 'token')}, this server reads at most {most:,}; send a shorter"
-        " one, or go on from where an earlier one ended (return_session, session)",
+        f"prompt has {counted(length, 'token')}, this server reads at most {limit:,}; send a"
+        " shorter one, or continue from where an earlier one ended (return_session, session)",
         "prompt",
         "prompt_too_long",
     )

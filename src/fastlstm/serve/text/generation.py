@@ -1,29 +1,71 @@
-"""One text being written for a client: tokens from the engine in, pieces of text out."""
+"""One text being generated: tokens from the decoder in, chunks of text out."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastlstm.serve.text.prefixes import NOTHING, Prefix
-from fastlstm.serve.text.state import State
+from fastlstm.errors import CorruptFileError
+from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.text.prefix_cache import NOTHING, Prefix
 from fastlstm.text.sampling import StopText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastlstm.serve.text.engine import Channel
     from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decoder import Decoder, Stream
+    from fastlstm.text.decode_stream import Stream
+    from fastlstm.text.decoder import Decoder
     from fastlstm.text.sampling import Sampling
+    from fastlstm.text.seal import Seal
 
 
-class Scored(NamedTuple):
-    """A token as the model saw it.
+class State(NamedTuple):
+    """Where a text stands; a client keeps it as a signed blob in base64.
+
+    Attributes:
+        stream: what `Stream.save` returned.
+        held: bytes of an unfinished character.
+    """
+
+    stream: bytes
+    held: bytes
+
+    def blob(self, seal: Seal) -> str:
+        return base64.b64encode(seal.close(*self)).decode("ascii")
+
+    @classmethod
+    def from_blob(cls, text: str, seal: Seal) -> State:
+        """Returns the state in a blob.
+
+        Raises:
+            ApiError: 400, not made with this key for this model.
+        """
+        try:
+            return cls(*seal.open(base64.b64decode(text.encode("ascii"), validate=True)))
+        except (binascii.Error, UnicodeEncodeError):
+            why = "it is not base64"
+        except CorruptFileError as error:
+            why = str(error)
+        raise ApiError(
+            400,
+            f"session cannot be used: {why}; send what return_session gave, unchanged, or leave it"
+            " out",
+            "session",
+            "invalid_session",
+        )
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log probability.
 
     Attributes:
         token: its id.
-        logprob: its log probability; None for the first of a text, before which is nothing.
-        top: the likeliest tokens at its place, with theirs.
+        logprob: None for the first of a text, which nothing precedes.
+        top: the likeliest tokens at its place, with their log probabilities.
         offset: characters of the text before it.
     """
 
@@ -33,24 +75,26 @@ class Scored(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerationRequest:
-    """A prompt and how to go on from it.
+    """A prompt and how to continue it.
 
     Attributes:
-        index: place of its first choice in the response.
+        channel: receives the output; holds the request's places.
+        index: of its first choice in the response.
         prompt: ids as the client gave them.
         start: ids to begin with where neither prompt nor state gives any.
-        state: to go on from, or None.
+        state: to continue from, or None.
         samplings: one per choice; each with a seed of its own.
-        stops: `stop` as sequences of tokens, where it has such; see `text.writing.token_stops`.
-        max_tokens: most tokens to write.
+        stops: stop strings as sequences of tokens, where possible; see `text.writing.token_stops`.
+        max_tokens: to write per choice.
         num_top: likeliest tokens to report; None reports no scores.
         scores_prompt: the prompt's tokens are scored, too.
-        returns_state: the last piece carries the state.
-        prefix: what is known of the prompt.
+        returns_state: the last chunk carries the state.
+        prefix: the cached part of the prompt.
     """
 
+    channel: Channel
     index: int
     prompt: Sequence[int]
     start: Sequence[int]
@@ -65,24 +109,23 @@ class GenerationRequest:
 
     @property
     def indices(self) -> range:
-        """The choices of the response that it makes."""
         return range(self.index, self.index + len(self.samplings))
 
 
 @dataclass(slots=True)
 class OutputChunk:
-    """What one text has new.
+    """New output of one text.
 
     Attributes:
         index: the choice.
         text: may be empty.
         num_tokens: tokens written.
-        finish: "stop" or "length" in the last piece.
-        error: why there is no more, in the last piece.
-        prompt_scores: of the prompt, in pieces of its job's first choice: a choice has no token
-            before the last of them came.
+        finish: "stop" or "length" in the last chunk.
+        error: why there is no more, in the last chunk.
+        prompt_scores: of the prompt, in chunks of its request's first choice; they precede every
+            choice's first token.
         scores: of the tokens of `text`.
-        state: in the last piece, where asked for.
+        state: in the last chunk, where requested.
     """
 
     index: int
@@ -90,91 +133,95 @@ class OutputChunk:
     num_tokens: int = 0
     finish: str | None = None
     error: str | None = None
-    prompt_scores: list[Scored] = field(default_factory=list)
-    scores: list[Scored] = field(default_factory=list)
+    prompt_scores: list[ScoredToken] = field(default_factory=list)
+    scores: list[ScoredToken] = field(default_factory=list)
     state: State | None = None
 
     @property
     def is_last(self) -> bool:
-        """Whether the text has ended."""
         return self.finish is not None or self.error is not None
 
 
 class ActiveSequence:
-    """A stream of the engine and the text it makes.
+    """A stream of the decoder and the text it writes.
 
     Args:
-        job: what is to be written.
-        choice: which of the job's; None reads the prompt for all of them.
+        request: what to write.
+        choice: which of the request's; None reads the prompt for all of them.
         decoder: the model.
         tokenizer: its vocabulary.
-        opened: the state after the prompt, where another row has read it.
+        opened: the state after the prompt, where another sequence has read it.
     """
 
     def __init__(
         self,
-        job: GenerationRequest,
+        request: GenerationRequest,
         choice: int | None,
         decoder: Decoder,
         tokenizer: Tokenizer,
         opened: bytes | None = None,
     ) -> None:
-        self.job, self.choice = job, choice
-        self.index = job.index + (choice or 0)
+        self.request, self.choice = request, choice
+        self.channel = request.channel
+        self.index = request.index + (choice or 0)
         self._decoder = decoder
-        self._sampling = job.samplings[choice or 0]
-        if choice is None:  # what others go on from must not depend on who read it
+        self._sampling = request.samplings[choice or 0]
+        if choice is None:  # the state after a prompt must not depend on who read it
             self._sampling = replace(self._sampling, frequency_penalty=0.0, presence_penalty=0.0)
         self.stream: Stream = decoder.stream()
-        self._scores_prompt = job.scores_prompt and self.index == job.index  # once for all choices
+        # Once for all choices.
+        self._scores_prompt = request.scores_prompt and self.index == request.index
         self.stream.set(
-            self._sampling, stops=job.stops, num_top=job.num_top, scores_given=self._scores_prompt
+            self._sampling,
+            stops=request.stops,
+            num_top=request.num_top,
+            scores_given=self._scores_prompt,
         )
         # A token is read to score the last of the prompt, even where nothing is to be written.
-        self._room = max(job.max_tokens, 1 if job.scores_prompt else 0)
+        self._room = max(request.max_tokens, 1 if request.scores_prompt else 0)
         self._text = tokenizer.stream_decoder(
-            job.state.held if job.state and len(job.prompt) == 0 else b""
+            request.state.held if request.state and len(request.prompt) == 0 else b""
         )
-        self._gate = StopText(self._sampling.stops)
-        is_exact = len(job.stops) == len(self._sampling.stops)
-        self._by_token = not is_exact or job.num_top is not None
-        self._rewinds = job.returns_state and not is_exact
+        self._stop_text = StopText(self._sampling.stops)
+        is_exact = len(request.stops) == len(self._sampling.stops)
+        self._by_token = not is_exact or request.num_top is not None
+        self._rewinds = request.returns_state and not is_exact
         self._before = b""
         self._num_written = self._num_chars = self._num_out = 0
-        self._pending: list[Scored] = []
+        self._pending: list[ScoredToken] = []
         self._num_unscored = self._begin(opened)
         self.num_unread: int = self.stream.native.num_waiting
         # The last token of a state waits to be read, too; it was counted before.
-        begins_known = job.state is not None or job.prefix.state is not None
+        begins_known = request.state is not None or request.prefix.state is not None
         self._num_counted = int(opened is not None or begins_known)
 
     @property
     def indices(self) -> range:
-        """The choices that it writes, or reads the prompt for."""
-        return self.job.indices if self.choice is None else range(self.index, self.index + 1)
+        """The choices that it writes or reads the prompt for."""
+        return self.request.indices if self.choice is None else range(self.index, self.index + 1)
 
     def _begin(self, opened: bytes | None) -> int:
         """Returns how many tokens of the prompt will be scored."""
-        job, stream = self.job, self.stream
+        request, stream = self.request, self.stream
         if opened is not None:
             stream.restore(opened)
         else:
-            if job.state is not None:
-                stream.restore(job.state.stream)
-            elif job.prefix.state is not None:
-                stream.restore(job.prefix.state)
-            stream.feed(job.prompt[job.prefix.num_known :])
+            if request.state is not None:
+                stream.restore(request.state.stream)
+            elif request.prefix.state is not None:
+                stream.restore(request.prefix.state)
+            stream.feed(request.prompt[request.prefix.num_known :])
             if stream.native.num_waiting == 0:
-                stream.feed(job.start)
+                stream.feed(request.start)
         stream.begin(0 if self.choice is None else self._room)
         return stream.native.num_waiting - 1 if self._scores_prompt else 0
 
     def prepare(self) -> None:
-        """To be called before each call of the engine."""
+        """Saves the stream before a call of the decoder."""
         self._before = self.stream.save()
 
     def go_back(self) -> None:
-        """Takes the stream back to where it was before a call of the engine that failed."""
+        """Restores the stream to before a call of the decoder that failed."""
         self.stream.restore(self._before)
         self.stream.begin(0 if self.choice is None else self._room - self._num_written)
 
@@ -189,33 +236,32 @@ class ActiveSequence:
         return max(0, before - self.num_unread - num_counted)
 
     def take(self) -> OutputChunk | None:
-        """Returns what is new, None where nothing is."""
+        """Returns new output, or None."""
         if self._by_token:
             return self._take_by_token()
         stream = self.stream
         tokens = stream.take()
         self._num_written += len(tokens)
-        text = self._gate.push(self._text.push_all(tokens))
-        if self._gate.is_done or not stream.is_running:
+        text = self._stop_text.push(self._text.push_all(tokens))
+        if self._stop_text.is_done or not stream.is_running:
             return self._end(text, len(tokens))
         return OutputChunk(self.index, text, len(tokens)) if tokens else None
 
     def _end(self, text: str, num_tokens: int) -> OutputChunk:
-        is_stopped, status = self._gate.is_done, self.stream.status
+        is_stopped, status = self._stop_text.is_done, self.stream.status
         if not is_stopped and status == "stop" and self._num_written < self._room:
-            # What ended it began in the prompt of an earlier request: no stop of this text.
+            # The stop string began in an earlier request: it does not end this text.
             self.stream.begin(self._room - self._num_written)
             return OutputChunk(self.index, text, num_tokens)
         if not is_stopped and status not in ("stop", "length"):
             return self.failed("the model cannot go on from here")
-        state = State(self.stream.save(), self._text.held) if self.job.returns_state else None
+        state = State(self.stream.save(), self._text.held) if self.request.returns_state else None
         if not is_stopped:
-            text += self._gate.flush() + ("" if state else self._text.flush())
+            text += self._stop_text.flush() + ("" if state else self._text.flush())
         finish = "stop" if is_stopped else "length"
         return OutputChunk(self.index, text, num_tokens, finish, state=state)
 
     def failed(self, why: str) -> OutputChunk:
-        """Returns the last piece of a text that cannot be written to its end."""
         return OutputChunk(self.index, error=why)
 
     def _take_by_token(self) -> OutputChunk | None:
@@ -223,7 +269,7 @@ class ActiveSequence:
         prompt_scores = scores[: self._num_unscored]
         del scores[: self._num_unscored]
         self._num_unscored -= len(prompt_scores)
-        tokens = tokens[: self.job.max_tokens - self._num_written]
+        tokens = tokens[: self.request.max_tokens - self._num_written]
         text, used = "", 0
         for token in tokens:
             if scores:
@@ -232,41 +278,41 @@ class ActiveSequence:
             new = self._text.push(token)
             self._num_chars += len(new)
             used += 1
-            text += self._gate.push(new)
-            if self._gate.is_done:
+            text += self._stop_text.push(new)
+            if self._stop_text.is_done:
                 break
         self._num_written += used
-        if self._gate.is_done:
+        if self._stop_text.is_done:
             self._rewind(used, len(tokens))
-        if self._gate.is_done or not self.stream.is_running:
-            piece = self._end(text, used)
+        if self._stop_text.is_done or not self.stream.is_running:
+            chunk = self._end(text, used)
         elif used or prompt_scores:
-            piece = OutputChunk(self.index, text, used)
+            chunk = OutputChunk(self.index, text, used)
         else:
             return None
-        piece.prompt_scores = prompt_scores
-        piece.scores = self._released(piece)
-        return piece
+        chunk.prompt_scores = prompt_scores
+        chunk.scores = self._released(chunk)
+        return chunk
 
-    def _take_scores(self) -> list[Scored]:
-        if self.job.num_top is None:
+    def _take_scores(self) -> list[ScoredToken]:
+        if self.request.num_top is None:
             return []
         own, top_tokens, top = self.stream.take_scores()
-        n = self.job.num_top
+        n = self.request.num_top
         pairs = list(zip(top_tokens, top, strict=True))
-        return [Scored(-1, lp, pairs[k * n : (k + 1) * n], 0) for k, lp in enumerate(own)]
+        return [ScoredToken(-1, lp, pairs[k * n : (k + 1) * n], 0) for k, lp in enumerate(own)]
 
-    def _released(self, piece: OutputChunk) -> list[Scored]:
-        """Returns the scores of the tokens whose text is out; with a stop, the others never are."""
-        self._num_out += len(piece.text)
+    def _released(self, chunk: OutputChunk) -> list[ScoredToken]:
+        """Returns the scores of tokens whose text was sent; after a stop the others never are."""
+        self._num_out += len(chunk.text)
         ready = self._pending
-        if piece.finish != "length":
+        if chunk.finish != "length":
             ready = [scored for scored in ready if scored.offset < self._num_out]
         self._pending = self._pending[len(ready) :]
         return ready
 
     def _rewind(self, used: int, written: int) -> None:
-        """Takes the stream back to the token at which the text was found to end."""
+        """Rewinds the stream to the token at which the text ended."""
         if self._rewinds and used < written:
             self.stream.restore(self._before)
             self.stream.begin(used)
@@ -274,22 +320,22 @@ class ActiveSequence:
                 self._decoder.run([self.stream], used + self.stream.native.num_waiting, 1)
 
 
-def openings(
-    job: GenerationRequest, decoder: Decoder, tokenizer: Tokenizer
+def first_sequences(
+    request: GenerationRequest, decoder: Decoder, tokenizer: Tokenizer
 ) -> list[ActiveSequence]:
-    """Returns the rows to begin a job with: one that reads the prompt for all, or all of them."""
-    count = len(job.samplings)
-    is_shared = count > 1 and not job.scores_prompt and not job.prefix.is_whole
-    if is_shared or job.prefix.key is not None:
-        return [ActiveSequence(job, None, decoder, tokenizer)]
-    return [ActiveSequence(job, choice, decoder, tokenizer) for choice in range(count)]
+    """Returns the sequences to start with: one that reads the prompt for all choices, or all."""
+    count = len(request.samplings)
+    is_shared = count > 1 and not request.scores_prompt and not request.prefix.is_whole
+    choices = [None] if is_shared or request.prefix.key is not None else range(count)
+    return [ActiveSequence(request, choice, decoder, tokenizer) for choice in choices]
 
 
 def forked(
-    row: ActiveSequence, blob: bytes, decoder: Decoder, tokenizer: Tokenizer
+    reader: ActiveSequence, state: bytes, decoder: Decoder, tokenizer: Tokenizer
 ) -> list[ActiveSequence]:
-    """Returns a row per choice, once `row` has read the prompt for all of them to state `blob`."""
+    """Returns a sequence per choice, once `reader` has read the prompt for all of them."""
+    request = reader.request
     return [
-        ActiveSequence(row.job, choice, decoder, tokenizer, blob)
-        for choice in range(len(row.job.samplings))
+        ActiveSequence(request, choice, decoder, tokenizer, state)
+        for choice in range(len(request.samplings))
     ]

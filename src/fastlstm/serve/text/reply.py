@@ -1,4 +1,4 @@
-"""The bytes of an answer: OpenAI's text_completion objects, whole or as events."""
+"""The JSON of an answer: OpenAI's text_completion objects, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -6,53 +6,121 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.serve.text.generation import Scored
-from fastlstm.serve.text.logprobs import Logprobs
-from fastlstm.serve.text.state import close_state
+from fastlstm.serve.text.generation import ScoredToken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastlstm.serve.text.engine import Engine
+    from fastlstm.serve.text.engine import TextEngine
     from fastlstm.serve.text.generation import GenerationRequest, OutputChunk
-    from fastlstm.serve.text.requests import Completion
+    from fastlstm.serve.text.requests import CompletionRequest
     from fastlstm.text.data.tokenizer import Tokenizer
+    from fastlstm.text.seal import Seal
+
+Parts = list[bytes | bytearray]
 
 DONE = b"data: [DONE]\n\n"
+_LOWEST = -9999.0
+"""Stands for a probability of zero, as with OpenAI: JSON has no infinity."""
+_FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_SLICE = 256
+"""Tokens encoded at a time, with the interpreter held."""
+
+
+class Logprobs:
+    """OpenAI's `logprobs` object, kept as JSON: a tenth of the memory of Python objects.
+
+    Args:
+        vocabulary: the bytes of every token.
+        num_top: likeliest tokens per place; with 0 there is no list of them.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:
+        self._vocabulary, self._num_top = vocabulary, num_top
+        self._lists = {name: bytearray() for name in _FIELDS}
+
+    def empty(self) -> Logprobs:
+        return Logprobs(self._vocabulary, self._num_top)
+
+    def add(self, scores: Sequence[ScoredToken], base: int) -> None:
+        """Appends tokens, whose offsets count from character `base`."""
+        for first in range(0, len(scores), _SLICE):
+            part = scores[first : first + _SLICE]
+            own = [None if s.logprob is None else max(s.logprob, _LOWEST) for s in part]
+            self._append("tokens", [token_name(self._vocabulary[s.token]) for s in part])
+            self._append("token_logprobs", own)
+            if self._num_top > 0:
+                self._append("top_logprobs", [self._top(s) for s in part])
+            self._append("text_offset", [base + s.offset for s in part])
+
+    def _top(self, scored: ScoredToken) -> dict[str, float] | None:
+        if scored.logprob is None:
+            return None
+        # The token itself is always among them, as with OpenAI.
+        top = {token_name(self._vocabulary[token]): max(lp, _LOWEST) for token, lp in scored.top}
+        top.setdefault(token_name(self._vocabulary[scored.token]), max(scored.logprob, _LOWEST))
+        return top
+
+    def _append(self, name: str, values: list[Any]) -> None:
+        array = self._lists[name]
+        array += b"," if array else b""
+        array += _dumps(values)[1:-1]
+
+    def parts(self, before: Logprobs | None) -> Parts:
+        """Returns the JSON object in parts; the tokens of `before` come first."""
+        parts: Parts = []
+        for name in _FIELDS:
+            parts.append(b'%s"%s":' % (b"," if parts else b"{", name.encode()))
+            if name == "top_logprobs" and self._num_top == 0:
+                parts.append(b"null")
+                continue
+            first, own = b"" if before is None else before._lists[name], self._lists[name]
+            parts += [b"[", first, b"," if first and own else b"", own, b"]"]
+        return [*parts, b"}"]
+
+
+def token_name(token: bytes) -> str:
+    r"""Returns a token's text; bytes that are not UTF-8 on their own as ``bytes:\xe2``."""
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 class Prompt:
-    """A prompt as the choices that repeat it have it: its text and scores as JSON, written once.
+    """A prompt's text and scores as JSON, shared by the choices that repeat it.
 
     Args:
-        job: what it belongs to.
-        asked: the request.
+        generation: what it belongs to.
+        request: the client's.
         tokenizer: of the model.
 
     Attributes:
-        text: JSON without its quotation marks; empty where it is not to be repeated.
+        text: JSON without its quotation marks; empty where it is not repeated.
         length: of the text, in characters.
-        scores: its tokens, or None where no scores were asked for.
+        scores: of its tokens, or None where no scores were requested.
     """
 
-    def __init__(self, job: GenerationRequest, asked: Completion, tokenizer: Tokenizer) -> None:
-        text = tokenizer.decode(job.prompt) if asked.echo else ""
+    def __init__(
+        self, generation: GenerationRequest, request: CompletionRequest, tokenizer: Tokenizer
+    ) -> None:
+        text = tokenizer.decode(generation.prompt) if request.echo else ""
         self.text, self.length = _text_json(text), len(text)
-        self.scores = _scores(asked, tokenizer)
-        self._tokens = iter(job.prompt if job.scores_prompt else ())
+        top = request.logprobs
+        self.scores = None if top is None else Logprobs(tokenizer.pieces, top)
+        self._tokens = iter(generation.prompt if generation.scores_prompt else ())
         self._decoder, self._offset = tokenizer.stream_decoder(), 0
-        if job.state is None:  # the first of a text has no score
-            self.add([Scored(-1, None, [], 0)])
+        if generation.state is None:  # the first of a text has no score
+            self.add([ScoredToken(-1, None, [], 0)])
 
-    def add(self, scores: Sequence[Scored]) -> None:
-        """Takes the scores of the next tokens."""
-        found = []
+    def add(self, scores: Sequence[ScoredToken]) -> None:
+        named = []
+        # No tokens are left for what stands for an empty prompt.
         for scored, token in zip(scores, self._tokens, strict=False):
-            # None is left of what stands for an empty prompt.
-            found.append(scored._replace(token=token, offset=self._offset))
+            named.append(scored._replace(token=token, offset=self._offset))
             self._offset += len(self._decoder.push(token))
         if self.scores is not None:
-            self.scores.add(found, 0)
+            self.scores.add(named, 0)
 
 
 @dataclass
@@ -61,15 +129,13 @@ class Choice:
 
     Attributes:
         index: its number.
-        prompt: what it goes on from; shared with others.
-        asked: the request.
-        engine: the model.
+        prompt: of the text; shared with other choices.
+        seal: signs its state.
     """
 
     index: int
     prompt: Prompt
-    asked: Completion
-    engine: Engine
+    seal: Seal
 
     def parts(
         self,
@@ -78,17 +144,9 @@ class Choice:
         scores: Logprobs | None,
         finish: str | None,
         session: str | None,
-    ) -> list[bytes | bytearray]:
-        """Returns OpenAI's choice object in parts.
-
-        Args:
-            before: the prompt, where it is to be repeated first.
-            text: JSON without its quotation marks.
-            scores: of its tokens.
-            finish: why it ended, or None.
-            session: blob of its state, or None.
-        """
-        logprobs: list[bytes | bytearray] = [b"null"]
+    ) -> Parts:
+        """Returns OpenAI's choice object in parts; the prompt is repeated if it is `before`."""
+        logprobs: Parts = [b"null"]
         if scores is not None:
             logprobs = scores.parts(None if before is None else before.scores)
         return [
@@ -101,119 +159,101 @@ class Choice:
             b"}" if session is None else b',"session":%s}' % _dumps(session),
         ]
 
-    def session(self, piece: OutputChunk) -> str | None:
-        """Returns the blob of the state, in the last piece where it was asked for."""
-        return None if piece.state is None else close_state(self.engine.seal, piece.state)
+    def session(self, chunk: OutputChunk) -> str | None:
+        return None if chunk.state is None else chunk.state.blob(self.seal)
 
     def new_scores(self) -> Logprobs | None:
-        """Returns room for scores, or None where none were asked for."""
-        return _scores(self.asked, self.engine.writer.tokenizer)
+        """Returns an empty `logprobs` object, or None where none was requested."""
+        return None if self.prompt.scores is None else self.prompt.scores.empty()
 
 
 def choices_of(
-    jobs: Sequence[GenerationRequest], asked: Completion, engine: Engine
+    generations: Sequence[GenerationRequest], request: CompletionRequest, engine: TextEngine
 ) -> list[Choice]:
-    """Returns the choices of a request; those of a job share its prompt."""
-    found: list[Choice] = []
-    for job in jobs:
-        prompt = Prompt(job, asked, engine.writer.tokenizer)
-        found += [Choice(index, prompt, asked, engine) for index in job.indices]
-    return found
-
-
-def _scores(asked: Completion, tokenizer: Tokenizer) -> Logprobs | None:
-    return None if asked.logprobs is None else Logprobs(tokenizer.pieces, asked.logprobs)
+    """Returns the choices of a request; those of one prompt share it."""
+    choices: list[Choice] = []
+    for generation in generations:
+        prompt = Prompt(generation, request, engine.model.tokenizer)
+        choices += [Choice(index, prompt, engine.seal) for index in generation.indices]
+    return choices
 
 
 @dataclass
-class Totals:
+class Usage:
     """Tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int = 0
 
-    def as_json(self) -> dict[str, int]:
-        """OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
+    def json(self) -> bytes:
+        total = self.prompt_tokens + self.completion_tokens
+        return _dumps({**vars(self), "total_tokens": total})
 
 
-class Events:
-    """A request's answer as server-sent events; what all have in common is written once.
+class EventStream:
+    """A request's answer as server-sent events.
 
     Args:
         head: id, object, created, model.
-        usage: which events carry the tokens so far: "", "last" or "all".
-        totals: counts.
+        reports_usage: which events carry the tokens so far: "", "last" or "all".
+        usage: the counts.
     """
 
-    def __init__(self, head: dict[str, Any], usage: str, totals: Totals) -> None:
+    def __init__(self, head: dict[str, Any], reports_usage: str, usage: Usage) -> None:
         self._head = b"data: " + _dumps(head)[:-1] + b',"choices":['
-        self._usage, self._totals = usage, totals
-        self._tail = b"]}\n\n" if usage == "" else b'],"usage":null}\n\n'
-        self._begun: set[int] = set()
+        self._reports_usage, self._usage = reports_usage, usage
+        self._tail = b'],"usage":null}\n\n' if reports_usage else b"]}\n\n"
+        self._started: set[int] = set()
 
-    def piece(self, choice: Choice, piece: OutputChunk) -> list[bytes | bytearray]:
-        """Returns the event of a piece in parts; none where it has only scores of the prompt."""
-        choice.prompt.add(piece.prompt_scores)
-        if not (piece.num_tokens or piece.text or piece.is_last):
+    def event(self, choice: Choice, chunk: OutputChunk) -> Parts:
+        """Returns the event of a chunk in parts; none if it has only scores of the prompt."""
+        choice.prompt.add(chunk.prompt_scores)
+        if not (chunk.num_tokens or chunk.text or chunk.is_last):
             return []
-        before = None if choice.index in self._begun else choice.prompt
-        self._begun.add(choice.index)
+        before = None if choice.index in self._started else choice.prompt
+        self._started.add(choice.index)
         scores = choice.new_scores()
         if scores is not None:
-            scores.add(piece.scores, choice.prompt.length)
-        found = choice.parts(
-            before, _text_json(piece.text), scores, piece.finish, choice.session(piece)
-        )
-        return [self._head, *found, self._tail if self._usage != "all" else self._counted()]
+            scores.add(chunk.scores, choice.prompt.length)
+        session = choice.session(chunk)
+        parts = choice.parts(before, _text_json(chunk.text), scores, chunk.finish, session)
+        tail = self._usage_tail() if self._reports_usage == "all" else self._tail
+        return [self._head, *parts, tail]
 
     def end(self) -> bytes:
-        """Returns what follows the last piece."""
-        return (self._head + self._counted() if self._usage else b"") + DONE
+        return (self._head + self._usage_tail() if self._reports_usage else b"") + DONE
 
-    def _counted(self) -> bytes:
-        return b'],"usage":%s}\n\n' % _dumps(self._totals.as_json())
+    def _usage_tail(self) -> bytes:
+        return b'],"usage":%s}\n\n' % self._usage.json()
 
 
-class Whole:
-    """A choice that is answered at once.
-
-    Args:
-        choice: which.
-    """
+class WholeChoice:
+    """A choice that is sent at once, at its end."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice, self._text, self._scores = choice, bytearray(), choice.new_scores()
         self._finish: str | None = None
         self._session: str | None = None
 
-    def add(self, piece: OutputChunk) -> None:
-        """Takes a piece."""
+    def add(self, chunk: OutputChunk) -> None:
         prompt = self._choice.prompt
-        prompt.add(piece.prompt_scores)
-        self._text += _text_json(piece.text)
+        prompt.add(chunk.prompt_scores)
+        self._text += _text_json(chunk.text)
         if self._scores is not None:
-            self._scores.add(piece.scores, prompt.length)
-        self._finish, self._session = piece.finish, self._choice.session(piece)
+            self._scores.add(chunk.scores, prompt.length)
+        self._finish, self._session = chunk.finish, self._choice.session(chunk)
 
-    def parts(self) -> list[bytes | bytearray]:
-        """Returns OpenAI's choice object in parts."""
+    def parts(self) -> Parts:
         choice = self._choice
         return choice.parts(choice.prompt, self._text, self._scores, self._finish, self._session)
 
 
-def whole_parts(
-    head: dict[str, Any], choices: Sequence[Whole], totals: Totals
-) -> list[bytes | bytearray]:
+def whole_parts(head: dict[str, Any], choices: Sequence[WholeChoice], usage: Usage) -> Parts:
     """Returns the answer to a request without `stream` in parts."""
-    found: list[bytes | bytearray] = [_dumps(head)[:-1] + b',"choices":[']
-    for whole in choices:
-        found += [*([b","] if len(found) > 1 else []), *whole.parts()]
-    return [*found, b'],"usage":%s}' % _dumps(totals.as_json())]
+    parts: Parts = [_dumps(head)[:-1] + b',"choices":[']
+    for number, choice in enumerate(choices):
+        parts += [b"," if number else b"", *choice.parts()]
+    return [*parts, b'],"usage":%s}' % usage.json()]
 
 
 def _text_json(text: str) -> bytes:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fastlstm.errors import DataError, Message, Setting, counted
 from fastlstm.system.cache import release_pages
-from fastlstm.system.prefetch import read_position
+from fastlstm.system.prefetch import LoaderPosition
 from fastlstm.text.data.tokenizer import Ids
 
 _RELEASE_EVERY = 4096
@@ -54,8 +54,8 @@ def largest_batch_size(num_tokens: int, seq_length: int) -> int:
     return num_tokens // (2 * seq_length)
 
 
-class Batches(ABC):
-    """Endless iterator over the epochs of a text, resumable anywhere.
+class Batches(LoaderPosition, ABC):
+    """Endless iterator over the epochs of a text; resumable anywhere.
 
     Args:
         ids: 1-d token ids, usually memory-mapped.
@@ -63,20 +63,17 @@ class Batches(ABC):
         seq_length: T.
         seed: of everything random here.
 
-    Attributes:
-        steps_per_epoch: batches in every epoch.
-
     Raises:
-        DataError: fewer than ``2 * B * T`` tokens; sizes that would fit are named.
+        DataError: fewer than ``2 * B * T`` tokens; names sizes that would fit.
     """
+
+    _source = "text"
 
     def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int) -> None:
         self._ids = np.asarray(ids)
         self._batch_size = batch_size
         self._seq_length = seq_length
         self._seed = seed
-        self._epoch = 0
-        self._index = 0
         self._prepared = -1
         if len(ids) < 2 * batch_size * seq_length:
             raise DataError(self._too_short())
@@ -92,24 +89,10 @@ class Batches(ABC):
         tokens = torch.from_numpy(self._gather(self._index))
         reset = torch.from_numpy(self._reset(self._epoch, self._index))
         batch = Batch(tokens[:-1], tokens[1:], reset, self._epoch, self._index)
-        self._index += 1
-        if self._index == self.steps_per_epoch:
-            self._epoch, self._index = self._epoch + 1, 0
+        self._advance()
         if self._index % _RELEASE_EVERY == 0:
             release_pages(self._ids)
         return batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position of the next batch."""
-        return {"epoch": self._epoch, "index": self._index}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a position that `state_dict` returned, for the same text, sizes and seed.
-
-        Raises:
-            CorruptFileError: no such position.
-        """
-        self._epoch, self._index = read_position(state, self.steps_per_epoch, "text")
 
     def _random(self, purpose: int, epoch: int, index: int = 0) -> np.random.Generator:
         counter = [0, index, epoch, purpose]

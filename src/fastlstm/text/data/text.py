@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -93,22 +93,26 @@ class TextDataset:
         """Characters that are left out of `ids`."""
         return self.num_chars - len(self.ids) if self.unknown else 0
 
-    def split(self, spec: str = "90/5/5") -> Splits:
+    def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
         """Cuts the text into train, validation and test parts.
+
+        Args:
+            spec: shares in percent.
+            files: parts that are files of their own, see `split_shares`: they are empty here.
 
         Raises:
             DataError: the text is too short to be cut.
             ConfigError: a bad `spec`.
         """
-        first, second = self._edges(spec)
+        first, second = self._edges(spec, files)
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
-    def train_counts(self, spec: str = "90/5/5") -> NDArray[np.int64]:
+    def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
         """Returns how often each token occurs in the training part, shape ``(V,)``.
 
         Cost: one pass over the ids the first time (0.5 s/GB), then read from the cache.
         """
-        end, _ = self._edges(spec)
+        end, _ = self._edges(spec, files)
         memo = make_key("counts", self.key, end)
         known = self.cache.recall(memo)
         is_known = isinstance(known, list) and len(known) == self.tokenizer.vocab_size
@@ -118,18 +122,34 @@ class TextDataset:
         self.cache.remember(memo, counts.tolist())
         return counts
 
-    def _edges(self, spec: str) -> tuple[int, int]:
-        shares = parse_split(spec)
+    def _edges(self, spec: str, files: Collection[str]) -> tuple[int, int]:
+        shares = split_shares(spec, files)
         num = len(self.ids)
-        first = int(num * shares[0] + 1e-6)
         second = num if shares[2] == 0 else int(num * (shares[0] + shares[1]) + 1e-6)
-        if num < MIN_TOKENS or first < 2 or second - first < 2:
+        first = second if shares[1] == 0 else int(num * shares[0] + 1e-6)
+        if num < MIN_TOKENS or first < 2 or (shares[1] > 0 and second - first < 2):
             raise DataError(
                 f"{self.source} holds only {counted(self.num_chars, 'character')}"
                 f" ({counted(num, 'token')}); training needs at least {MIN_TOKENS} tokens, and"
                 " useful text far more"
             )
         return first, second
+
+
+def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
+    """Returns the train, validation and test shares of a text; they sum to 1.
+
+    Args:
+        spec: as in ``"90/5/5"``.
+        files: "valid", "test", both or none: parts that are files of their own. Their shares are
+            trained on.
+    """
+    train, valid, test = parse_split(spec)
+    if "valid" in files:
+        train, valid = train + valid, 0.0
+    if "test" in files:
+        train, test = train + test, 0.0
+    return train, valid, test
 
 
 def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.http.channel import Disconnected, Presence
-from fastlstm.serve.http.errors import Unavailable
-from fastlstm.serve.worker import Worker
+from fastlstm.serve.admission import Reservation
+from fastlstm.serve.http.errors import Disconnected, Unavailable
+from fastlstm.serve.http.worker import Worker
 
 
 def run(check: Callable[[Worker], Awaitable[None]]) -> None:
@@ -75,7 +75,7 @@ def test_a_client_that_leaves_takes_its_call_along() -> None:
 
     async def check(worker: Worker) -> None:
         held = worker.call(gate.wait, 20)
-        client = Presence()
+        client = Reservation()
         waiting = asyncio.create_task(client.wait(worker.call(made.append, 1)))
         await asyncio.sleep(0)
         assert len(worker._waiting) >= 1

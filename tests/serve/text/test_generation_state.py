@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.text.state import State, close_state, open_state
+from fastlstm.serve.text.generation import State
 from fastlstm.text.seal import Seal
-from running_server import Running, make_writer, solo
+from running_server import Running, make_lm, solo
 
 
 def blob_of(answer: Any) -> str:
@@ -23,10 +23,10 @@ def test_a_text_in_parts_is_the_text_in_one(server: Running) -> None:
     first = server.post(prompt="a cat", max_tokens=40, **asked)
     second = server.post(prompt="", max_tokens=60, session=blob_of(first), **asked)
     texts = [answer.json()["choices"][0]["text"] for answer in (first, second)]
-    assert "".join(texts) == solo(server.writer, "a cat", 100, seed=11)
+    assert "".join(texts) == solo(server.model, "a cat", 100, seed=11)
 
 
-def test_a_streams_last_piece_carries_the_state(server: Running) -> None:
+def test_a_streams_last_chunk_carries_the_state(server: Running) -> None:
     whole = server.post(prompt="a", max_tokens=30, seed=1, return_session=True)
     body = {"prompt": "a", "max_tokens": 30, "seed": 1, "return_session": True, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -38,7 +38,7 @@ def test_a_streams_last_piece_carries_the_state(server: Running) -> None:
 def test_a_prompt_after_a_state_is_read_on_top_of_it(server: Running) -> None:
     first = server.post(prompt="the cat ", max_tokens=0, return_session=True)
     got = server.text(prompt="sat", max_tokens=30, seed=2, session=blob_of(first))
-    assert got == solo(server.writer, "the cat sat", 30, seed=2)
+    assert got == solo(server.model, "the cat sat", 30, seed=2)
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
@@ -46,7 +46,7 @@ def test_penalties_may_begin_with_a_later_part(server: Running, penalty: str) ->
     first = server.post(prompt="the cat ", max_tokens=0, return_session=True)
     asked = {"seed": 2, penalty: 1.9}
     got = server.text(prompt="", max_tokens=60, session=blob_of(first), **asked)
-    assert got == solo(server.writer, "the cat ", 60, **asked)
+    assert got == solo(server.model, "the cat ", 60, **asked)
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
@@ -67,12 +67,12 @@ def test_every_choice_has_a_state_of_its_own(server: Running) -> None:
     answer = server.post(prompt="a", max_tokens=10, n=2, seed=1, return_session=True).json()
     for k, choice in enumerate(answer["choices"]):
         more = server.text(prompt="", max_tokens=10, session=choice["session"], seed=1 + k)
-        assert choice["text"] + more == solo(server.writer, "a", 20, seed=1 + k)
+        assert choice["text"] + more == solo(server.model, "a", 20, seed=1 + k)
 
 
-def test_a_character_cut_in_two_is_whole_in_the_end(serve: Any, byte_writer: Any) -> None:
-    server = serve(model=byte_writer)
-    wanted = byte_writer.tokenizer.encode("é")
+def test_a_character_cut_in_two_is_whole_in_the_end(serve: Any, byte_model: Any) -> None:
+    server = serve(model=byte_model)
+    wanted = byte_model.tokenizer.encode("é")
     bias = {str(int(wanted[0])): 100}
     first = server.post(prompt="a", max_tokens=1, logit_bias=bias, return_session=True)
     assert first.json()["choices"][0]["text"] == ""
@@ -82,10 +82,10 @@ def test_a_character_cut_in_two_is_whole_in_the_end(serve: Any, byte_writer: Any
 
 
 def test_a_prompt_after_a_character_cut_in_two_begins_with_its_own(
-    serve: Any, byte_writer: Any
+    serve: Any, byte_model: Any
 ) -> None:
-    server = serve(model=byte_writer)
-    bias = {str(int(byte_writer.tokenizer.encode("é")[0])): 100}
+    server = serve(model=byte_model)
+    bias = {str(int(byte_model.tokenizer.encode("é")[0])): 100}
     first = server.post(prompt="a", max_tokens=1, logit_bias=bias, return_session=True)
     bias = {str(ord("b")): 100}
     text = server.text(prompt="a", max_tokens=3, logit_bias=bias, session=blob_of(first))
@@ -94,11 +94,10 @@ def test_a_prompt_after_a_character_cut_in_two_begins_with_its_own(
 
 @pytest.mark.parametrize("held", [b"text", b"\xff", b"\xc3" * 200])
 def test_a_signed_state_with_what_is_no_character_is_refused(server: Running, held: bytes) -> None:
-    stream = server.writer.decoder.stream()
+    stream = server.model.decoder.stream()
     stream.feed([1, 2])
-    blob = close_state(
-        Seal(b"k" * 32, server.writer.decoder.model_hash), State(stream.save(), held)
-    )
+    seal = Seal(b"k" * 32, server.model.decoder.model_hash)
+    blob = State(stream.save(), held).blob(seal)
     answer = server.post(prompt="", session=blob)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "invalid_session"
@@ -108,7 +107,7 @@ def test_a_signed_state_with_what_is_no_character_is_refused(server: Running, he
 @pytest.mark.parametrize("length", [3, 80])
 def test_the_state_after_a_stop_is_where_it_was_found(server: Running, length: int) -> None:
     """Longer stops are not known to the engine: what it wrote beyond them is taken back."""
-    whole = solo(server.writer, "a", 900, seed=6)
+    whole = solo(server.model, "a", 900, seed=6)
     stop = whole[200 : 200 + length]
     end = whole.index(stop) + length
     first = server.post(prompt="a", max_tokens=900, seed=6, stop=stop, return_session=True)
@@ -118,13 +117,13 @@ def test_the_state_after_a_stop_is_where_it_was_found(server: Running, length: i
 
 
 def test_ten_thousand_mutations_are_refused_or_the_same() -> None:
-    writer = make_writer()
-    seal = Seal(b"key" * 8, writer.decoder.model_hash)
-    stream = writer.decoder.stream()
+    lm = make_lm()
+    seal = Seal(b"key" * 8, lm.decoder.model_hash)
+    stream = lm.decoder.stream()
     stream.feed([1, 2])
     state = State(stream.save(), b"\xc3")
-    blob = close_state(seal, state)
-    assert open_state(seal, blob) == state
+    blob = state.blob(seal)
+    assert State.from_blob(blob, seal) == state
     raw = base64.b64decode(blob)
     rng = random.Random(0)
     for _ in range(10_000):
@@ -137,11 +136,11 @@ def test_ten_thousand_mutations_are_refused_or_the_same() -> None:
         else:
             changed += rng.randbytes(rng.randint(1, 9))
         with pytest.raises(ApiError) as caught:
-            open_state(seal, base64.b64encode(changed).decode())
+            State.from_blob(base64.b64encode(changed).decode(), seal)
         assert caught.value.status == 400
     for text in ("", "=", "é", blob[:-1] + "!", blob + blob):
         with pytest.raises(ApiError):
-            open_state(seal, text)
+            State.from_blob(text, seal)
 
 
 def test_states_of_another_key_or_model_are_refused(serve: Any, server: Running) -> None:
@@ -150,7 +149,7 @@ def test_states_of_another_key_or_model_are_refused(serve: Any, server: Running)
     answer = other_key.post(prompt="a", session=blob)
     assert answer.status_code == 400
     assert "another key" in answer.json()["error"]["message"]
-    other_model = serve(model=make_writer(seed=5))
+    other_model = serve(model=make_lm(seed=5))
     answer = other_model.post(prompt="a", session=blob)
     assert "another model" in answer.json()["error"]["message"]
     same = serve()

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
-from fastlstm.errors import NonFiniteError
+from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 
@@ -53,6 +53,6 @@ def test_the_validation_loss_is_the_mean_of_present_values(
 def test_a_validation_part_without_values_is_no_loss_of_zero() -> None:
     y = values()
     y[100:160] = np.nan
-    with pytest.raises(NonFiniteError, match="the validation part must have some"):
+    with pytest.raises(DataError, match="the validation part has no value of the targets"):
         Forecaster(**QUICK).fit(y)
     assert math.isfinite(Forecaster(**QUICK).fit(values()).fitted_.best_loss)

@@ -14,10 +14,8 @@ import httpx
 import numpy as np
 import pytest
 
+from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast import engine as forecast_engine
-from fastlstm.serve.forecast.batcher import DynamicBatcher
-from fastlstm.serve.http.errors import QueueFull
-from fastlstm.serve.places import Places
 from fastlstm.serve.text import completions, engine
 from fastlstm.serve.text.generation import GenerationRequest
 from fastlstm.serve.text.scheduler import Scheduler
@@ -41,42 +39,6 @@ def at(server: Running, last: int) -> Any:
     return output(server.client.post(PAST, json=body(rows(last - L, last))))
 
 
-def filled(places: Places, tenant: bytes) -> int:
-    """How many places a key gets, one at a time."""
-    count = 0
-    while places.has_room(tenant, 1):
-        places.take(tenant, 1)
-        count += 1
-    return count
-
-
-def test_one_tenant_takes_everything_that_several_share() -> None:
-    assert filled(Places(12), b"") == 12
-    places = Places(12, is_shared=True)
-    assert [filled(places, tenant) for tenant in (b"a", b"b", b"c")] == [6, 3, 1]
-    assert places.num_taken == 10
-    places.give_back(b"a", 5)
-    assert filled(places, b"c") == 3, "who held more than the others makes room"
-    assert filled(Places(1, is_shared=True), b"a") == 1
-    assert not places.is_full
-    assert filled(Places(0, is_shared=True), b"a") == 0
-
-
-def test_a_request_takes_at_most_half_of_what_is_shared() -> None:
-    for total in (8, 9):
-        places = Places(total, is_shared=True)
-        assert places.has_room(b"a", 4)
-        assert not places.has_room(b"a", 5)
-
-
-def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
-    places = Places(8, is_shared=True)
-    assert filled(places, b"a") == 4
-    assert filled(places, b"b") == 2
-    assert not places.has_room(b"a", 1, held=1)
-    assert places.has_room(b"a", 0, held=1)
-
-
 @pytest.mark.parametrize("is_text", [True, False])
 def test_a_request_whose_body_comes_late_keeps_its_place(
     serve: Callable[..., Running], plain_model: Any, is_text: bool
@@ -93,7 +55,7 @@ def test_a_request_whose_body_comes_late_keeps_its_place(
         length = b"content-length: %d\r\n\r\n" % len(content)
         client.sendall(f"{head}authorization: Bearer {key}\r\n".encode() + length)
         clients.append(client)
-        wait_until(lambda number=number: server.scheduler.num_held == number)  # type: ignore[misc]
+        wait_until(lambda number=number: server.scheduler.admission.num_held == number)  # type: ignore[misc]
     for client in clients:
         client.sendall(content)
     assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * 6
@@ -103,13 +65,16 @@ def test_a_request_whose_body_comes_late_keeps_its_place(
 
 def test_a_request_for_many_gets_its_places_beside_other_keys(shared: Any) -> None:
     scheduler, _ = shared
-    others = [scheduler.reserve(2, object(), b"key %d" % k) for k in range(7)]
-    ann = scheduler.reserve(1, object(), b"ann")
-    scheduler.enlarge(ann, 2)  # the last place: that it holds one is no reason to refuse it
+    others = [Reservation(b"key %d" % k) for k in range(7)]
+    for reservation in others:
+        scheduler.admission.reserve(reservation, 2)
+    ann = Reservation(b"ann")
+    scheduler.admission.reserve(ann)
+    scheduler.admission.reserve(ann, 2)  # the last: that it holds one is no reason to refuse it
     assert ann.num_places == 2
-    for ticket in (*others, ann):
-        scheduler.release(ticket)
-    assert scheduler.num_held == 0
+    for reservation in (*others, ann):
+        scheduler.release(reservation)
+    assert scheduler.admission.num_held == 0
 
 
 def sequence(
@@ -162,7 +127,7 @@ def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: Held
     assert answers == [503] * 4
     bob = threading.Thread(target=send, args=(BOB,))
     bob.start()
-    wait_until(lambda: server.scheduler.num_held == 5)
+    wait_until(lambda: server.scheduler.admission.num_held == 5)
     held.holds.clear()
     for sender in (*senders, bob):
         sender.join(20)
@@ -179,25 +144,6 @@ def test_more_windows_than_a_key_may_have_are_refused_for_good(
     assert "3 windows, this server forecasts at most 2 at a time" in many.json()["error"]
     two = server.client.post(PAST, json=body(np.tile(rows(0, 24), (2, 1, 1))))
     assert two.status_code == 200
-
-
-def test_a_key_is_told_whether_it_or_the_server_is_full(held: HeldModel) -> None:
-    batches = DynamicBatcher(
-        held,  # type: ignore[arg-type]
-        max_batch=4,
-        max_queue=0,
-        threads=1,
-        deliver=lambda batch: None,
-        is_shared=True,
-    )
-    for tenant in (b"ann", b"ann", b"bob"):
-        batches.reserve(1, tenant)
-    with pytest.raises(QueueFull, match="this API key has all the places it may have now"):
-        batches.reserve(1, b"ann")
-    batches.reserve(1, b"cat")
-    with pytest.raises(QueueFull, match="the server is at its capacity"):
-        batches.reserve(1, b"ann")
-    batches.stop()
 
 
 def test_a_prompt_is_known_to_its_key_only(serve: Callable[..., Running]) -> None:
@@ -225,7 +171,7 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
                     target=lambda r=request: streams.append(ann.send(r, stream=True))
                 )
                 sender.start()
-            wait_until(lambda: server.scheduler.num_held == 4)
+            wait_until(lambda: server.scheduler.admission.num_held == 4)
             refused = ann.post("/v1/completions", json={"prompt": "a"})
             assert refused.status_code == 429
             assert "this API key has all the places it may have now" in refused.text
@@ -243,72 +189,72 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
 
 
 @pytest.fixture
-def shared(writer: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
-    """Four slots and twelve more places that keys share, and the pieces so far."""
-    pieces: list[Any] = []
-    decoder = FaultyDecoder(writer.decoder)
+def shared(lm: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
+    """Four slots and twelve more places that keys share, and the chunks so far."""
+    chunks: list[Any] = []
+    decoder = FaultyDecoder(lm.decoder)
     scheduler = Scheduler(
         decoder,  # type: ignore[arg-type]
-        writer.tokenizer,
+        lm.tokenizer,
         max_streams=4,
         max_queue=12,
         threads=1,
-        deliver=lambda tick: pieces.extend(tick.pieces),
+        deliver=lambda step: chunks.extend(step.chunks),
         is_shared=True,
     )
-    yield scheduler, pieces
+    yield scheduler, chunks
     scheduler.stop()
 
 
-ENDLESS = GenerationRequest(0, [1], [0], None, (Sampling(seed=1),), (), 10**9)
+ENDLESS = GenerationRequest(Reservation(), 0, [1], [0], None, (Sampling(seed=1),), (), 10**9)  # type: ignore[arg-type]
 
 
-def ask(scheduler: Scheduler, tenant: bytes, job: GenerationRequest = ENDLESS) -> tuple[Any, Any]:
-    """Submits a job; returns its ticket and what stands for its channel."""
-    channel: Any = object()
-    ticket = scheduler.reserve(len(job.samplings), channel, tenant)
-    scheduler.submit(ticket, [job])
-    return ticket, channel
+def ask(scheduler: Scheduler, tenant: bytes, request: GenerationRequest = ENDLESS) -> Any:
+    """Submits a generation; returns what stands for its channel."""
+    channel: Any = Reservation(tenant)
+    scheduler.admission.reserve(channel, len(request.samplings))
+    scheduler.submit([replace(request, channel=channel)])
+    return channel
 
 
 def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
-    scheduler, pieces = shared
-    tickets = [ask(scheduler, b"ann")[0] for _ in range(6)]
+    scheduler, chunks = shared
+    channels = [ask(scheduler, b"ann") for _ in range(6)]
     wait_until(lambda: scheduler.num_active == 2)
-    _, bob = ask(scheduler, b"bob", replace(ENDLESS, max_tokens=5))
-    wait_until(lambda: any(channel is bob and piece.is_last for channel, piece in pieces))
+    bob = ask(scheduler, b"bob", replace(ENDLESS, max_tokens=5))
+    wait_until(lambda: any(one is bob and chunk.is_last for one, chunk in chunks))
     assert scheduler.num_active == 2
-    for ticket in tickets:
-        scheduler.release(ticket)
-    wait_until(lambda: scheduler.num_held == 0)
+    for channel in channels:
+        scheduler.release(channel)
+    wait_until(lambda: scheduler.admission.num_held == 0)
 
 
 def test_a_request_for_many_of_a_key_that_has_its_share_holds_up_no_other(shared: Any) -> None:
-    scheduler, pieces = shared
+    scheduler, chunks = shared
     many = replace(ENDLESS, samplings=(Sampling(seed=1), Sampling(seed=2)))
     ask(scheduler, b"ann", many)
     ask(scheduler, b"bob")
     ask(scheduler, b"ann", many)  # one slot is free: it fits in neither that nor ann's share
     wait_until(lambda: scheduler.num_active == 3)
-    _, cat = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
-    wait_until(lambda: any(channel is cat and piece.is_last for channel, piece in pieces))
+    cat = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
+    wait_until(lambda: any(channel is cat and chunk.is_last for channel, chunk in chunks))
     assert scheduler.num_active == 3
 
 
 def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared: Any) -> None:
-    scheduler, pieces = shared
+    scheduler, chunks = shared
 
     def has_ended(channel: Any) -> bool:
-        return any(one is channel and piece.is_last for one, piece in list(pieces))
+        return any(one is channel and chunk.is_last for one, chunk in list(chunks))
 
-    first, _ = ask(scheduler, b"ann")
+    first = ask(scheduler, b"ann")
     wait_until(lambda: scheduler.num_active == 1)
     samplings = (Sampling(seed=1), Sampling(seed=2))
-    _, large = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5, samplings=samplings))
-    _, small = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5))
-    _, other = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
+    large = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5, samplings=samplings))
+    small = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5))
+    other = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
     wait_until(lambda: has_ended(other))  # it came last, and what could begin has begun
-    assert not any(channel in (large, small) for channel, _ in list(pieces))
+    assert not any(channel in (large, small) for channel, _ in list(chunks))
     scheduler.release(first)
     wait_until(lambda: has_ended(large) and has_ended(small))
 
@@ -333,7 +279,7 @@ def test_one_key_leaves_room_for_scores(
     assert refused.status_code == 429
     assert "this API key has all the places" in refused.text
     answers.append(pool.submit(scored, 400, BOB))
-    wait_until(lambda: server.scheduler.num_held == 2)
+    wait_until(lambda: server.scheduler.admission.num_held == 2)
     gate.opens.set()
     assert [answer.result().status_code for answer in answers] == [200, 200]
     assert scored(500, ANN).status_code == 200
@@ -351,7 +297,7 @@ def test_what_one_key_has_read_holds_up_no_other(
 
     monkeypatch.setattr(forecast_engine, "parse_request", slow)
     server = serve(model=plain_model, keys=KEYS)
-    reading = server.runner.service.forecasts._num_reading
+    reading = server.runner.service.forecast_engine._num_reading
     request = body(np.tile(rows(0, 120), (1, 40, 1)))
     long = pool.submit(httpx.post, f"{server.url}{PAST}", json=request, headers=ANN, timeout=60)
     wait_until(lambda: reading.total() == 1)

@@ -1,9 +1,8 @@
-"""Work that takes long, away from the event loop: one daemon thread, which no end waits for.
+"""Long work beside the event loop: one daemon thread, which nothing waits for at the end.
 
-The keys take turns: a key that has much to do does not keep the others waiting. And the thread
-takes turns with the loop. Most of its calls hold the interpreter while they last, and the loop
-lets go of it at every read and write of a connection: with calls back to back a turn of the loop
-with a hundred connections would wait for a hundred calls.
+API keys take turns. The thread also takes turns with the event loop: most calls hold the
+interpreter while they last, and the loop releases it at every read and write of a connection, so
+with calls back to back a turn of the loop with 100 connections would wait for 100 calls.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from fastlstm.serve.http.keys import NOBODY
 Result = TypeVar("Result")
 
 _QUIET_S = 0.0002
-"""A turn of the loop that is shorter had nothing to do."""
+"""A shorter turn of the event loop had nothing to do."""
 _LOOP_SHARE, _LONGEST_S = 4.0, 1.0
-"""While the loop is busy it has so many times as long to itself as the last call took, at most a
-second."""
+"""A busy event loop has this many times the last call's duration to itself, at most a second."""
 
 
 class Worker:
-    """Makes calls one after the other, those of a key in their order.
+    """Makes calls one after the other, those of a key in order.
 
-    To be made on the loop that awaits them, and used from there; `stop` from anywhere.
+    To be made and used on the event loop that awaits them; `stop` from any thread.
 
     Args:
         name: of the thread.
@@ -54,21 +52,16 @@ class Worker:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the call being made has taken so far; 0 where there is none."""
         since_s = self._since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def call(
         self, function: Callable[..., Result], *args: Any, tenant: bytes = NOBODY
     ) -> asyncio.Future[Result]:
-        """Returns what will be the result; once cancelled, a call that still waits is dropped.
+        """Calls `function(*args)` on the thread, in its tenant's turn; returns the future result.
 
-        After `stop` nothing is called: the result is the error of a server that is closing.
-
-        Args:
-            function: is called with `args`.
-            args: of it.
-            tenant: whose turn it takes.
+        A call whose future is cancelled while it waits is dropped. After `stop` the result is
+        Unavailable.
         """
         future: asyncio.Future[Result] = self._loop.create_future()
         if self._is_stopping:
@@ -80,10 +73,10 @@ class Worker:
         return future
 
     def stop(self) -> None:
-        """Ends every call with an error; one that is being made is not waited for."""
+        """Ends every call with an error; does not wait for the current one."""
         self._is_stopping = True
         self._work.put(None)
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._end_all)
 
     def _end_all(self) -> None:
@@ -94,13 +87,13 @@ class Worker:
         self._waiting.pop(future, None)
 
     def _begin(self) -> None:
-        """Has the next call made once the loop is quiet."""
+        """Starts the next call once the event loop is quiet."""
         if self._waiting and not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._after_turn, time.monotonic())
 
     def _after_turn(self, turn_s: float) -> None:
-        """Hands the next call over, if a turn was short or the loop has had its share."""
+        """Starts the next call if a turn was short or the event loop has had its share."""
         now_s = time.monotonic()
         waiting = [future for future in self._waiting if not future.done()]
         if not waiting or self._is_stopping:
@@ -110,8 +103,8 @@ class Worker:
         if now_s - turn_s > _QUIET_S and now_s - self._ended_s < share_s:
             self._loop.call_soon(self._after_turn, now_s)
             return
-        # The oldest call of the key that has waited longest for its turn.
-        future = min(waiting, key=lambda one: self._last[self._waiting[one][0]])
+        # The oldest call of the key that has waited longest.
+        future = min(waiting, key=lambda call: self._last[self._waiting[call][0]])
         tenant, call = self._waiting.pop(future)
         self._num_made += 1
         self._last[tenant] = self._num_made
@@ -130,25 +123,25 @@ class Worker:
     # What follows runs on the thread.
 
     def _run(self) -> None:
-        while (given := self._work.get()) is not None:
-            future, call = given
+        while (item := self._work.get()) is not None:
+            future, call = item
             result: Any = None
             error: Any = None
             begin_s = time.monotonic()
             try:
                 result = None if future.cancelled() else call()
             except BaseException as raised:
-                # A future takes no StopIteration, and whoever waits shall not be ended by it.
+                # A future takes no StopIteration, and SystemExit must not end the waiting task.
                 is_plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
                 error = raised if is_plain else RuntimeError(repr(raised))
-                traceback.clear_frames(raised.__traceback__)  # what they had in memory
+                traceback.clear_frames(raised.__traceback__)  # frees its memory
             taken_s = time.monotonic() - begin_s
             try:
                 self._loop.call_soon_threadsafe(self._end, future, result, error, taken_s)
             except RuntimeError:
-                return  # the loop has ended, and whoever waited with it
-            # Nothing of a request is kept while the next one waits.
-            del given, future, call, result, error
+                return  # the event loop has ended
+            # Keep nothing of a request in memory while waiting for the next one.
+            del item, future, call, result, error
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

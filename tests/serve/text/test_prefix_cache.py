@@ -6,56 +6,56 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.text.prefixes import MIN_TOKENS, NOTHING, Prefixes
+from fastlstm.serve.text.prefix_cache import MIN_TOKENS, NOTHING, PrefixCache
 from running_server import Running, solo
 
 LONG = "the cat sat on the mat and " * 40
 
 
 def test_the_longest_known_beginning_is_found() -> None:
-    prefixes = Prefixes(8)
+    cache = PrefixCache(8)
     tokens = list(range(1000))
     for length in (300, 500, 700):
-        found = prefixes.find(tokens[:length])
+        found = cache.find(tokens[:length])
         assert found.key is not None
-        prefixes.remember(found.key, b"%d" % length)
-    assert prefixes.find(tokens[:699])[1:] == (500, b"500")
-    assert prefixes.find(tokens)[1:] == (700, b"700")
-    assert prefixes.find(tokens[:700]) == (None, 700, b"700")
-    assert prefixes.find([*tokens[:299], 5, *tokens[300:]]).state is None
-    assert prefixes.find(tokens[: MIN_TOKENS - 1]) == NOTHING
+        cache.store(found.key, b"%d" % length)
+    assert cache.find(tokens[:699])[1:] == (500, b"500")
+    assert cache.find(tokens)[1:] == (700, b"700")
+    assert cache.find(tokens[:700]) == (None, 700, b"700")
+    assert cache.find([*tokens[:299], 5, *tokens[300:]]).state is None
+    assert cache.find(tokens[: MIN_TOKENS - 1]) == NOTHING
 
 
 def test_the_state_unused_longest_is_forgotten() -> None:
-    prefixes = Prefixes(2)
+    cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(3)]
     for prompt in prompts[:2]:
-        prefixes.remember(prefixes.find(prompt).key, b"x")  # type: ignore[arg-type]
-    prefixes.find(prompts[0])
-    prefixes.remember(prefixes.find(prompts[2]).key, b"x")  # type: ignore[arg-type]
-    assert [prefixes.find(prompt).state for prompt in prompts] == [b"x", None, b"x"]
+        cache.store(cache.find(prompt).key, b"x")  # type: ignore[arg-type]
+    cache.find(prompts[0])
+    cache.store(cache.find(prompts[2]).key, b"x")  # type: ignore[arg-type]
+    assert [cache.find(prompt).state for prompt in prompts] == [b"x", None, b"x"]
 
 
 def test_a_key_has_room_for_as_many_whatever_others_keep() -> None:
-    prefixes = Prefixes(2)
+    cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(2)]
     for tenant in (b"ann", b"bob"):
         for prompt in prompts:
-            key = prefixes.find(prompt, tenant).key
+            key = cache.find(prompt, tenant).key
             assert key is not None
-            prefixes.remember(key, tenant, tenant)
+            cache.store(key, tenant, tenant)
     for tenant in (b"ann", b"bob"):
-        assert [prefixes.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
+        assert [cache.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
 
 
 def test_none_is_kept_where_none_may_be() -> None:
-    assert Prefixes(0).find(list(range(1000))) == NOTHING
+    assert PrefixCache(0).find(list(range(1000))) == NOTHING
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_prompt_is_read_once(serve: Any, n: int) -> None:
     server: Running = serve()
-    wanted = [solo(server.writer, LONG, 30, seed=5 + k) for k in range(n)]
+    wanted = [solo(server.model, LONG, 30, seed=5 + k) for k in range(n)]
     for _ in range(3):
         choices = server.post(prompt=LONG, max_tokens=30, seed=5, n=n).json()["choices"]
         assert [choice["text"] for choice in choices] == wanted
@@ -67,19 +67,17 @@ def test_what_follows_a_known_beginning_is_read(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)
     more = LONG + "then a dog"
-    assert server.text(prompt=more, max_tokens=30, seed=2) == solo(server.writer, more, 30, seed=2)
+    assert server.text(prompt=more, max_tokens=30, seed=2) == solo(server.model, more, 30, seed=2)
     assert server.metric("tokens_read_total") == len(more)
     other = "a" + LONG[1:]
-    assert server.text(prompt=other, max_tokens=9, seed=2) == solo(server.writer, other, 9, seed=2)
+    assert server.text(prompt=other, max_tokens=9, seed=2) == solo(server.model, other, 9, seed=2)
 
 
 def test_settings_and_stops_are_the_second_requests_own(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=5, temperature=0, repetition_penalty=1.3)
     asked = {"seed": 3, "repetition_penalty": 2.0, "frequency_penalty": 0.5, "top_k": 7}
-    assert server.text(prompt=LONG, max_tokens=40, **asked) == solo(
-        server.writer, LONG, 40, **asked
-    )
+    assert server.text(prompt=LONG, max_tokens=40, **asked) == solo(server.model, LONG, 40, **asked)
 
 
 def test_who_read_a_prompt_first_makes_no_difference(serve: Any) -> None:
@@ -102,7 +100,7 @@ def test_what_needs_every_token_reads_every_token(serve: Any) -> None:
     first = server.post(prompt="x", max_tokens=0, return_session=True).json()
     session = first["choices"][0]["session"]
     got = server.text(prompt=LONG, max_tokens=20, seed=1, session=session)
-    assert got == solo(server.writer, "x" + LONG, 20, seed=1)
+    assert got == solo(server.model, "x" + LONG, 20, seed=1)
     assert server.metric("tokens_known_total") == 0
 
 

@@ -1,0 +1,187 @@
+"""The native sequence as one operator of torch: one node for torch.compile and torch.export.
+
+Its tensors come as a list of those that are present, with a code that says which: of optional
+tensors in a list torch 2.13 loses the gradients without a word. Outside of a trace the functions of
+ops/autograd.py cost less per call, and their backward pass may overwrite what was kept.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import astuple
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from fastlstm.errors import KernelError
+from fastlstm.ops import native_call
+from fastlstm.ops.autograd import NUM_ARGS, by_argument, check_mask, slow_gradients
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_options import OPTION_NAMES, CellOptions
+from fastlstm.ops.cost import lstm_flop
+from fastlstm.ops.kernels import element_dtype, empty
+from fastlstm.ops.native_call import Gradients, SavedActivations
+
+_OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
+_OUTPUTS = 1 + len(SavedActivations._fields)
+"""`y` and what was kept, as the backward operator takes them."""
+
+
+def is_traced(*tensors: Tensor | None) -> bool:
+    """Whether something else than torch's CPU kernels is to see this call: then it is an operator.
+
+    A tracer records instead of computing, a subclass may hold no memory of its own, and a dual
+    number carries a tangent: no address may be asked for.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+        or any(type(t) not in _OWN_TYPES for t in tensors)
+    )
+
+
+def run_custom_op(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+    """Runs a call as the operator; it keeps everything for the backward pass."""
+    tensors, present = present_tensors(args)
+    is_bf16 = call.dtype == torch.bfloat16
+    y, hT, cT, *_ = lstm_sequence(
+        tensors, present, options_text(call.options), is_bf16, call.requires_grad
+    )
+    return LSTMOutput(y, hT, cT)
+
+
+def present_tensors(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], int]:
+    """Returns those that are there, and a number whose bit k says that tensor k is."""
+    present = sum(1 << k for k, t in enumerate(tensors) if t is not None)
+    return [t for t in tensors if t is not None], present
+
+
+def all_tensors(tensors: Sequence[Any], present: int, count: int) -> list[Any]:
+    """Returns `count` places with `tensors` in those that `present` names, None in the others."""
+    rest = iter(tensors)
+    return [next(rest) if present >> k & 1 else None for k in range(count)]
+
+
+def options_text(options: CellOptions) -> str:
+    """Returns options as an argument of the operator, `options_of` reads it."""
+    return str(astuple(options))
+
+
+@lru_cache
+def options_of(text: str) -> CellOptions:
+    """Returns the options that `options_text` wrote."""
+    return CellOptions(**dict(zip(OPTION_NAMES, ast.literal_eval(text), strict=True)))
+
+
+@torch.library.custom_op("fastlstm::lstm_sequence", mutates_args=())
+def lstm_sequence(
+    tensors: list[Tensor], present: int, options: str, is_bf16: bool, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Runs the tensors of an `LSTMArgs`.
+
+    Returns y, hT, cT, and what backward needs: `SavedActivations`, empty without `keep`.
+    """
+    args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
+    y, hT, cT, saved = native_call.forward(args, is_bf16, keep, options_of(options))
+    if saved is None:
+        saved = SavedActivations(*(empty((0,), d) for d in native_call.saved_dtypes(is_bf16)))
+    return y, hT, cT, *saved
+
+
+@lstm_sequence.register_fake
+def _(
+    tensors: list[Tensor], present: int, options: str, is_bf16: bool, keep: bool
+) -> tuple[Tensor, ...]:
+    args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
+    T, B, _, H = args.sizes
+    sizes: tuple[int, ...] = (0,) * len(SavedActivations._fields)
+    if keep:
+        sizes = native_call.saved_sizes(T, B, H, is_bf16, args.gamma_hh is not None)
+    new, f32 = args.h0.new_empty, torch.float32
+    return (
+        new((T, B, H), dtype=element_dtype(is_bf16)),
+        *(new((B, H), dtype=f32) for _ in range(2)),
+        *(
+            new(size, dtype=dtype)
+            for size, dtype in zip(sizes, native_call.saved_dtypes(is_bf16), strict=True)
+        ),
+    )
+
+
+@torch.library.custom_op("fastlstm::lstm_sequence_backward", mutates_args=())
+def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
+    """Takes arguments, `y`, what was kept, and the gradients of y, hT, cT; leaves them as they are.
+
+    Returns the gradients of `Gradients`, without those of a layer norm there is none of.
+    """
+    given = all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3)
+    args, (y, *kept), grads = _split(given)
+    saved = SavedActivations(*kept)
+    saved = saved._replace(gates=saved.gates.clone(), normed=saved.normed.clone())
+    needs = LSTMArgs(*(True,) * NUM_ARGS)  # type: ignore[arg-type]
+    found = native_call.backward(args, y, saved, tuple(grads), needs, options_of(options))
+    return [t for t in found if t is not None]
+
+
+@lstm_sequence_backward.register_fake
+def _(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
+    args, (y, *_), _ = _split(all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3))
+    bias = args.w_hh.new_empty(args.w_hh.shape[:1])
+    whole = [t for t in (args.h0, args.c0, args.w_ih, args.w_hh, bias, *args.norm) if t is not None]
+    dtype = y.dtype if args.tokens is None else torch.float32
+    return [
+        args.rows.new_empty(args.rows.shape, dtype=dtype),
+        *(t.new_empty(t.shape, dtype=torch.float32) for t in whole),
+    ]
+
+
+def _split(tensors: list[Any]) -> tuple[LSTMArgs, list[Any], list[Any]]:
+    outputs, grads = tensors[NUM_ARGS:][:_OUTPUTS], tensors[NUM_ARGS + _OUTPUTS :]
+    return LSTMArgs(*tensors[:NUM_ARGS]), outputs, grads
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.present, ctx.options, _, ctx.has_kept = inputs
+    y, _, _, *kept = output
+    ctx.save_for_backward(*tensors, y, *kept)
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*kept)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    args = LSTMArgs(*all_tensors(saved[:-_OUTPUTS], ctx.present, NUM_ARGS))
+    check_mask(args)
+    needs = LSTMArgs(*all_tensors(ctx.needs_input_grad[0], ctx.present, NUM_ARGS))
+    if not ctx.has_kept and any(g is not None for g in grads[:3]):
+        raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
+    found = slow_gradients(args, options_of(ctx.options), grads[:3], needs, strict=False)
+    if found is None:
+        arguments = present_tensors((*args, *saved[-_OUTPUTS:], *grads[:3]))
+        by_name = Gradients(*lstm_sequence_backward(*arguments, ctx.options))
+        found = by_argument(args, by_name, needs)
+    of_present = [g for k, g in enumerate(found) if ctx.present >> k & 1]
+    return of_present, None, None, None, None
+
+
+lstm_sequence.register_autograd(_backward, setup_context=_set_up)
+
+
+@register_flop_formula(torch.ops.fastlstm.lstm_sequence)
+def _forward_flop(shapes: Any, present: int, *args: Any, **kwargs: Any) -> int:
+    """Of shapes, as `torch.utils.flop_counter` asks."""
+    rows, tokens, h0, *_ = all_tensors(shapes, present, NUM_ARGS)
+    T, B = (rows if tokens is None else tokens)[:2]
+    return lstm_flop(T, B, rows[-1], h0[1], V=None if tokens is None else rows[0])
+
+
+@register_flop_formula(torch.ops.fastlstm.lstm_sequence_backward)
+def _backward_flop(shapes: Any, present: int, *args: Any, **kwargs: Any) -> int:
+    return 2 * _forward_flop(shapes, present)

@@ -1,0 +1,150 @@
+"""Which kernels a model runs on, and why not faster ones: `explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fastlstm.errors import ShapeError, kind_of_value
+from fastlstm.ops.call import LSTMCall, compute_dtype
+from fastlstm.ops.left_alone import left_to_torch, options_of, recurrent_modules
+from fastlstm.ops.registry import select
+from fastlstm.system.fields import is_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One line of the kernel report.
+
+    Attributes:
+        layer: the layer's number in the model, such as `"layer 0"`.
+        call: what was asked; None for what is no LSTM over a sequence.
+        backend: who runs it.
+        kernel: what runs.
+        is_fast: False for a path that `--strict-kernels` refuses.
+        why: why not a faster one; empty when there is none.
+        module: path of the module in the model; empty for the model itself.
+    """
+
+    layer: str
+    call: LSTMCall | None
+    backend: str
+    kernel: str
+    is_fast: bool
+    why: str
+    module: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.layer}: {self.backend}, {self.kernel}"
+        return f"{line} ({self.why})" if self.why else line
+
+
+class KernelReport(list[LayerReport]):
+    """A list of reports that prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [("layer", "module", "backend", "kernel", "why not faster")]
+        rows += [(r.layer, r.module, r.backend, r.kernel, r.why) for r in self]
+        columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        widths = [max(map(len, column)) for column in columns]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in zip(*columns, strict=True)
+        )
+        return "\n".join(lines) if self else "no recurrent layer"
+
+    __repr__ = __str__
+
+
+def explain(
+    module: nn.Module,
+    input: Tensor | None = None,
+    *,
+    T: int = 128,
+    B: int = 32,
+) -> KernelReport:
+    """Says, per LSTM layer and direction of `module`, which kernel runs and why not a faster one.
+
+    What `accelerate` has not touched is named too, with backend `"torch"`: an `nn.LSTM` that can be
+    accelerated, subclasses of it, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers.
+
+    Args:
+        module: any module.
+        input: its input, `(T, B)` tokens or `(T, B, I)`; only the first two sizes are used.
+        T: steps, without an input.
+        B: batch, without an input.
+
+    Returns:
+        One report per layer and direction, for the autocast and gradient mode in force here; a list
+        that prints as a table.
+    """
+    if input is not None:
+        if not isinstance(input, torch.Tensor) or input.dim() < 2:
+            raise ShapeError(
+                f"the input is {kind_of_value(input)}, expected a tensor (T, B) or (T, B, I)"
+            )
+        T, B = input.shape[0], input.shape[1]
+    for name, size in (("T", T), ("B", B)):
+        if not is_whole(size):
+            raise ShapeError(f"{name} is {size!r}, expected a whole number")
+    reports = KernelReport()
+    layers = 0
+    for path, child, left in recurrent_modules(module):
+        if not isinstance(child, nn.LSTM):
+            assert left is not None
+            name = f"layer {layers}"
+            reports.append(LayerReport(name, None, "torch", left.runs, False, left.why, path))
+            layers += 1
+            continue
+        for index, call in enumerate(layer_calls(child, T, B, training=module.training)):
+            layer, is_reverse = divmod(index, 2) if child.bidirectional else (index, 0)
+            name = f"layer {layers + layer}" + (" reverse" if is_reverse else "")
+            if left is None:
+                reports.append(_report(name, child, call, path))
+            else:
+                reports.append(LayerReport(name, call, "torch", left.runs, False, left.why, path))
+        layers += child.num_layers
+    return reports
+
+
+def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
+    is_torchs = type(lstm) is nn.LSTM
+    reason = left_to_torch(lstm, call)
+    if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
+        return LayerReport(name, call, "torch", "its own nn.LSTM", False, reason, path)
+    chosen = select(call, backend=getattr(lstm, "backend", None))
+    kernel, why = chosen.kernel, chosen.why
+    if is_torchs:
+        runs = select(call, backend="aten").kernel
+        why = f"accelerate makes it {chosen.backend.name}, {kernel.name}"
+        return LayerReport(name, call, "torch", f"nn.LSTM, {runs.name}", runs.is_fast, why, path)
+    return LayerReport(name, call, chosen.backend.name, kernel.name, kernel.is_fast, why, path)
+
+
+def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Iterator[LSTMCall]:
+    """Yields the description of every layer's and direction's call on `(T, B, I)` here."""
+    weight = layer.weight_ih_l0
+    assert isinstance(weight, torch.Tensor)
+    directions = 2 if layer.bidirectional else 1
+    for index in range(layer.num_layers * directions):
+        above = directions * (layer.proj_size or layer.hidden_size)
+        yield LSTMCall(
+            T=T,
+            B=B,
+            I=layer.input_size if index < directions else above,
+            H=layer.hidden_size,
+            dtype=compute_dtype(weight),
+            device=weight.device.type,
+            requires_grad=training and torch.is_grad_enabled(),
+            has_bias=layer.bias,
+            options=options_of(layer),
+            max_activation_bytes=getattr(layer, "max_activation_bytes", None),
+        )

@@ -1,0 +1,89 @@
+"""The native kernels of this CPU, and tensors in the memory format they read (csrc/lstm.h)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastlstm.system import hardware
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INNER = 32
+"""A bf16 row is padded to a multiple of this."""
+_MIN_FLOP_PER_STEP = 1 << 17
+"""A step with less work than this runs on one thread: meeting the others would cost more."""
+_HUGE = 4 << 20
+"""Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
+
+
+@cache
+def kernel_table(isa: str, is_bf16: bool) -> Any:
+    """Returns the native kernels for an instruction set; the OpenMP runtime is found once."""
+    hardware.join_openmp()
+    return hardware.native().lstm_kernels(isa, is_bf16)
+
+
+def fastest_kernels(is_bf16: bool) -> Any:
+    """Returns the native kernels that this process uses."""
+    cpu = hardware.cpu()
+    return kernel_table(cpu.bf16_isa if is_bf16 else cpu.isa, is_bf16)
+
+
+def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
+    """Returns how many threads a sequence of this size runs on."""
+    return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
+
+
+def profiled(name: str, *tensors: Tensor) -> Any:
+    """Returns a context whose time `torch.profiler` shows under `name`, with these shapes."""
+    return torch._C._profiler._RecordFunctionFast(name, list(tensors))
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for the kernels, whatever torch's defaults are; on huge pages where it is large."""
+    t = torch.empty(shape, dtype=dtype, device="cpu")
+    if t.nbytes >= _HUGE:
+        hardware.native().use_huge_pages(t.data_ptr(), t.nbytes)
+    return t
+
+
+def address_of(t: Tensor | None) -> int:
+    """Returns where a tensor lies, 0 for none."""
+    return 0 if t is None else t.data_ptr()
+
+
+def dense(t: Tensor | None) -> Tensor | None:
+    """Returns contiguous values, the tensor itself where it is so already."""
+    return t if t is None or t.is_contiguous() else t.detach().contiguous()
+
+
+def floats(t: Tensor | None) -> Tensor | None:
+    """Returns contiguous float32 values, the tensor itself where it holds such already."""
+    return dense(t) if t is None or t.dtype is torch.float32 else t.detach().float().contiguous()
+
+
+def element_dtype(is_bf16: bool) -> torch.dtype:
+    """Returns the dtype of matrix operands and of `y`."""
+    return torch.bfloat16 if is_bf16 else torch.float32
+
+
+def padded_columns(I: int, is_bf16: bool) -> int:  # noqa: E741
+    """Returns the columns that rows of I values have in memory format."""
+    return -(-I // _INNER) * _INNER if is_bf16 else I
+
+
+def elements(rows: Tensor, is_bf16: bool) -> Tensor:
+    """Returns rows `(…, I)` in memory format, bf16 padded with zeros to whole tiles."""
+    I = rows.shape[-1]  # noqa: E741
+    columns, dtype = padded_columns(I, is_bf16), element_dtype(is_bf16)
+    if columns == I:
+        rows = rows if rows.dtype is dtype else rows.detach().to(dtype)
+        return rows if rows.is_contiguous() else rows.detach().contiguous()
+    flat = rows.detach().reshape(-1, I)
+    padded = flat.new_zeros((flat.shape[0], columns), dtype=dtype)
+    padded[:, :I] = flat
+    return padded

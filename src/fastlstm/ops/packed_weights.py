@@ -1,0 +1,166 @@
+"""Weights laid out for the native kernels, made anew only when a weight has changed."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fastlstm.ops.kernels import address_of, empty, floats
+from fastlstm.system import hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from torch import Tensor
+
+    from fastlstm.ops.call import LSTMArgs
+
+
+def _pack(s: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
+    """Lays the weights out as the kernels read them."""
+    _, _, I, H = s.sizes  # noqa: E741
+    given = [floats(t) for t in s.weights]
+    kernel.pack(threads, is_backward, I, H, *map(address_of, given), memory.data_ptr())
+
+
+class Packed(NamedTuple):
+    """Packed weights and what they were made of.
+
+    Without a fingerprint they are for one call; those remembered for later have lost their memory.
+    """
+
+    memory: Tensor
+    kernel: Any = None
+    sources: tuple[Source, ...] = ()
+    fingerprint: Any = None
+
+    def are_sources(self, given: Collection[Tensor]) -> bool:
+        """Whether it was made of these tensors, and torch has counted no change since."""
+        return len(self.sources) == len(given) and all(map(Source.is_still, self.sources, given))
+
+    def is_still(self, given: Collection[Tensor], rows: int, threads: int) -> bool:
+        """Whether it was made of these weights as they are now, before a call of `rows` T * B."""
+        return (
+            self.fingerprint is not None
+            and self.are_sources(given)
+            and self.fingerprint.is_still(rows, threads)
+        )
+
+
+class Source(NamedTuple):
+    """A weight as it was: this very tensor, in this memory, changed so many times.
+
+    Holding the memory keeps its address from being given to another tensor's values.
+    """
+
+    tensor: weakref.ref[Tensor]
+    memory: torch.UntypedStorage
+    address: int
+    version: int
+    fused_steps: int
+
+    @classmethod
+    def of(cls, t: Tensor) -> Source:
+        """Describes a weight as it is now; a RuntimeError for one made in inference mode."""
+        return cls(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version, _fused_steps)
+
+    def is_still(self, t: Tensor) -> bool:
+        """Whether `t` is the weight described, and unchanged."""
+        return (
+            self.tensor() is t
+            and self.address == t.data_ptr()
+            and self.version == t._version
+            and self.fused_steps == _fused_steps
+        )
+
+
+_fused_steps = 0
+"""Steps of optimizers with ``fused=True``: on the CPU they change weights and count no version."""
+
+
+def _count_fused(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    global _fused_steps
+    _fused_steps += any(group.get("fused") for group in optimizer.param_groups)
+
+
+register_optimizer_step_post_hook(_count_fused)
+
+
+_PACKED: tuple[Any, Any] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
+"""w_hh -> `Packed`, for the forward and for the backward pass."""
+
+
+def packed(
+    s: LSTMArgs,
+    kernel: Any,
+    threads: int,
+    *,
+    is_backward: bool = False,
+    in_training: bool = False,
+) -> Packed:
+    """Returns packed weights, those of an earlier call while the weights are what they were.
+
+    A version counts every in-place change that torch knows of; fused optimizers are told by a hook
+    of theirs. A write through `.data` or NumPy is none of them: a fingerprint sees it.
+
+    With `in_training` nothing is kept of weights that have just changed: most are used once.
+    """
+    T, B, I, H = s.sizes  # noqa: E741
+    weights = (s.w_ih, s.w_hh) if is_backward else (s.w_ih, s.w_hh, s.b_ih, s.b_hh)
+    given = [t for t in weights if t is not None]
+    cache = _PACKED[is_backward]
+    found: Packed | None = cache.get(s.w_hh)
+    sources: tuple[Source, ...] = ()
+    is_known = False
+    try:
+        if found is not None and found.kernel is kernel:
+            if found.is_still(given, T * B, threads):
+                return found
+            is_known = found.are_sources(given)
+        sources = tuple(map(Source.of, given))
+    except RuntimeError:  # tensors made in inference mode count no versions
+        pass
+    is_told = len(sources) > 0 and not any(t.is_shared() for t in given)  # by all who write to them
+    is_kept = is_told and (is_known or not in_training)
+    size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
+    memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
+    made = Packed(memory, kernel, sources)
+    if is_kept:
+        regions = [(t.data_ptr(), _span(t)) for t in given]
+        made = made._replace(fingerprint=hardware.native().Fingerprint(kernel, regions, threads))
+    _pack(s, kernel, threads, is_backward, memory)
+    if is_told:
+        cache[s.w_hh] = made if is_kept else made._replace(memory=_NOTHING)
+    return made
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _span(t: Tensor) -> int:
+    """Returns the bytes from a tensor's first value to the end of its last."""
+    if t.numel() == 0:
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.itemsize
+
+
+_THREAD = threading.local()
+_MAX_SCRATCH = 128 << 20
+
+
+def _scratch(size: int) -> Tensor:
+    """Returns `size` bytes or more that the next call of this thread will overwrite.
+
+    Kept, as fresh pages cost more than filling them; above 128 MB they go with the call.
+    """
+    found: Tensor | None = getattr(_THREAD, "scratch", None)
+    if found is None or found.nbytes < size:
+        found = empty((size,), torch.uint8)
+        _THREAD.scratch = found if size <= _MAX_SCRATCH else None
+    return found

@@ -1,0 +1,103 @@
+"""The backends, and which of them runs a call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from fastlstm.errors import KernelError, Setting, kind_of_value, nearest_hint
+from fastlstm.ops.backends.aten import AtenBackend
+from fastlstm.ops.backends.native import NativeBackend
+from fastlstm.ops.backends.reference import ReferenceBackend
+from fastlstm.ops.call import Backend, Kernel, LSTMCall
+
+BACKENDS: tuple[Backend, ...] = (NativeBackend(), AtenBackend(), ReferenceBackend())
+"""Fastest first; the last runs everything. A backend that is listed here takes part everywhere."""
+
+_BY_NAME = {backend.name: backend for backend in BACKENDS}
+
+
+class Selection(NamedTuple):
+    """What `select` chose.
+
+    Attributes:
+        call: what is to be run.
+        backend: the one that runs it.
+        refusals: `(backend name, reason)` of every faster backend that cannot.
+    """
+
+    call: LSTMCall
+    backend: Backend
+    refusals: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def kernel(self) -> Kernel:
+        """What the backend will run."""
+        return self.backend.describe(self.call)
+
+    @property
+    def why(self) -> str:
+        """Why not something faster; empty when nothing is."""
+        reasons = [f"{name}: {reason}" for name, reason in self.refusals]
+        why = self.kernel.why
+        return "; ".join([*reasons, why] if why else reasons)
+
+
+def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) -> Selection:
+    """Chooses the first backend, fastest first, that supports `call`.
+
+    Args:
+        call: the description.
+        backend: only this one may run.
+        strict: a slow path is an error.
+
+    Raises:
+        KernelError: an unknown backend, one that cannot run the call, or a slow path with `strict`.
+    """
+    if not isinstance(call, LSTMCall):
+        raise KernelError(f"the call is {kind_of_value(call)}, expected an LSTMCall")
+    refusals: tuple[tuple[str, str], ...] = ()
+    for candidate in BACKENDS if backend is None else (_named(backend),):
+        reason = candidate.supports(call)
+        if reason is None:
+            selection = Selection(call, candidate, refusals)
+            # What this CPU is cannot be asked within a trace; our own kernels are taken for fast.
+            if strict and not (candidate.is_own and torch.compiler.is_compiling()):
+                _refuse_slow(selection)
+            return selection
+        refusals += ((candidate.name, reason),)
+    name, reason = refusals[-1]
+    raise KernelError(f"backend '{name}' cannot run LSTM {call}: {reason}; leave backend at None")
+
+
+def own_refusal(call: LSTMCall) -> str | None:
+    """Returns why none of fastlstm's own kernels can run `call`, or None where one can."""
+    reasons = []
+    for backend in BACKENDS:
+        if backend.is_own:
+            reason = backend.supports(call)
+            if reason is None:
+                return None
+            reasons.append(f"{backend.name}: {reason}")
+    return "; ".join(reasons)
+
+
+def _refuse_slow(selection: Selection) -> None:
+    kernel = selection.kernel
+    if not kernel.is_fast:
+        raise KernelError(
+            f"LSTM {selection.call} would run on a slow path, {selection.backend.name}:"
+            f" {kernel.name} ({selection.why}); change that or leave out ",
+            Setting("strict_kernels"),
+        )
+
+
+def _named(name: str) -> Backend:
+    backend = _BY_NAME.get(str(name))
+    if backend is None:
+        raise KernelError(
+            f"no backend is called '{name}'{nearest_hint(name, _BY_NAME)}; there are"
+            f" {', '.join(_BY_NAME)}"
+        )
+    return backend

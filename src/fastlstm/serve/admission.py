@@ -1,0 +1,201 @@
+"""Admission: how many requests a model takes at a time, shared fairly by API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Any, TypeVar
+
+from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Overloaded, Unavailable
+from fastlstm.serve.http.keys import NOBODY
+
+Result = TypeVar("Result")
+
+
+class Places:
+    """A number of places, shared by API keys; not thread-safe.
+
+    A key that holds places gets more only while at least as many stay free as it would then hold
+    (the dynamic threshold of Choudhury and Hahne, 1998): alone it may have half of them, two keys a
+    third each, and there is always one for a key that holds none.
+
+    Args:
+        total: number of places.
+        is_shared: there are several keys; else one client may take every place.
+
+    Attributes:
+        limit: places that one request may have.
+        num_taken: places taken.
+    """
+
+    def __init__(self, total: int, *, is_shared: bool = False) -> None:
+        self.total, self._is_shared = total, is_shared
+        self.limit = min(total, max(1, total // 2)) if is_shared else total
+        self.num_taken = 0
+        self._held: Counter[bytes] = Counter()
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_taken >= self.total
+
+    def held(self, tenant: bytes) -> int:
+        return self._held[tenant]
+
+    def has_room(self, tenant: bytes, count: int, held: int = 0) -> bool:
+        """Whether a key may take `count` more places for a request that already has `held`."""
+        if count == 0:
+            return True  # what it holds stays its own, whatever others have taken since
+        num_free = self.total - self.num_taken - count
+        if num_free < 0 or count + held > self.limit:
+            return False
+        has_others = self._held[tenant] > held
+        return not (self._is_shared and has_others) or self._held[tenant] + count <= num_free
+
+    def is_sharing(self, tenant: bytes) -> bool:
+        """Whether a key holds places that it must share with other keys."""
+        return self._is_shared and self._held[tenant] > 0
+
+    def take(self, tenant: bytes, count: int) -> None:
+        """Takes places; call `has_room` before, or `admit` instead."""
+        self._held[tenant] += count
+        self.num_taken += count
+
+    def admit(self, tenant: bytes, count: int, held: int = 0, *, status: int = 429) -> None:
+        """Takes places if there is room.
+
+        Raises:
+            Overloaded: `status`, there is none, or none for this key.
+        """
+        if not self.has_room(tenant, count, held):
+            is_full = self.num_taken + count > self.total
+            raise Overloaded(is_full=is_full, status=status)
+        self.take(tenant, count)
+
+    def release(self, tenant: bytes, count: int) -> None:
+        self._held[tenant] -= count
+        self.num_taken -= count
+        assert self._held[tenant] >= 0
+
+
+class Reservation:
+    """One request: the places it holds, and whether its client still waits for the answer.
+
+    Attributes:
+        tenant: the API key's digest.
+        num_places: places held; guarded by `Admission.changed`.
+        has_left: the client has left, or was cut off.
+        is_cancelled: the result is no longer wanted.
+        is_congested: the client reads too slowly: produce nothing more for now.
+    """
+
+    def __init__(self, tenant: bytes = NOBODY) -> None:
+        self.tenant, self.num_places = tenant, 0
+        self.has_left = self.is_cancelled = self.is_congested = False
+        self._awaited: asyncio.Future[Any] | None = None
+
+    async def wait(self, future: asyncio.Future[Result]) -> Result:
+        """Awaits a future until the client leaves, which cancels it.
+
+        Raises:
+            Disconnected: the client has left.
+        """
+        self._awaited = future
+        if self.has_left:
+            future.cancel()
+        try:
+            # Shielded: a cancelled future means that the client has left, and nothing else.
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if future.cancelled():
+                raise Disconnected from None
+            future.cancel()
+            raise
+        finally:
+            # An error's traceback leads here: with the future, which has the error, the request's
+            # memory would stay until the next garbage collection.
+            self._awaited = None
+            del future
+
+    def leave(self) -> None:
+        self.has_left = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+
+class Admission:
+    """Gives requests their places until the server ends; thread-safe.
+
+    Args:
+        num_places: texts or windows admitted at a time.
+        limit: the most that one request may have.
+        too_many: the error's text for a request beyond that, with `{count}` and `{limit}`.
+        status: of the refusal when there is no room.
+        is_shared: there are several keys; none gets all places.
+
+    Attributes:
+        limit: as given, or less where keys share the places.
+        changed: the condition that the model's thread waits on.
+        is_closed: no new request is admitted.
+        is_stopping: requests under way end, too.
+    """
+
+    def __init__(
+        self, num_places: int, *, limit: int, too_many: str, status: int, is_shared: bool = False
+    ) -> None:
+        self._places = Places(num_places, is_shared=is_shared)
+        self.limit = min(limit, self._places.limit)
+        self._too_many, self._status = too_many, status
+        self.changed = threading.Condition()
+        self.is_closed = self.is_stopping = False
+
+    @property
+    def num_held(self) -> int:
+        """Places taken: by requests that are read, wait, run or are being answered."""
+        return self._places.num_taken
+
+    @property
+    def is_full(self) -> bool:
+        return self._places.is_full
+
+    def reserve(self, reservation: Reservation, count: int = 1) -> None:
+        """Raises the places of a request to `count`; `release` must follow.
+
+        Raises:
+            ApiError: 400, more than one request may have.
+            Overloaded: no room now, or none for this key.
+            Unavailable: the server is closing, or the request was cancelled.
+        """
+        if count > self.limit:
+            raise ApiError(400, self._too_many.format(count=count, limit=self.limit), "n")
+        with self.changed:
+            if reservation.is_cancelled:
+                raise Unavailable("the client has left")
+            if self.is_closed:
+                raise Unavailable(ENDING)
+            held = reservation.num_places
+            self._places.admit(reservation.tenant, count - held, held, status=self._status)
+            reservation.num_places = count
+
+    def release(self, reservation: Reservation, count: int | None = None) -> None:
+        """Gives back places of a request; None gives back all."""
+        with self.changed:
+            count = reservation.num_places if count is None else count
+            reservation.num_places -= count
+            self._places.release(reservation.tenant, count)
+            assert reservation.num_places >= 0
+
+    def require_running(self) -> None:
+        """Raises Unavailable once the server stops."""
+        if self.is_stopping:
+            raise Unavailable(ENDING)
+
+    def close(self) -> None:
+        """Admits nothing more; what was admitted goes on."""
+        self.is_closed = True
+
+    def stop(self) -> None:
+        """Admits nothing more, and wakes the model's thread to end what is under way."""
+        with self.changed:
+            self.is_closed = self.is_stopping = True
+            self.changed.notify_all()

@@ -1,0 +1,141 @@
+"""Texts of their own that a run is validated and tested on, instead of shares of its source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError, FormatError, Setting, counted
+from fastlstm.text.config import PARTS, TrainConfig
+from fastlstm.text.data.sources import Source, open_source
+from fastlstm.text.data.text import Splits, TextDataset, split_shares
+from fastlstm.text.data.tokenizer import shown_characters
+
+_MIN_TOKENS = 2
+"""The first token of a text has no context and is not scored."""
+
+
+def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
+    """Finds the texts that the options `valid` and `test` name; reads none of them.
+
+    Returns:
+        By part; a share of the source is not among them.
+
+    Raises:
+        DataError: nothing is there, or two of source, validation and test share a file.
+    """
+    named = {part: getattr(config, part) for part in PARTS}
+    found = {part: open_source(name) for part, name in named.items() if name is not None}
+    if not found:
+        return {}
+    owners: dict[str, str | Setting] = dict.fromkeys(_places(source), "the source")
+    for part, own in found.items():
+        for place in _places(own):
+            if place in owners:
+                raise _shared(place, owners[place], part)
+        owners |= dict.fromkeys(_places(own), Setting(part))
+    return found
+
+
+def _places(source: Source) -> Iterator[str]:
+    """Yields where the documents of a source are, links resolved; a built-in corpus has a name."""
+    for document in source.documents:
+        yield document.name if document.path is None else os.path.realpath(document.path)
+
+
+def _shared(name: str, owner: str | Setting, part: str) -> DataError:
+    return DataError(
+        f"{name} is given both as ", owner, " and as ", Setting(part),
+        "; each needs a text of its own, or the figures mean nothing",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunText:
+    """All text of a run.
+
+    Attributes:
+        source: what is trained on, and cut into shares.
+        held_out: the texts of `open_held_out`, encoded with the tokenizer of `source`.
+        shares: of `source`, as in ``"90/5/5"``; see `split_shares`.
+
+    Raises:
+        DataError: a text is too short, or one of `held_out` has the content of another.
+    """
+
+    source: TextDataset
+    held_out: Mapping[str, TextDataset]
+    shares: str
+
+    def __post_init__(self) -> None:
+        owners: dict[str, str | Setting] = {self.source.key: "the source"}
+        for part, own in self.held_out.items():
+            if len(own.ids) < _MIN_TOKENS:
+                raise DataError(
+                    f"{own.source} has {counted(len(own.ids), 'token')}, expected at least"
+                    f" {_MIN_TOKENS}; give a longer text as ", Setting(part),
+                )  # fmt: skip
+            if own.key in owners:
+                raise _shared(f"the text of {own.source}", owners[own.key], part)
+            owners[own.key] = Setting(part)
+
+    def splits(self) -> Splits:
+        """Returns the tokens that are trained, validated and tested on."""
+        cut = self.source.split(self.shares, self.held_out)
+        return replace(cut, **{part: own.ids for part, own in self.held_out.items()})
+
+    def train_counts(self) -> NDArray[np.int64]:
+        """Returns how often each token occurs in what is trained on, shape ``(V,)``."""
+        return self.source.train_counts(self.shares, self.held_out)
+
+    def notes(self) -> Iterator[str]:
+        """Yields what to say of the texts: where the parts come from, what was left out."""
+        yield from self.source.notes
+        if self.held_out:
+            shares = split_shares(self.shares, self.held_out)
+            names = zip(("training", *PARTS.values()), shares, strict=True)
+            cut = [f"{100 * share:.4g}% {name}" for name, share in names if share > 0]
+            files = [f"{PARTS[part]} on {own.source}" for part, own in self.held_out.items()]
+            yield f"{self.source.source}: {', '.join(cut)}; {', '.join(files)}"
+        for own in self.held_out.values():
+            yield from own.notes
+            if own.num_unknown:
+                yield (
+                    f"{own.source}: left out {own.num_unknown:,} of"
+                    f" {counted(own.num_chars, 'character')}"
+                    f" ({own.num_unknown / own.num_chars:.2%}), which the vocabulary does not"
+                    f" hold: {shown_characters(own.unknown)}"
+                )
+
+
+def another_text(
+    run: Path, begun: Mapping[str, Any] | None, now: Source | None, part: str | None = None
+) -> FormatError:
+    """Returns what to say where a text is not the one that a run was started with.
+
+    Args:
+        run: its directory.
+        begun: what config.json says of that text; None where there was none.
+        now: the text that is given now, if any.
+        part: the option that names it; None is the source.
+    """
+    if begun is None:
+        told: list[str | Setting] = ["without ", Setting(part or ""), "; leave it out to resume"]
+    else:
+        name, size = begun["source"], counted(begun["num_chars"], "character")
+        told = [f"with {name} ({size})"]
+        told += [] if part is None else [" as ", Setting(part)]
+        if now is None:
+            told.append("; give it to resume")
+        elif name == now.name:
+            told.append(", which has changed since; resume with it as it was")
+        else:
+            told.append(f", not with {now.name}; resume with {name}")
+    start_anew = ", or start a new run with another ", Setting("out")
+    return FormatError(f"'{run}' was started ", *told, *start_anew)

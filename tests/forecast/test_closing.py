@@ -1,0 +1,165 @@
+"""What follows the training of a forecaster: how long it may take, and what it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.errors import NonFiniteError
+from fastlstm.forecast import closing as closing_module
+from fastlstm.forecast.closing import Closing
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.task import ForecastTask
+from fastlstm.forecast.train import train_forecaster
+from fastlstm.training.session import RunSession
+from fastlstm.training.state import Progress
+from series_frames import long_table
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
+    "split": "60/20/20", "batch_size": 16, "checkpoint_every": 7, "tensorboard": False,
+    "evaluations": 5, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    found = tmp_path / "table.parquet"
+    pq.write_table(long_table(120), found)
+    return str(found)
+
+
+class Network(torch.nn.Linear):
+    """A network that says its sizes."""
+
+    config = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A forecaster of which only the calibration counts."""
+
+    calibration: Any = None
+    network: Any = dataclasses.field(default_factory=lambda: Network(2, 2))
+
+    def unsupported(self, levels: Any) -> None:
+        return None
+
+
+def closing_of(session: Any, budget_s: float | None) -> Closing:
+    stored: Any = Stored()
+    unused: Any = None
+    windows: Any = range(1000)
+    return Closing(session, stored, unused, unused, unused, windows, budget_s)
+
+
+@pytest.mark.parametrize(("limit_s", "num"), [(0.0, 256), (600.0, 1024)])
+def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, num: int
+) -> None:
+    def calibrate(*args: Any) -> None:
+        for done in range(64, 1025, 64):
+            if not args[-1](done, 1024):
+                return
+
+    monkeypatch.setattr(closing_module, "calibrate", calibrate)
+    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
+    events: list[dict[str, Any]] = []
+    closing = closing_of(RunSession(None, [events.append]), 100.0)
+    network: Any = None
+    assert closing._calibrate_for(limit_s, network) == (None, num, 1024)
+    assert {event["doing"] for event in events} == {"calibrating quantiles"}
+    assert [event["done"] for event in events] == list(range(64, num + 1, 64))
+
+
+def test_how_far_a_calibration_is_is_shown(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate = closing_module.calibrate
+
+    def watched(*args: Any, show: Any) -> Any:
+        show(1, 2)
+        return calibrate(*args, show=show)
+
+    monkeypatch.setattr(closing_module, "calibrate", watched)
+    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "r", observers=[events.append])
+    shown = [e for e in events if e.get("doing") == "calibrating quantiles"]
+    assert (shown[0]["done"], shown[0]["total"], shown[0]["unit"]) == (1, 2, "windows")
+
+
+def test_judging_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing_module, "num_test_windows", lambda *_: 1000)
+    session = SimpleNamespace(run=object(), report_s=lambda: 5.0, watch=lambda *_: lambda *_: None)
+    closing = closing_of(session, 100.0)
+    assert closing.seconds(0.001) == pytest.approx(1.5 + 2.5 + 5.0)
+    assert closing.seconds(1.0) == pytest.approx(10.0 + 15.0 + 5.0)
+    assert closing_of(session, None).seconds(1.0) == 0.0
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        closing_module, "evaluation_events", lambda *given: asked.append(given[-1]) or ()
+    )
+    elapsed_s = iter([94.0, 96.0])
+    trainer: Any = SimpleNamespace(
+        say=lambda *_: None, stop=None, progress=Progress(), elapsed_s=lambda: next(elapsed_s)
+    )
+    closing._judge(trainer)
+    assert asked[0](64, 1000)
+    assert not asked[0](128, 1000)
+
+
+def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def calibrate(*_: Any, **__: Any) -> int:
+        made.append(len(made))
+        return made[-1]
+
+    published: list[Any] = []
+    monkeypatch.setattr(closing_module, "calibrate", calibrate)
+    monkeypatch.setattr(closing_module, "forecaster_files", published.append)
+    monkeypatch.setattr(closing_module, "num_test_windows", lambda *_: 0)
+    monkeypatch.setattr(Closing, "_judge", lambda *_: {})
+    for budget_s, used in ((9.0, 1), (None, 0)):
+        made.clear()
+        run = SimpleNamespace(publish=lambda files: None)
+        session = SimpleNamespace(run=run, say=lambda *_: None, watch=lambda *_: lambda *_: None)
+        closing = closing_of(session, budget_s)
+        best = SimpleNamespace(weights=Network(2, 2).state_dict(), set_published=lambda: None)
+        closing.publish(best.weights)
+        trainer: Any = SimpleNamespace(progress=Progress(best_step=7), best=best)
+        closing.finish(trainer)
+        assert closing.stored.calibration == used
+        assert [one.calibration for one in published[-2:]] == [0, used]
+
+
+def test_a_run_that_ends_on_nan_keeps_the_best_weights(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
+    losses, evaluated = ForecastTask.losses, []
+    evaluate = ForecastTask.evaluate
+
+    def poisoned(task: ForecastTask, *given: Any) -> Any:
+        for loss in losses(task, *given):
+            yield loss * float("nan") if evaluated else loss
+
+    def noted(task: ForecastTask, *given: Any) -> Any:
+        evaluated.append(evaluate(task, *given))
+        return evaluated[-1]
+
+    monkeypatch.setattr(ForecastTask, "losses", poisoned)
+    monkeypatch.setattr(ForecastTask, "evaluate", noted)
+    with pytest.raises(NonFiniteError):
+        train_forecaster(path, config, out=tmp_path / "run")
+    assert Forecaster.load(tmp_path / "run").predict(path) is not None

@@ -1,0 +1,27 @@
+"""A call on the native kernels, whatever the dtype of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fastlstm.ops.backends.native import NativeBackend
+from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
+from fastlstm.ops.cell_call import CellCall
+from fastlstm.ops.cell_options import CellOptions
+
+
+def run_native(args: LSTMArgs, dtype: torch.dtype, *, keep: bool = True, **call: Any) -> LSTMOutput:
+    """Runs `args` with products in `dtype`; `keep` is for a backward pass."""
+    described = describe_call(args, **call)._replace(dtype=dtype, requires_grad=keep)
+    return NativeBackend().run(described, args)
+
+
+def with_cell(args: LSTMArgs, cell: CellCall) -> tuple[LSTMArgs, CellOptions]:
+    """Returns the arguments with a cell's tensors, and its options."""
+    norm = (None,) * 4 if cell.norm is None else cell.norm
+    tensors = dict(zip(("gamma_ih", "gamma_hh", "gamma_c", "beta_c"), norm, strict=True))
+    args = args._replace(mask=cell.mask, seed=cell.seed, **tensors)
+    return args, replace(cell.options, layer_norm=cell.norm is not None)

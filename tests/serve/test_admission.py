@@ -1,0 +1,144 @@
+"""Who is admitted: places, shares of keys, refusals, the end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fastlstm.serve.admission import Admission, Places, Reservation
+from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
+
+
+def filled(places: Places, tenant: bytes) -> int:
+    """How many places a key gets, one at a time."""
+    count = 0
+    while places.has_room(tenant, 1):
+        places.take(tenant, 1)
+        count += 1
+    return count
+
+
+def test_one_tenant_takes_everything_that_several_share() -> None:
+    assert filled(Places(12), b"") == 12
+    places = Places(12, is_shared=True)
+    assert [filled(places, tenant) for tenant in (b"a", b"b", b"c")] == [6, 3, 1]
+    assert places.num_taken == 10
+    places.release(b"a", 5)
+    assert filled(places, b"c") == 3, "who held more than the others makes room"
+    assert filled(Places(1, is_shared=True), b"a") == 1
+    assert not places.is_full
+    assert filled(Places(0, is_shared=True), b"a") == 0
+
+
+def test_a_request_takes_at_most_half_of_what_is_shared() -> None:
+    for total in (8, 9):
+        places = Places(total, is_shared=True)
+        assert places.has_room(b"a", 4)
+        assert not places.has_room(b"a", 5)
+
+
+def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
+    places = Places(8, is_shared=True)
+    assert filled(places, b"a") == 4
+    assert filled(places, b"b") == 2
+    assert not places.has_room(b"a", 1, held=1)
+    assert places.has_room(b"a", 0, held=1)
+
+
+def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Admission:
+    too_many = "{count} texts, at most {limit}"
+    return Admission(num_places, limit=limit, too_many=too_many, status=503, is_shared=is_shared)
+
+
+def admitted(to: Admission, count: int = 1, tenant: bytes = b"") -> Reservation:
+    reservation = Reservation(tenant)
+    to.reserve(reservation, count)
+    return reservation
+
+
+def test_places_are_reserved_up_to_a_number_and_released() -> None:
+    places = admission()
+    one, three = admitted(places), admitted(places, 3)
+    assert (places.num_held, places.is_full) == (4, True)
+    with pytest.raises(Overloaded, match="the server is at its capacity") as caught:
+        admitted(places)
+    assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
+    places.release(three, 2)
+    assert (three.num_places, places.num_held) == (1, 2)
+    places.reserve(one, 3)
+    assert (one.num_places, places.num_held) == (3, 4)
+    with pytest.raises(Overloaded):
+        places.reserve(one, 4)
+    assert one.num_places == 3, "what was refused changes nothing"
+    for reservation in (one, three):
+        places.release(reservation)
+        places.release(reservation)  # once more does nothing
+    assert (places.num_held, places.is_full) == (0, False)
+
+
+def test_one_request_has_a_limit() -> None:
+    with pytest.raises(ApiError, match="3 texts, at most 2") as caught:
+        admitted(admission(limit=2), 3)
+    assert (caught.value.status, caught.value.param) == (400, "n")
+    assert admission(limit=4, is_shared=True).limit == 2, "half of what keys share"
+    assert admission(8, limit=3, is_shared=True).limit == 3
+
+
+def test_a_key_is_told_whether_it_or_the_server_is_full() -> None:
+    places = admission(is_shared=True)
+    for tenant in (b"ann", b"ann", b"bob"):
+        admitted(places, tenant=tenant)
+    with pytest.raises(Overloaded, match="this API key has all the places it may have now"):
+        admitted(places, tenant=b"ann")
+    admitted(places, tenant=b"cat")
+    with pytest.raises(Overloaded, match="the server is at its capacity"):
+        admitted(places, tenant=b"ann")
+
+
+def test_a_cancelled_request_gets_no_more() -> None:
+    places = admission()
+    reservation = admitted(places)
+    reservation.is_cancelled = True
+    with pytest.raises(Unavailable, match="the client has left"):
+        places.reserve(reservation, 2)
+    assert places.num_held == 1
+
+
+def test_closing_refuses_new_requests_and_stopping_wakes_the_thread() -> None:
+    places = admission()
+    reservation = admitted(places)
+    places.close()
+    places.require_running()
+    with pytest.raises(Unavailable, match="shutting down"):
+        admitted(places)
+    woken = threading.Event()
+
+    def wait() -> None:
+        with places.changed:
+            while not places.is_stopping:
+                places.changed.wait()
+        woken.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    places.stop()
+    assert woken.wait(20)
+    with pytest.raises(Unavailable, match="shutting down"):
+        places.require_running()
+    places.release(reservation)
+    assert places.num_held == 0
+
+
+def test_threads_that_reserve_and_release_leave_nothing_behind() -> None:
+    places = admission(1000)
+
+    def churn() -> None:
+        for _ in range(2000):
+            places.release(admitted(places, 2))
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert places.num_held == 0
