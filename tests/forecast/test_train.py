@@ -193,7 +193,7 @@ def test_series_too_short_to_be_trained_on_are_named(
     train_forecaster(whole.take(keep), config, observers=[events.append])
     warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
     assert warned == [
-        f"1 of 3 series have no {needed} training rows on end, first 's2' with {needed - 1}:"
+        f"1 of 3 series lack {needed} consecutive training rows ('s2' has {needed - 1}):"
         f" not trained on{advice}"
     ]
     events.clear()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, Message, Setting, counted
+from fastlstm.errors import ConfigError, DataError, Message, Setting
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -38,8 +38,8 @@ def choose_architecture(
     longest = int(stretches.max())
     if longest < config.horizon + 1:
         raise DataError(
-            f"the longest stretch of training rows has {longest}, a horizon of {config.horizon}"
-            f" needs {config.horizon + 1} at least; give longer series or a smaller ",
+            f"the longest segment of training rows has {longest}, a horizon of {config.horizon}"
+            f" needs at least {config.horizon + 1}; give longer series or a smaller ",
             Setting("horizon"),
         )
     usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
@@ -89,7 +89,7 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     if config.tbptt is not None and config.tbptt % patch:
         raise ConfigError(
             Setting("tbptt"),
-            f" is {config.tbptt}, no multiple of ",
+            f" is {config.tbptt}, not a multiple of ",
             Setting("patch"),
             f" {patch}; give ",
             Setting("tbptt", max(1, config.tbptt // patch) * patch),
@@ -137,8 +137,8 @@ def note_of_short_series(
         return None
     first, least = dataset.series[short[0]], int(longest[short].min())
     told = (
-        f"{len(short):,} of {len(longest):,} series have no {counted(needed, 'training row')} on"
-        f" end, first '{first}' with {longest[short[0]]:,}: not trained on"
+        f"{len(short):,} of {len(longest):,} series lack {needed:,} consecutive training rows"
+        f" ('{first}' has {longest[short[0]]:,}): not trained on"
     )
     fitting = (least - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1:

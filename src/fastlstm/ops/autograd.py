@@ -52,8 +52,8 @@ class LSTMFunction(torch.autograd.Function):
             assert fresh is not None
             saved = fresh
         ctx.is_used = True
-        found = native_call.backward(args, y, saved, grads, needs, call.options)
-        return None, *by_argument(args, found, needs)
+        gradients = native_call.backward(args, y, saved, grads, needs, call.options)
+        return None, *by_argument(args, gradients, needs)
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:
@@ -70,9 +70,9 @@ def check_mask(args: LSTMArgs) -> None:
         raise KernelError("the recurrent mask has no gradient; detach it")
 
 
-def by_argument(args: LSTMArgs, found: Gradients, needs: LSTMArgs) -> Grads:
+def by_argument(args: LSTMArgs, gradients: Gradients, needs: LSTMArgs) -> Grads:
     """Returns the gradient of every argument in its dtype, None where none is needed."""
-    rows, h0, c0, w_ih, w_hh, bias, *norm = found
+    rows, h0, c0, w_ih, w_hh, bias, *norm = gradients
     grads = (rows, None, h0, c0, w_ih, w_hh, bias, bias, None, None, None, *norm, None)
     return tuple(
         g.to(t.dtype) if need and t is not None and g is not None else None
@@ -117,16 +117,18 @@ def slow_gradients(
             if t is not None and need and t.is_floating_point()
         }
         outputs = run_reference(args._replace(**views), options, torch.float32)
-        asked = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
-        found = torch.autograd.grad(
-            [o for o, _ in asked],
+        pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
+        gradients = torch.autograd.grad(
+            [o for o, _ in pairs],
             list(views.values()),
-            [g for _, g in asked],
+            [g for _, g in pairs],
             create_graph=is_differentiable,
             allow_unused=True,
         )
     by_name = {
-        name: g.to(views[name].dtype) for name, g in zip(views, found, strict=True) if g is not None
+        name: g.to(views[name].dtype)
+        for name, g in zip(views, gradients, strict=True)
+        if g is not None
     }
     return tuple(by_name.get(name) for name in LSTMArgs._fields)
 

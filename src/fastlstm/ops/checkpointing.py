@@ -11,7 +11,7 @@ from fastlstm.errors import counted
 from fastlstm.ops import native_call
 from fastlstm.ops.autograd import by_argument, saved_tensors, slow_gradients
 from fastlstm.ops.call import LSTMArgs
-from fastlstm.ops.kernels import element_dtype, empty
+from fastlstm.ops.kernels import element_dtype, empty, fastest_kernels
 from fastlstm.ops.native_call import Gradients
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
             )
             assert fresh is not None
             part_grads = (None if dy is None else dy[first:][:steps], dh, dc)
-            found = native_call.backward(
+            gradients = native_call.backward(
                 part, part_y, fresh, part_grads, needs, call.options, first_row=first * B
             )
-            dh, dc = found.h0, found.c0
-            if args.tokens is None and found.rows is not None:
-                d_rows.append(found.rows)
-                found = found._replace(rows=None)
-            total = found if total is None else _sum(total, found)
+            dh, dc = gradients.h0, gradients.c0
+            if args.tokens is None and gradients.rows is not None:
+                d_rows.append(gradients.rows)
+                gradients = gradients._replace(rows=None)
+            total = gradients if total is None else _sum(total, gradients)
         assert total is not None
         if d_rows:
             total = total._replace(rows=torch.cat(d_rows[::-1]))
@@ -123,10 +123,9 @@ def steps_per_part(call: LSTMCall) -> tuple[int, int]:
 
 def bytes_saved(call: LSTMCall) -> int:
     """Returns the bytes that `SavedActivations` takes for a call."""
-    is_bf16 = call.dtype is torch.bfloat16
-    sizes = native_call.saved_sizes(call.T, call.B, call.H, is_bf16, call.options.layer_norm)
-    dtypes = native_call.saved_dtypes(is_bf16)
-    return sum(size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True))
+    kernel = fastest_kernels(call.dtype is torch.bfloat16)
+    layout = native_call.saved_layout(kernel, call.T, call.B, call.H, call.options.layer_norm)
+    return sum(n * dtype.itemsize for n, dtype in layout)
 
 
 def describe_saved(call: LSTMCall) -> str:

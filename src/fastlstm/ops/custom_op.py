@@ -23,7 +23,7 @@ from fastlstm.ops.autograd import NUM_ARGS, by_argument, check_mask, slow_gradie
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, CellOptions
 from fastlstm.ops.cost import lstm_flop
-from fastlstm.ops.kernels import element_dtype, empty
+from fastlstm.ops.kernels import element_dtype, empty, fastest_kernels
 from fastlstm.ops.native_call import Gradients, SavedActivations
 
 _OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
@@ -91,7 +91,8 @@ def lstm_sequence(
     args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
     y, hT, cT, saved = native_call.forward(args, is_bf16, keep, options_of(options))
     if saved is None:
-        saved = SavedActivations(*(empty((0,), d) for d in native_call.saved_dtypes(is_bf16)))
+        layout = native_call.saved_layout(fastest_kernels(is_bf16), 0, 0, 0, has_norm=False)
+        saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
     return y, hT, cT, *saved
 
 
@@ -101,17 +102,13 @@ def _(
 ) -> tuple[Tensor, ...]:
     args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
     T, B, _, H = args.sizes
-    sizes: tuple[int, ...] = (0,) * len(SavedActivations._fields)
-    if keep:
-        sizes = native_call.saved_sizes(T, B, H, is_bf16, args.gamma_hh is not None)
+    kernel, has_norm = fastest_kernels(is_bf16), args.gamma_hh is not None
+    layout = native_call.saved_layout(kernel, *((T, B, H) if keep else (0, 0, 0)), has_norm)
     new, f32 = args.h0.new_empty, torch.float32
     return (
         new((T, B, H), dtype=element_dtype(is_bf16)),
         *(new((B, H), dtype=f32) for _ in range(2)),
-        *(
-            new(size, dtype=dtype)
-            for size, dtype in zip(sizes, native_call.saved_dtypes(is_bf16), strict=True)
-        ),
+        *(new(n, dtype=dtype) for n, dtype in layout),
     )
 
 
@@ -121,18 +118,17 @@ def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) ->
 
     Returns the gradients of `Gradients`, without those of a layer norm there is none of.
     """
-    given = all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3)
-    args, (y, *kept), grads = _split(given)
-    saved = SavedActivations(*kept)
+    args, (y, *activations), grads = _split(tensors, present)
+    saved = SavedActivations(*activations)
     saved = saved._replace(gates=saved.gates.clone(), normed=saved.normed.clone())
     needs = LSTMArgs(*(True,) * NUM_ARGS)  # type: ignore[arg-type]
-    found = native_call.backward(args, y, saved, tuple(grads), needs, options_of(options))
-    return [t for t in found if t is not None]
+    gradients = native_call.backward(args, y, saved, tuple(grads), needs, options_of(options))
+    return [t for t in gradients if t is not None]
 
 
 @lstm_sequence_backward.register_fake
 def _(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
-    args, (y, *_), _ = _split(all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3))
+    args, (y, *_), _ = _split(tensors, present)
     bias = args.w_hh.new_empty(args.w_hh.shape[:1])
     whole = [t for t in (args.h0, args.c0, args.w_ih, args.w_hh, bias, *args.norm) if t is not None]
     dtype = y.dtype if args.tokens is None else torch.float32
@@ -142,17 +138,18 @@ def _(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
     ]
 
 
-def _split(tensors: list[Any]) -> tuple[LSTMArgs, list[Any], list[Any]]:
-    outputs, grads = tensors[NUM_ARGS:][:_OUTPUTS], tensors[NUM_ARGS + _OUTPUTS :]
-    return LSTMArgs(*tensors[:NUM_ARGS]), outputs, grads
+def _split(tensors: list[Tensor], present: int) -> tuple[LSTMArgs, list[Any], list[Any]]:
+    """Arguments; `y` and what was kept; the gradients of the outputs."""
+    whole = all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3)
+    return LSTMArgs(*whole[:NUM_ARGS]), whole[NUM_ARGS:][:_OUTPUTS], whole[NUM_ARGS + _OUTPUTS :]
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, ctx.present, ctx.options, _, ctx.has_kept = inputs
-    y, _, _, *kept = output
-    ctx.save_for_backward(*tensors, y, *kept)
+    y, _, _, *saved = output
+    ctx.save_for_backward(*tensors, y, *saved)
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*kept)
+    ctx.mark_non_differentiable(*saved)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -162,12 +159,12 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     needs = LSTMArgs(*all_tensors(ctx.needs_input_grad[0], ctx.present, NUM_ARGS))
     if not ctx.has_kept and any(g is not None for g in grads[:3]):
         raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
-    found = slow_gradients(args, options_of(ctx.options), grads[:3], needs, strict=False)
-    if found is None:
+    gradients = slow_gradients(args, options_of(ctx.options), grads[:3], needs, strict=False)
+    if gradients is None:
         arguments = present_tensors((*args, *saved[-_OUTPUTS:], *grads[:3]))
-        by_name = Gradients(*lstm_sequence_backward(*arguments, ctx.options))
-        found = by_argument(args, by_name, needs)
-    of_present = [g for k, g in enumerate(found) if ctx.present >> k & 1]
+        computed = Gradients(*lstm_sequence_backward(*arguments, ctx.options))
+        gradients = by_argument(args, computed, needs)
+    of_present = [g for k, g in enumerate(gradients) if ctx.present >> k & 1]
     return of_present, None, None, None, None
 
 

@@ -120,13 +120,13 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
     reason = left_to_torch(lstm, call)
     if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
         return LayerReport(name, call, "torch", "its own nn.LSTM", False, reason, path)
-    chosen = select(call, backend=getattr(lstm, "backend", None))
-    kernel, why = chosen.kernel, chosen.why
+    selection = select(call, backend=getattr(lstm, "backend", None))
+    kernel, why = selection.kernel, selection.why
     if is_torchs:
         runs = select(call, backend="aten").kernel
-        why = f"accelerate makes it {chosen.backend.name}, {kernel.name}"
+        why = f"accelerate makes it {selection.backend.name}, {kernel.name}"
         return LayerReport(name, call, "torch", f"nn.LSTM, {runs.name}", runs.is_fast, why, path)
-    return LayerReport(name, call, chosen.backend.name, kernel.name, kernel.is_fast, why, path)
+    return LayerReport(name, call, selection.backend.name, kernel.name, kernel.is_fast, why, path)
 
 
 def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Iterator[LSTMCall]:

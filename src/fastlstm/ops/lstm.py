@@ -128,8 +128,8 @@ def run(
         max_activation_bytes=max_activation_bytes,
         strict=strict or backend is not None,
     )
-    chosen = select(call, backend=backend, strict=strict).backend
-    return _empty_output(call, args) if 0 in (call.T, call.B) else chosen.run(call, args)
+    runner = select(call, backend=backend, strict=strict).backend
+    return _empty_output(call, args) if 0 in (call.T, call.B) else runner.run(call, args)
 
 
 def checked_run(

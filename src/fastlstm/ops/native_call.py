@@ -58,18 +58,24 @@ class Gradients(NamedTuple):
     beta_c: Tensor | None = None
 
 
-def saved_sizes(T: int, B: int, H: int, is_bf16: bool, has_norm: bool) -> tuple[int, ...]:
-    """Returns the number of values in each of `SavedActivations`."""
-    kernel = kernels.fastest_kernels(is_bf16)
+def saved_layout(
+    kernel: Any, T: int, B: int, H: int, has_norm: bool
+) -> tuple[tuple[int, torch.dtype], ...]:
+    """Returns the number of values in each of `SavedActivations`, and their dtype."""
     padded = -(-H // kernel.lanes) * kernel.lanes
-    gates, cells = kernel.gate_rows(T, B) * 4 * padded, (T + 1) * B * padded
-    return (gates, cells, 2 * gates, 4 * T * B) if has_norm else (gates, cells, 0, 0)
+    is_known = isinstance(T, int) and isinstance(B, int)
+    rows = kernel.gate_rows(T, B) if is_known else symbolic_gate_rows(T, B)
+    gates, cells = rows * 4 * padded, (T + 1) * B * padded
+    element, normed, moments = element_dtype(kernel.is_bf16), 0, 0
+    if has_norm:
+        normed, moments = 2 * gates, 4 * T * B
+    return (gates, element), (cells, torch.float32), (normed, element), (moments, torch.float32)
 
 
-def saved_dtypes(is_bf16: bool) -> tuple[torch.dtype, ...]:
-    """Returns the dtype of each of `SavedActivations`."""
-    element = element_dtype(is_bf16)
-    return element, torch.float32, element, torch.float32
+def symbolic_gate_rows(T: Any, B: Any) -> Any:
+    """As the kernels' `gate_rows`, of T and B that a graph with dynamic shapes leaves open."""
+    steps = torch.sym_min(-(-CHUNK_ROWS // B), T)
+    return -(-T // steps) * steps * B
 
 
 def forward(
@@ -107,9 +113,8 @@ def forward(
     hT, cT = empty((B, H)), empty((B, H))
     saved = None
     if keep:
-        sizes = saved_sizes(T, B, H, is_bf16, args.gamma_hh is not None)
-        dtypes = saved_dtypes(is_bf16)
-        saved = SavedActivations(*(empty((n,), d) for n, d in zip(sizes, dtypes, strict=True)))
+        layout = saved_layout(kernel, T, B, H, args.gamma_hh is not None)
+        saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
     state = [floats(t) for t in (args.h0, args.c0, args.mask)]
     whole = [dense(t) for t in (args.tokens, args.begins, args.ends)]
     tokens, *ends = map(address_of, whole)

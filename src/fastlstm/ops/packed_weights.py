@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fastlstm.ops.call import LSTMArgs
 
 
-def _pack(s: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
+def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
     """Lays the weights out as the kernels read them."""
-    _, _, I, H = s.sizes  # noqa: E741
-    given = [floats(t) for t in s.weights]
-    kernel.pack(threads, is_backward, I, H, *map(address_of, given), memory.data_ptr())
+    _, _, I, H = args.sizes  # noqa: E741
+    weights = [floats(t) for t in args.weights]
+    kernel.pack(threads, is_backward, I, H, *map(address_of, weights), memory.data_ptr())
 
 
 class Packed(NamedTuple):
@@ -39,15 +39,16 @@ class Packed(NamedTuple):
     sources: tuple[Source, ...] = ()
     fingerprint: Any = None
 
-    def are_sources(self, given: Collection[Tensor]) -> bool:
+    def are_sources(self, weights: Collection[Tensor]) -> bool:
         """Whether it was made of these tensors, and torch has counted no change since."""
-        return len(self.sources) == len(given) and all(map(Source.is_still, self.sources, given))
+        is_whole = len(self.sources) == len(weights)
+        return is_whole and all(map(Source.is_still, self.sources, weights))
 
-    def is_still(self, given: Collection[Tensor], rows: int, threads: int) -> bool:
+    def is_still(self, weights: Collection[Tensor], rows: int, threads: int) -> bool:
         """Whether it was made of these weights as they are now, before a call of `rows` T * B."""
         return (
             self.fingerprint is not None
-            and self.are_sources(given)
+            and self.are_sources(weights)
             and self.fingerprint.is_still(rows, threads)
         )
 
@@ -96,7 +97,7 @@ _PACKED: tuple[Any, Any] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
 
 def packed(
-    s: LSTMArgs,
+    args: LSTMArgs,
     kernel: Any,
     threads: int,
     *,
@@ -110,33 +111,34 @@ def packed(
 
     With `in_training` nothing is kept of weights that have just changed: most are used once.
     """
-    T, B, I, H = s.sizes  # noqa: E741
-    weights = (s.w_ih, s.w_hh) if is_backward else (s.w_ih, s.w_hh, s.b_ih, s.b_hh)
-    given = [t for t in weights if t is not None]
+    T, B, I, H = args.sizes  # noqa: E741
+    sources_of = (args.w_ih, args.w_hh) if is_backward else args.weights
+    weights = [t for t in sources_of if t is not None]
     cache = _PACKED[is_backward]
-    found: Packed | None = cache.get(s.w_hh)
+    known: Packed | None = cache.get(args.w_hh)
     sources: tuple[Source, ...] = ()
     is_known = False
     try:
-        if found is not None and found.kernel is kernel:
-            if found.is_still(given, T * B, threads):
-                return found
-            is_known = found.are_sources(given)
-        sources = tuple(map(Source.of, given))
+        if known is not None and known.kernel is kernel:
+            if known.is_still(weights, T * B, threads):
+                return known
+            is_known = known.are_sources(weights)
+        sources = tuple(map(Source.of, weights))
     except RuntimeError:  # tensors made in inference mode count no versions
         pass
-    is_told = len(sources) > 0 and not any(t.is_shared() for t in given)  # by all who write to them
-    is_kept = is_told and (is_known or not in_training)
+    # Other processes write to shared memory and tell nobody.
+    can_keep = len(sources) > 0 and not any(t.is_shared() for t in weights)
+    is_kept = can_keep and (is_known or not in_training)
     size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
     memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
-    made = Packed(memory, kernel, sources)
+    fresh = Packed(memory, kernel, sources)
     if is_kept:
-        regions = [(t.data_ptr(), _span(t)) for t in given]
-        made = made._replace(fingerprint=hardware.native().Fingerprint(kernel, regions, threads))
-    _pack(s, kernel, threads, is_backward, memory)
-    if is_told:
-        cache[s.w_hh] = made if is_kept else made._replace(memory=_NOTHING)
-    return made
+        regions = [(t.data_ptr(), _span(t)) for t in weights]
+        fresh = fresh._replace(fingerprint=hardware.native().Fingerprint(kernel, regions, threads))
+    _pack(args, kernel, threads, is_backward, memory)
+    if can_keep:
+        cache[args.w_hh] = fresh if is_kept else fresh._replace(memory=_NOTHING)
+    return fresh
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -159,8 +161,8 @@ def _scratch(size: int) -> Tensor:
 
     Kept, as fresh pages cost more than filling them; above 128 MB they go with the call.
     """
-    found: Tensor | None = getattr(_THREAD, "scratch", None)
-    if found is None or found.nbytes < size:
-        found = empty((size,), torch.uint8)
-        _THREAD.scratch = found if size <= _MAX_SCRATCH else None
-    return found
+    scratch: Tensor | None = getattr(_THREAD, "scratch", None)
+    if scratch is None or scratch.nbytes < size:
+        scratch = empty((size,), torch.uint8)
+        _THREAD.scratch = scratch if size <= _MAX_SCRATCH else None
+    return scratch

@@ -75,18 +75,18 @@ def gradients_of(
         scale: gradient of the summed cross-entropy.
         needs: which are wanted.
     """
-    found = _gradients(p, needs)
-    _call(p, None, None, d, scale, found)
-    return found
+    gradients = _gradients(p, needs)
+    _call(p, None, None, d, scale, gradients)
+    return gradients
 
 
 def nats_and_gradients(
     p: Projection, targets: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Returns both at once, in the memory of one chunk of rows."""
-    nats, found = empty((p.features.shape[0],)), _gradients(p, needs)
-    _call(p, targets, nats, None, 1.0, found)
-    return nats, found
+    nats, gradients = empty((p.features.shape[0],)), _gradients(p, needs)
+    _call(p, targets, nats, None, 1.0, gradients)
+    return nats, gradients
 
 
 def _gradients(p: Projection, needs: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:

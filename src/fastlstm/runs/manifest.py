@@ -1,11 +1,11 @@
-"""The list of files that make one whole: sizes and SHA-256, written last and checked before use."""
+"""Manifests: sizes and SHA-256 of a set of files, written last and checked before use."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest knows of one file: its size in bytes and its SHA-256 in hex."""
+    """Size in bytes and SHA-256 in hex of one file."""
 
     size: int
     sha256: str
@@ -50,16 +50,15 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The list of files that make one whole, written last.
+    """The list of a set's files, written last.
 
-    On disk it is the one spelling `encode_json` gives of its fields, with the SHA-256 of the rest
-    in it, so any change of any byte shows. Later format versions keep this envelope, which lets a
-    file of a newer format be told from a damaged one.
+    Stored as canonical JSON with its own SHA-256, so that a change of any byte is detected. Later
+    format versions keep this envelope, to tell newer files from damaged ones.
 
     Attributes:
-        files: record by file name (plain names of files beside the manifest).
-        finite: False when a weight in the set is NaN or Inf.
-        extra: whatever the writer wants to find again.
+        files: record by name of a file beside the manifest.
+        finite: False if a weight in the set is NaN or Inf.
+        extra: further JSON values of the writer.
     """
 
     files: dict[str, FileRecord]
@@ -82,7 +81,7 @@ class Manifest:
         """Parses and checks a manifest.
 
         Raises:
-            CorruptFileError: any byte differs from what was written, or a field makes no sense.
+            CorruptFileError: changed or invalid.
             FormatError: written by a newer fastlstm.
         """
         body = parse_json(data, origin)
@@ -91,7 +90,7 @@ class Manifest:
         body.pop("sha256", None)
         if _seal(body) != data:
             raise CorruptFileError(
-                f"{origin}: does not match the SHA-256 it carries; it was changed or damaged"
+                f"{origin}: does not match its own SHA-256; it was changed or damaged"
             )
         version = body.get("format_version")
         if isinstance(version, int) and version > MANIFEST_VERSION:
@@ -129,28 +128,12 @@ def _records(body: dict[str, Any], origin: Path) -> dict[str, FileRecord]:
 
 
 def check_name(name: str, origin: Path) -> None:
-    """Raises CorruptFileError unless `name` is a plain file name that a manifest may list."""
+    """Raises CorruptFileError unless `name` is a plain file name."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         raise CorruptFileError(
             f"{origin}: lists {name[:120]!r}, expected plain names of files beside it"
             " (letters, digits, dot, underscore, hyphen)"
         )
-
-
-def build_manifest(
-    directory: Path,
-    names: Collection[str],
-    extra: Mapping[str, Any] | None = None,
-    *,
-    finite: bool = True,
-) -> Manifest:
-    """Reads and hashes files on disk into a Manifest, which the caller then writes last."""
-    records = {}
-    for name in names:
-        check_name(name, directory / MANIFEST)
-        with open_regular(directory / name) as (descriptor, size):
-            records[name] = FileRecord(size, _digest(descriptor, size))
-    return Manifest(records, finite, dict(extra or {}))
 
 
 def _digest(descriptor: int, size: int) -> str:
@@ -169,17 +152,17 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = False) -> Manifest:
-    """Checks every listed file against its size and SHA-256, without keeping its content.
+    """Checks size and SHA-256 of every listed file.
 
     Args:
-        directory: holds manifest.json and the files.
-        strict: also refuse files that the manifest does not list (names with a leading dot pass).
-        from_disk: ask the system to drop its cached copies, so that the disk itself is read.
+        directory: of manifest.json and the files.
+        strict: also refuse unlisted files, except hidden ones.
+        from_disk: drop cached pages first, to read the disk itself.
 
     Raises:
-        CorruptFileError: names the file and what is wrong.
+        CorruptFileError: names the file and the reason.
         FormatError: the manifest is of a newer format.
-        StorageError: a file may not be read.
+        StorageError: a file is not readable.
     """
     manifest = read_manifest(directory)
     if strict:
@@ -195,7 +178,7 @@ def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = 
 
 
 def read_file(path: Path, record: FileRecord) -> bytes:
-    """Reads a file once and returns the very bytes that were checked. Raises CorruptFileError."""
+    """Reads a file and returns the checked bytes. Raises CorruptFileError."""
     with open_regular(path) as (descriptor, size):
         _check_size(path, size, record)
         data = read_open(path, descriptor, size)
@@ -204,7 +187,7 @@ def read_file(path: Path, record: FileRecord) -> bytes:
 
 
 def refuse_unlisted(directory: Path, manifest: Manifest) -> None:
-    """Raises CorruptFileError when a directory holds something its manifest does not list."""
+    """Raises CorruptFileError if a directory has a file that its manifest does not list."""
     names = sorted(path.name for path in directory.iterdir())
     for name in names:
         if name not in manifest.files and name != MANIFEST and not name.startswith("."):
@@ -228,7 +211,7 @@ def _check_digest(path: Path, digest: str, record: FileRecord) -> None:
 
 
 def write_directory(directory: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
-    """Creates a directory of fsynced files with the manifest last. Raises OSError."""
+    """Creates a directory of fsynced files, the manifest last. Raises OSError."""
     if directory.exists():
         remove_tree(directory)
     make_dir(directory)
@@ -239,10 +222,10 @@ def write_directory(directory: Path, files: Mapping[str, bytes], manifest: Manif
 
 
 def metrics_mark(path: Path) -> dict[str, Any]:
-    """Makes metrics.jsonl durable and returns its size and SHA-256, which a checkpoint keeps.
+    """Makes metrics.jsonl durable and returns its size and SHA-256 for a checkpoint.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: fsync failed.
     """
     with storage_errors(path, "fsync"):
         record = FileRecord.of(b"")
@@ -254,10 +237,10 @@ def metrics_mark(path: Path) -> dict[str, Any]:
 
 
 def verify_metrics_mark(path: Path, mark: object) -> None:
-    """Checks that metrics.jsonl still begins with what a checkpoint saw.
+    """Checks that metrics.jsonl still begins as when its checkpoint was written.
 
     Raises:
-        CorruptFileError: it is shorter or differs, or the mark makes no sense.
+        CorruptFileError: it is shorter or differs, or the mark is invalid.
     """
     size, digest = (
         (mark.get("size"), mark.get("sha256")) if isinstance(mark, dict) else (None, None)
@@ -269,23 +252,23 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
         with open_regular(path) as (descriptor, num_bytes):
             if num_bytes < size:
                 raise CorruptFileError(
-                    f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint saw {size:,}; it was"
-                    " cut or damaged"
+                    f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint recorded {size:,};"
+                    " it was cut or damaged"
                 )
             found = _digest(descriptor, size)
     if found != digest:
         raise CorruptFileError(
-            f"{path}: its first {counted(size, 'byte')} are not what its checkpoint saw;"
-            " it was changed or damaged"
+            f"{path}: its first {counted(size, 'byte')} differ from its checkpoint's record; it"
+            " was changed or damaged"
         )
 
 
 def truncate_metrics(path: Path, mark: Mapping[str, Any]) -> None:
-    """Cuts off the lines written after a checkpoint, which the resumed run will write again.
+    """Cuts off the lines written after a checkpoint, which the resumed run writes again.
 
     Raises:
-        CorruptFileError: what should stay is damaged; nothing was cut.
-        StorageError: the disk refused.
+        CorruptFileError: the part to keep is damaged; nothing was cut.
+        StorageError: cutting failed.
     """
     verify_metrics_mark(path, mark)
     if path.exists():

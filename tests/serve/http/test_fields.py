@@ -53,7 +53,7 @@ def test_good_values_are_returned_and_null_counts_as_not_given() -> None:
         ("on", 1, "on is 1, expected true or false"),
         ("name", 7, "name is 7, expected a string"),
         ("name", "abcd", "name has 4 characters, expected at most 3"),
-        ("name", "a\ud800", "name has half a surrogate pair at character 1; send whole ones"),
+        ("name", "a\ud800", "name has an unpaired surrogate at character 1; send whole ones"),
         ("options", [], "options is a list of 0, expected an object"),
     ],
 )

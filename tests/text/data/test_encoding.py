@@ -69,7 +69,7 @@ def test_should_stop_is_polled_for_every_block(run: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("fastlstm.text.data.encoding._LEARN_BLOCK_BYTES", 7)
     calls = iter([False] * 5 + [True])
     job = work("word " * 500, should_stop=lambda: next(calls))
-    with pytest.raises(Stopped, match="stopped while encoding made; nothing was kept"):
+    with pytest.raises(Stopped, match="stopped while encoding made; nothing was stored"):
         scan(job) if run == "scan" else learn_bpe(job, 300, 2500)
     assert next(calls, None) is None
 

@@ -70,7 +70,7 @@ def test_unseen_characters_are_listed_with_their_positions() -> None:
     with pytest.raises(DataError) as caught:
         CHAR.encode("aXbXYé")
     assert str(caught.value).startswith(
-        "characters that the vocabulary does not hold: 'X' at 1, 'Y' at 4;"
+        "characters that are not in the vocabulary: 'X' at 1, 'Y' at 4;"
     )
     with pytest.raises(DataError, match="'M' at 12 and 3 more") as caught:
         CHAR.encode("abcDEFGHIJKLMNOP")
@@ -93,7 +93,7 @@ def test_smallest_dtype(size: int, dtype: type) -> None:
 @pytest.mark.parametrize("tokenizer", [CHAR, BYTE], ids=["char", "byte"])
 def test_json_and_back(tokenizer: Tokenizer) -> None:
     data = tokenizer.to_json()
-    again = Tokenizer.from_json(data)
+    again = load_tokenizer(data)
     assert type(again) is type(tokenizer)
     assert again.to_json() == data
     assert again.fingerprint == tokenizer.fingerprint

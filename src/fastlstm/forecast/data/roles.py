@@ -124,7 +124,7 @@ def find_roles(
     past = asked.past
     if past is None:
         known = are_numbers.intersection(others)
-        known |= set(asked.categorical) - {*asked.future, *asked.static}
+        known |= set(asked.categorical) - {*target, *asked.future, *asked.static}
         past = tuple(n for n in names if n in known)
         if past:
             notes.append(f"past covariates: {listed(past)}")

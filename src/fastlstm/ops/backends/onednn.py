@@ -115,8 +115,8 @@ class _OneDNNLayer(torch.autograd.Function):
             ctx.save_for_backward(*args, y, h, c, workspace)
             ctx.set_materialize_grads(False)
             ctx.H = call.H
-            given = (x, h0, c0, w_ih, w_hh, b_ih, b_hh)
-            ctx.dtypes = [None if t is None else t.dtype for t in given]
+            tensors = (x, h0, c0, w_ih, w_hh, b_ih, b_hh)
+            ctx.dtypes = [None if t is None else t.dtype for t in tensors]
         return y, h.squeeze(0), c.squeeze(0)
 
     @staticmethod
@@ -149,16 +149,9 @@ class _OneDNNLayer(torch.autograd.Function):
             False,
             workspace,
         )
-        found = (dx, dh0.squeeze(0), dc0.squeeze(0), dw_ih, dw_hh, db, db)
-        return (
-            None,
-            *(
-                grad.to(dtype) if dtype is not None and needed else None
-                for grad, dtype, needed in zip(
-                    found, ctx.dtypes, ctx.needs_input_grad[1:], strict=True
-                )
-            ),
-        )
+        gradients = (dx, dh0.squeeze(0), dc0.squeeze(0), dw_ih, dw_hh, db, db)
+        places = zip(gradients, ctx.dtypes, ctx.needs_input_grad[1:], strict=True)
+        return None, *(g.to(dtype) if dtype and needed else None for g, dtype, needed in places)
 
 
 def _dense(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -168,5 +161,4 @@ def _dense(t: Tensor, dtype: torch.dtype) -> Tensor:
 def _biases(b_ih: Tensor | None, b_hh: Tensor | None, w_hh: Tensor) -> list[Tensor]:
     """Returns the two float32 biases the kernel adds up; zeros for none."""
     zero = torch.zeros(w_hh.shape[0], device=w_hh.device)
-    given = (b_ih, b_hh)
-    return [zero if b is None else _dense(b, torch.float32) for b in given]
+    return [zero if b is None else _dense(b, torch.float32) for b in (b_ih, b_hh)]

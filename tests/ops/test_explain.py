@@ -1,77 +1,16 @@
-"""Who is chosen, what is said about it, and that it is true."""
+"""What is said about the kernels of a model, and that it is true."""
 
 import pytest
 import torch
 from torch import nn
 
-from fastlstm.errors import KernelError
 from fastlstm.nn.convert import accelerate
 from fastlstm.nn.lstm import LSTM
-from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
-from fastlstm.ops.registry import BACKENDS, select
 
 pytestmark = pytest.mark.isa
 
 REFUSED = "native: these kernels compute in float32 and bf16, not in float64"
-
-
-def make_call(**changes):
-    fields = {"T": 8, "B": 4, "I": 16, "H": 32, "dtype": torch.float32, "device": "cpu"}
-    return LSTMCall(**{**fields, "requires_grad": True, **changes})
-
-
-def test_fp32_and_bf16_on_a_cpu_run_our_kernels():
-    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
-        chosen = select(make_call(dtype=dtype))
-        assert chosen.backend.name == "native"
-        assert chosen.kernel.name.startswith(f"fused LSTM {name}")
-        assert chosen.refusals == ()
-
-
-def test_torchs_kernel_can_be_asked_for():
-    chosen = select(make_call(), backend="aten", strict=True)
-    assert chosen.kernel.name.startswith("oneDNN fused LSTM fp32")
-
-
-def test_float64_says_why_it_is_slow():
-    chosen = select(make_call(dtype=torch.float64))
-    assert chosen.kernel.name == "ATen per-step loop"
-    assert chosen.why == f"{REFUSED}; because oneDNN has no LSTM in float64"
-
-
-def test_strict_refuses_a_slow_path():
-    message = (
-        r"LSTM T=8 B=4 I=16 H=32 float64 cpu train would run on a slow path, aten: ATen per-step"
-        rf" loop \({REFUSED}; because oneDNN has no LSTM in float64\); change that or leave out"
-        r" strict_kernels"
-    )
-    with pytest.raises(KernelError, match=message):
-        select(make_call(dtype=torch.float64), strict=True)
-
-
-@pytest.mark.usefixtures("without_onednn")
-def test_strict_refuses_when_onednn_is_off():
-    with pytest.raises(KernelError, match="switched off"):
-        select(make_call(), backend="aten", strict=True)
-
-
-def test_refusals_name_the_backend_and_the_reason():
-    chosen = select(make_call(device="xpu"))
-    assert chosen.backend.name == "reference"
-    assert chosen.refusals == (
-        ("native", "these kernels run on the CPU, not on xpu"),
-        ("aten", "torch has no LSTM kernel for device xpu"),
-    )
-    assert "; aten: torch has no LSTM kernel for device xpu; " in chosen.why
-    with pytest.raises(KernelError, match=r"backend 'aten' cannot run LSTM .* torch has no LSTM"):
-        select(make_call(dtype=torch.int32), backend="aten")
-
-
-def test_the_last_backend_runs_everything():
-    for dtype in (torch.float64, torch.bfloat16):
-        for device in ("cpu", "cuda", "mps"):
-            assert BACKENDS[-1].supports(make_call(dtype=dtype, device=device)) is None
 
 
 def test_explain_has_one_line_per_layer_and_follows_autocast():
