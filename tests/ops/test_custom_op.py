@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fastlstm
-from fastlstm.ops.call import TORCHS_CELL, LSTMArgs, LSTMCall
-from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.call import LSTMArgs, LSTMCall
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.custom_op import (
     all_tensors,
     options_of,

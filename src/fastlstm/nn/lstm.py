@@ -22,7 +22,7 @@ from fastlstm.nn.torch_fallback import is_torchs, run_lengths
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import options_of
-from fastlstm.ops.lstm import checked_run
+from fastlstm.ops.lstm import check_args, run
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
@@ -315,7 +315,8 @@ class LSTM(nn.LSTM):
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
         norm = next(norms(self, x.device)) if self.options.layer_norm else None
         args = call_args(self, x, h0, c0, weights, lanes, norm, embedding)
-        return checked_run(
+        check_args(args)
+        return run(
             args,
             options_of(self),
             backend=self.backend,
