@@ -6,8 +6,8 @@
     ├── UsageError               exit code 2: what was asked for cannot be done as asked
     │   ├── ConfigError          an option, a YAML key or a combination of them
     │   ├── DataError            the text or table given as input
-    │   │   ├── DataErrors       several things that are wrong with one table
-    │   │   └── UnknownCharacterError   characters that a vocabulary does not hold
+    │   │   ├── DataErrors       several errors of one table
+    │   │   └── UnknownCharacterError   characters that are not in a vocabulary
     │   ├── PromptError          a prompt or a sampling setting
     │   ├── RunDirectoryError    the run directory: missing, in use, unwritable
     │   ├── FormatError          a file of a newer format, or of another model
@@ -18,11 +18,11 @@
     ├── KernelError              no allowed kernel can run this call
     ├── NonFiniteError           NaN or Inf that training could not recover from
     ├── BudgetError              the budget was over before the first training step
-    └── Stopped                  exit code 75: a signal came, the state is saved, --resume goes on
+    └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
-Each message says what came, what was expected and what to do. It is given in parts; a part that is
-a `Setting` reads ``name=value`` in Python, ``--name value`` on the command line and ``name value``
-to a client of the server.
+Each message says what was given, what was expected and what to do. It consists of parts; a
+`Setting` among them reads ``name=value`` in Python, ``--name value`` on the command line and
+``name value`` for a client of the server.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ EXIT_STOPPED = 75
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that a message speaks of.
+    """A setting in a message.
 
     Attributes:
         name: of the field or parameter.
-        value: to be shown with it; None shows the name alone, ``...`` a place for a value.
+        value: shown with the name; None shows the name only, ``...`` a placeholder.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The same on the command line."""
+        """The setting on the command line."""
         dashed = self.name.replace("_", "-")
         if self.value is None or self.value is True:
             return f"--{dashed}"
@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """The same for whom neither Python nor the command line means anything."""
+        """The setting for a client of the server."""
         return self.name if self.value is None else f"{self.name} {self.value}"
 
 
@@ -87,15 +87,15 @@ def _spelt(value: Any) -> str:
 
 
 class Message(str):
-    """A text in parts, some of them a `Setting`; as a str it is spelt as in Python.
+    """A text of parts, which may be `Setting`s; as a str it reads as in Python.
 
     Args:
-        parts: joined.
-        flags: the text for the command line; default that of the parts.
+        parts: to join.
+        flags: text for the command line; default: from the parts.
 
     Attributes:
-        flags: the text for the command line.
-        words: the text for a client of the server.
+        flags: text for the command line.
+        words: text for a client of the server.
     """
 
     flags: str
@@ -115,7 +115,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def kind_of_value(value: object) -> str:
-    """Returns what sort of thing came: ``None``, ``an int``, ``a DataFrame``."""
+    """Returns the kind of a value: ``None``, ``an int``, ``a DataFrame``."""
     name = type(value).__name__
     if value is None:
         return "None"
@@ -123,7 +123,7 @@ def kind_of_value(value: object) -> str:
 
 
 def in_flags(*parts: object) -> str:
-    """Returns a message, in parts, as the command line shows it."""
+    """Returns the parts of a message as the command line shows them."""
     texts = []
     for part in parts:
         if isinstance(part, Setting):
@@ -134,16 +134,12 @@ def in_flags(*parts: object) -> str:
 
 
 def in_words(*parts: object) -> str:
-    """Returns a message, in parts, as a client of the server is told it."""
+    """Returns the parts of a message as a client of the server sees them."""
     return "".join(p.words if isinstance(p, Setting | Message) else str(p) for p in parts)
 
 
 class FastLSTMError(Exception):
-    """Base class; `exit_code` is what the command line returns for it.
-
-    Args:
-        parts: of the message, texts and settings.
-    """
+    """Base class; made of the message's parts. `exit_code` is that of the command line."""
 
     exit_code = EXIT_FAILED
 
@@ -151,18 +147,18 @@ class FastLSTMError(Exception):
         return "".join(map(str, self.args))
 
     def lines(self) -> list[str]:
-        """Returns what the command line shows; most errors have one line."""
+        """Returns the lines that the command line shows."""
         return [in_flags(*self.args)]
 
 
 class UsageError(FastLSTMError):
-    """What was asked for cannot be done as asked."""
+    """The request cannot be carried out as given."""
 
     exit_code = EXIT_USAGE
 
 
 class ConfigError(UsageError, ValueError):
-    """A bad option, YAML key or combination of options."""
+    """An invalid option, YAML key or combination of options."""
 
 
 class DataError(UsageError, ValueError):
@@ -170,12 +166,7 @@ class DataError(UsageError, ValueError):
 
 
 class DataErrors(DataError):
-    """Several things that are wrong with one table.
-
-    Args:
-        head: says of what.
-        problems: a DataError each.
-    """
+    """Several errors of one table: a heading, then a DataError each."""
 
     def __str__(self) -> str:
         return "\n".join([f"{self.args[0]}:", *(f"  - {error}" for error in self.args[1:])])
@@ -185,7 +176,7 @@ class DataErrors(DataError):
 
 
 class UnknownCharacterError(DataError):
-    """A text has characters that the vocabulary of a model does not hold."""
+    """A text has characters that are not in a model's vocabulary."""
 
 
 class PromptError(UsageError, ValueError):
@@ -213,7 +204,7 @@ class CorruptFileError(FastLSTMError):
 
 
 class StorageError(FastLSTMError):
-    """The disk refused a write; what was stored before is intact."""
+    """A write failed; what was stored before is intact."""
 
 
 class KernelError(FastLSTMError):
@@ -229,11 +220,7 @@ class BudgetError(FastLSTMError):
 
 
 class Stopped(FastLSTMError):
-    """A signal asked the run to stop; its state is saved.
-
-    Attributes:
-        is_shown: the user has read of it already.
-    """
+    """A signal stopped the run; its state is saved. `is_shown`: the user was already told."""
 
     exit_code = EXIT_STOPPED
     is_shown = False
@@ -273,21 +260,21 @@ _SYNONYMS = (
     "season seasonality season_length period",
     "text_field field column",
 )
-"""Names that other tools have for the same thing; the first of a line that is known is meant."""
+"""Names of the same thing in other tools; the first known name of a line is suggested."""
 
 
 def nearest_hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Returns ``" (did you mean 'x'?)"`` for the known name that is meant, or an empty string.
+    """Returns ``" (did you mean 'x'?)"`` for the nearest known name, or an empty string.
 
     Args:
-        name: what came: a flag, a key, a parameter, a file.
-        known: what there is.
-        cutoff: how alike the spelling must be, 1 for another name of the same thing alone.
+        name: unknown flag, key, parameter or file.
+        known: valid names.
+        cutoff: required similarity of spelling, 1 for synonyms only.
     """
     plain = {_plain(word): word for word in known}
-    found = _synonym(_plain(name), plain)
-    found = found or next(iter(get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)), None)
-    return "" if found is None else f" (did you mean '{plain[found]}'?)"
+    nearest = get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
+    match = _synonym(_plain(name), plain) or next(iter(nearest), None)
+    return "" if match is None else f" (did you mean '{plain[match]}'?)"
 
 
 def _synonym(name: str, known: Container[str]) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.cli.options import TEXT_OPTIONS
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, FormatError
 from fastlstm.text.config import TrainConfig
 
 
@@ -36,9 +36,11 @@ def test_empty_file_says_nothing(tmp_path: Path) -> None:
 def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
     config = TrainConfig(rnn_size=64, budget="90s", dropout=0.25)
     saved = {
-        "format": "fastlstm-run", "format_version": 2, "train": dataclasses.asdict(config),
+        "format": "fastlstm-run",
+        "format_version": 2,
+        "train": dataclasses.asdict(config),
         "model": {},
-    }  # fmt: skip
+    }
     assert TrainConfig(**read(tmp_path, json.dumps(saved))) == config  # type: ignore[arg-type]
 
 
@@ -60,6 +62,7 @@ def test_the_run_of_a_newer_fastlstm_is_refused(tmp_path: Path) -> None:
         ("steps: [1]", "'steps' is [1], expected a whole number"),
         ("steps: 1\nsteps: 2", "key 'steps' is given twice"),
         ("lane_reset: 1\nlane-reset: 0", "key 'lane-reset' is given twice"),
+        ("format: fastlstm-run\ntrain: {}\nformat_version: 99", "has format version 99"),
         ("- a\n- b", "contains a list, expected keys and values"),
         ("just text", "contains a str, expected keys and values"),
         ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
@@ -72,7 +75,7 @@ def test_the_run_of_a_newer_fastlstm_is_refused(tmp_path: Path) -> None:
 def test_a_bad_file_is_named_with_what_is_wrong(
     tmp_path: Path, text: str | bytes, message: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, FormatError)) as caught:
         read(tmp_path, text)
     assert message in str(caught.value)
     assert "config.yaml" in str(caught.value)

@@ -114,4 +114,4 @@ def test_a_text_of_unknown_characters_alone_is_refused(
 ) -> None:
     text.write_text("☃" * 500, encoding="utf-8")
     assert main(["evaluate", str(tiny_run), str(text)]) == 2
-    assert "characters that the vocabulary does not hold: '☃' at 0" in capsys.readouterr().err
+    assert "characters that are not in the vocabulary: '☃' at 0" in capsys.readouterr().err

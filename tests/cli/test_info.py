@@ -116,7 +116,7 @@ def test_a_forged_end_is_shown(
         "event": "end",
         "elapsed_s": 1,
         "step": value,
-        "tokens": value,
+        "units": value,
         "train_s": value,
         "reason": value,
     }

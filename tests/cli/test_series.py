@@ -87,7 +87,7 @@ def test_resume_asks_for_nothing_twice(
     assert main(["train", path, "--out", out, "--resume", "--steps", "6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 6
     assert main(["train", path, "--out", out, *SMALL]) == 2
-    assert "holds a run already (step 6)" in capsys.readouterr().err
+    assert "already contains a run (step 6)" in capsys.readouterr().err
 
 
 def test_a_binary_table_needs_a_horizon_too(
@@ -107,7 +107,7 @@ def test_a_file_that_lacks_a_column_is_named_with_it(
     for column, told in (
         ("y", f"{other} has no column 'y'"),
         ("temp", f"{other} has no column 'temp', which this forecaster was fitted on (y, temp)"),
-        ("ds", f"{other} has no column of times, the table at fit had one"),
+        ("ds", f"{other} has no time column, the table at fit had one"),
     ):
         csv.write_csv(table.drop_columns([column]), other)
         assert main(["forecast", run[1], str(other)]) == 2
@@ -148,7 +148,7 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
         (["--horizon", "0"], "--horizon is 0, expected a number from 1"),
         (["--horizon", "4", "--target", "z"], "no column 'z'"),
         (["--horizon", "4", "--split", "9"], "--split is '9', expected"),
-        (["--horizon", "4", "--steps", "3", "--epochs", "1"], "contradict each other"),
+        (["--horizon", "4", "--steps", "3", "--epochs", "1"], "exclude each other"),
         (["--horizon", "400"], "needs 401 at least"),
         (["--target", "y"], "--horizon is missing: give --horizon N to train a forecaster of the"),
         (["--hidden-size", "8"], "--horizon is missing"),
@@ -172,7 +172,7 @@ def test_a_forecaster_writes_no_text(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", run[1]]) == 2
-    assert "holds a forecaster, expected a text model: fastlstm forecast" in capsys.readouterr().err
+    assert "is a forecaster, expected a text model: fastlstm forecast" in capsys.readouterr().err
 
 
 def test_a_path_that_reads_like_a_parameter_is_left_alone(

@@ -256,7 +256,7 @@ def test_naive_forecasts_come_in_parts_and_blocks_as_in_one(
     source = table_from_array(y)
     origins = np.arange(40, 200)
     whole = naive.SeasonalNaive(source, 1, 7).forecast(origins, 9)
-    monkeypatch.setattr(naive, "_STRETCH", 10)
+    monkeypatch.setattr(naive, "_BLOCK_ROWS", 10)
     parted = naive.SeasonalNaive(source, 1, 7)
     parts = [parted.forecast(part, 9) for part in np.array_split(origins, 13)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)

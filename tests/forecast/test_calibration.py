@@ -112,7 +112,7 @@ def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> No
 def test_a_level_of_which_nothing_is_known_is_refused() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}).fit(noisy(400))
     for level in (0.001, 0.999, float("nan")):
-        with pytest.raises(ConfigError, match=f"quantile {level} lies outside 0.005 to 0.995"):
+        with pytest.raises(ConfigError, match=f"quantile {level} is outside 0.005 to 0.995"):
             model.predict_quantiles(quantiles=[0.5, level])
 
 
@@ -219,7 +219,9 @@ def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: P
 def test_what_is_no_count_is_refused(value: float, said: str) -> None:
     table = replaced(counts(60), "y", 72, value)
     given = {**QUICK, "steps": 1}
-    with pytest.raises(DataError, match=rf"'y' is {said} in row 12 of series 's1', expected whole"):
+    with pytest.raises(
+        DataError, match=rf"'y' is {said} in row 12 of series 's1', expected counts"
+    ):
         Forecaster(**given, output="negative_binomial").fit(table)
 
 

@@ -79,10 +79,10 @@ def test_levels_between_are_infinite_where_one_of_their_neighbours_is() -> None:
     text = calibration.unsupported((0.025, 0.5, 0.99))
     assert text is not None
     assert text.startswith("quantiles 0.025, 0.99 are infinite: validation has too few values")
-    assert "(99 of every step" in text
+    assert "(99 per step" in text
     between = calibration.unsupported((0.04,))
     assert between is not None
-    assert "(39 of every step" in between
+    assert "(39 per step" in between
 
 
 def test_what_few_validation_values_cannot_tell_is_infinite_and_a_warning() -> None:
@@ -95,7 +95,7 @@ def test_what_few_validation_values_cannot_tell_is_infinite_and_a_warning() -> N
         found = model.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
     assert (found[:, 0] == -np.inf).all()
     assert (found[:, 2] == np.inf).all()
-    with pytest.warns(UserWarning, match="ask for levels nearer to 0.5"):
+    with pytest.warns(UserWarning, match="or levels nearer to 0.5"):
         assert model.coverage((0.95,)) == {0.95: 1.0}
     report = model.backtest()["forecaster"]
     assert report["coverage_95"] == 1.0

@@ -25,10 +25,12 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
             "precision": "bf16",
             "precision_why": f"measured {NASTY}",
             "num_parameters": 1_387_375,
-            "flop_per_token": 10_233_700,
+            "flop_per_unit": 10_233_700,
             "ceiling_gflops": 412.3,
             "vocab_size": 111,
-            "train_tokens": 2_893_512,
+            "task": "text",
+            "unit": "tokens",
+            "num_units": {"train": 2_893_512},
             "learning_rate": 0.0123,
             "kernels": [f"layer 0: oneDNN {NASTY}"],
             "end": "budget 2m",
@@ -43,12 +45,12 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
             {
                 "event": "step",
                 **moment,
-                "tokens": 40_960 * index,
+                "units": 40_960 * index,
                 "progress": share,
                 "bits_per_char": bits,
                 "lr": 0.02 * share,
                 "grad_norm": 1 / index,
-                "tokens_per_s": 41_000.0,
+                "units_per_s": 41_000.0,
                 "ceiling_share": 0.61,
                 "input_wait_share": 0.001,
             }
@@ -58,7 +60,7 @@ def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
             made.append({"event": "eval", "split": "valid", **moment, **figures})
             made.append({"event": "sample", "step": 10 * index, "text": f"wrote {NASTY}\n\tmore"})
     made.append({"event": "skip", "step": 5, "what": "non-finite", "tensor": NASTY, "action": "x"})
-    made.append({"event": "end", "reason": "budget 2m", "tokens": 2_457_600, "train_s": 100.0})
+    made.append({"event": "end", "reason": "budget 2m", "units": 2_457_600, "train_s": 100.0})
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastlstm.report import progress
-from fastlstm.report.events import current, number
+from fastlstm.report.events import number
 from fastlstm.report.progress import (
     JsonOutput,
     LiveOutput,
@@ -28,7 +28,7 @@ def step_of(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line_of(event: dict[str, Any], columns: int) -> str:
-    parts, share = step_parts(current(event), "tokens"), number(event, "progress")
+    parts, share = step_parts(event, "tokens"), number(event, "progress")
     return live_line(parts, share, columns, Style(False), lambda share, width: "#" * width)
 
 
@@ -86,7 +86,7 @@ def test_live_line_does_not_jump_when_numbers_change(events: list[Any]) -> None:
         event = {**step_of(events), **changes}
         return line_of(event, 79).count("#")
 
-    assert width() == width(input_wait_share=0.12, tokens_per_s=1_230_000.0, progress=0.05)
+    assert width() == width(input_wait_share=0.12, units_per_s=1_230_000.0, progress=0.05)
 
 
 def test_live_line_without_a_known_ceiling(events: list[Any]) -> None:
@@ -119,13 +119,13 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
 
 
 def test_the_share_of_the_ceiling_is_that_of_the_speed_beside_it(events: list[Any]) -> None:
-    start = {**events[1], "flop_per_token": 1_000_000, "ceiling_gflops": 100.0}
+    start = {**events[1], "flop_per_unit": 1_000_000, "ceiling_gflops": 100.0}
     assert start["event"] == "start"
     step = step_of(events)
     steps = [{**step, "step": at, "ceiling_share": share} for at, share in ((9, 0.9), (10, 0.001))]
     stream = io.StringIO()
     output = PlainOutput(stream)
-    for event in [start, *steps, {**events[-1], "tokens": 10_000, "train_s": 1.0}]:
+    for event in [start, *steps, {**events[-1], "units": 10_000, "train_s": 1.0}]:
         output(event)
     assert "10.0k tokens/s in training steps, 10% of the ceiling" in stream.getvalue()
 
@@ -168,13 +168,20 @@ def test_what_is_wrong_with_the_model_is_said_at_the_end(events: list[Any], term
 
 def test_one_is_no_plural(events: list[Any]) -> None:
     one = {
-        **{"rows": 1, "train_windows": 1, "tbptt": 1, "num_parameters": 1, "threads": 1},
+        **{
+            "rows": 1,
+            "num_units": {"train": 1},
+            "unit": "windows",
+            "tbptt": 1,
+            "num_parameters": 1,
+            "threads": 1,
+        },
         **{"batch_size": 1, "seq_length": 1},
         "model": {"input_size": 1, "horizon": 1, "patch": 1, "num_layers": 1, "hidden_size": 1},
     }
     start = plain({"event": "start", "task": "forecast", **one})
     test = plain({"event": "test", "scores": {"naive": {"mae": 1}}, "windows": 1})
-    end = plain({"event": "end", "reason": "1 step", "step": 1, "tokens": 1})
+    end = plain({"event": "end", "reason": "1 step", "step": 1, "units": 1})
     for text in (start, test, end):
         assert re.findall(r"\b1 \w+s\b", text) == []
     assert "1 row\n" in start
@@ -247,7 +254,7 @@ def test_plain_step_line(events: list[Any]) -> None:
 def test_plain_header_repeats_the_label_of_every_line(events: list[Any]) -> None:
     lines = plain(events[1]).splitlines()
     assert "tokens: 912,351,200 training, 160,750,123 validation, 160,750,123 test" in lines
-    assert "model: variational dropout 0.1, layer norm" in lines
+    assert "model: variational dropout 0.1, output norm" in lines
     assert "precision: bf16: measured 9.8 ms a step, fp32 21.4 ms" in lines
     assert sum(line.startswith("kernels: layer ") for line in lines) == 2
     assert "training: muon, learning rate 0.02, 32 lanes x 128 tokens x 4 per step, seed 0" in lines

@@ -40,10 +40,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("book.txt", "text", ["book.txt is a file", "fastlstm train book.txt --out RUN"]),
         ("table.csv", "forecaster", ["is a file", "train table.csv --horizon N --out RUN"]),
         ("runs/book/config.json", "text", ["is a file of a run, expected the run: ", "runs/book"]),
-        ("runs", "text", ["runs holds no run itself", "runs/book, runs/etth"]),
-        ("empty", None, ["empty: holds no model and no checkpoint", "fastlstm train SOURCE"]),
-        ("runs/etth", "text", ["holds a forecaster", "fastlstm forecast runs/etth DATA"]),
-        ("runs/book", "forecaster", ["holds a text model", "fastlstm generate runs/book"]),
+        ("runs", "text", ["runs is not a run", "runs/book, runs/etth"]),
+        ("empty", None, ["empty: has no model and no checkpoint", "fastlstm train SOURCE"]),
+        ("runs/etth", "text", ["is a forecaster", "fastlstm forecast runs/etth DATA"]),
+        ("runs/book", "forecaster", ["is a text model", "fastlstm generate runs/book"]),
     ],
 )
 def test_what_is_no_such_run_is_said_with_what_to_do(
@@ -87,9 +87,9 @@ def test_the_library_says_the_same() -> None:
     from fastlstm.forecast.files import read_forecaster
     from fastlstm.text.stored_model import load_stored_model
 
-    with pytest.raises(FormatError, match="holds a forecaster, expected a text model"):
+    with pytest.raises(FormatError, match="is a forecaster, expected a text model"):
         load_stored_model("runs/etth")
-    with pytest.raises(FormatError, match="holds a text model, expected a forecaster"):
+    with pytest.raises(FormatError, match="is a text model, expected a forecaster"):
         read_forecaster("runs/book")
 
 

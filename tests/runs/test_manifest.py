@@ -9,7 +9,6 @@ from fastlstm.runs import manifest
 from fastlstm.runs.manifest import (
     FileRecord,
     Manifest,
-    build_manifest,
     read_manifest,
     verify_manifest,
 )
@@ -35,12 +34,12 @@ def test_round_trip(directory):
     found = verify_manifest(directory, strict=True, from_disk=True)
     assert found.files["a.bin"].size == 300
     assert (found.finite, found.extra) == (True, {"step": 7})
-    assert found == build_manifest(directory, list(FILES), {"step": 7})
+    assert found.files == {name: FileRecord.of(data) for name, data in FILES.items()}
 
 
 def test_manifest_is_written_last(tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr(manifest, "write_new", lambda path, data: order.append(path.name))
+    monkeypatch.setattr(manifest.storage, "write_new", lambda path, data: order.append(path.name))
     manifest.write_directory(tmp_path / "set", FILES, Manifest({}))
     assert order == [*FILES, "manifest.json"]
 
@@ -68,7 +67,7 @@ def test_white_space_and_reordered_keys_are_damage(directory):
     path = directory / "manifest.json"
     value = json.loads(path.read_bytes())
     for other in (json.dumps(value), json.dumps(value, indent=2), path.read_text() + "\n"):
-        with pytest.raises(CorruptFileError, match="does not match the SHA-256 it carries"):
+        with pytest.raises(CorruptFileError, match="does not match its own SHA-256"):
             Manifest.from_bytes(other.encode(), path)
 
 

@@ -128,7 +128,7 @@ def test_forced_isa_lowers_but_never_raises(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("FASTLSTM_ISA", "avx512")
     with pytest.raises(ConfigError) as caught:
         hardware.cpu()
-    assert str(caught.value) == "FASTLSTM_ISA is avx512, this CPU offers avx2; unset it or lower it"
+    assert str(caught.value) == "FASTLSTM_ISA is avx512, this CPU has avx2; unset or lower it"
 
 
 @pytest.mark.parametrize(

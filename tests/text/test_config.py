@@ -33,7 +33,7 @@ def test_splits():
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"steps": 5, "budget": "1m"}, "steps and budget contradict each other"),
+        ({"steps": 5, "budget": "1m"}, "steps and budget exclude each other"),
         ({"steps": 0}, "steps is 0, expected a number from 1"),
         ({"dropout": 1.0}, "dropout is 1.0, expected a number from 0.0 to 0.95"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),

@@ -55,7 +55,7 @@ def test_one_lane_is_exact_whatever_the_chunk(make_model, chunk):
 def trained():
     """A model with real memory: a few steps of training on the chain."""
     from fastlstm.text.config import ModelConfig
-    from fastlstm.text.model import LanguageModel, detach_state
+    from fastlstm.text.model import LanguageModel
 
     model = LanguageModel(ModelConfig(20, 16, 48))
     initialize(model, None, 0)
@@ -64,7 +64,7 @@ def trained():
     state = model.initial_state(16)
     for start in range(0, 640, 16):
         x, y = data[start : start + 16], data[start + 1 : start + 17]
-        loss, state = model.loss(x, y, detach_state(state))
+        loss, state = model.loss(x, y, [t.detach() for t in state])
         optimizer.zero_grad()
         (loss / y.numel()).backward()
         optimizer.step()

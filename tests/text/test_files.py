@@ -144,7 +144,7 @@ def test_nothing_to_load_is_a_clear_error(run, tmp_path):
         RunDirectoryError, match=r"no such run; train one with: fastlstm\.train\(SOURCE, "
     ):
         load_language_model(tmp_path / "nothing")
-    with pytest.raises(RunDirectoryError, match="holds no model and no checkpoint"):
+    with pytest.raises(RunDirectoryError, match="has no model and no checkpoint"):
         load_language_model(run.path)
 
 

@@ -684,7 +684,7 @@ def test_refusals(text, tmp_path):
     other.write_text(text.read_text() + "one more line\n")
     with pytest.raises(FormatError, match=rf"started with {text} \([\d,]+ characters\), not with"):
         train(other, tmp_path / "run", resume=True)
-    other.write_text("characters that the vocabulary does not hold: ☃ " * 99)
+    other.write_text("characters that are not in the vocabulary: ☃ " * 99)
     with pytest.raises(FormatError, match=rf"started with {text} .*not with {other}; resume with"):
         train(other, tmp_path / "run", resume=True)
     with pytest.raises(DataError, match=r"no such file or directory: .*book\.tx"):

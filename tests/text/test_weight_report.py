@@ -5,8 +5,9 @@ import pytest
 
 from fastlstm.errors import DataError
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.decoder import Decoder, ThreadTuner
+from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
+from fastlstm.text.thread_tuner import ThreadTuner
 from fastlstm.text.weight_report import WeightReport, report_weights, score, writing_speed
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")

@@ -358,7 +358,7 @@ def test_missing_extra_and_linked_files_are_named(run):
 def test_without_any_intact_checkpoint_the_text_says_so(run):
     path = save(run, 1)
     (path / "config.json").write_bytes(b"")
-    with pytest.raises(CorruptFileError, match="No other intact checkpoint is in"):
+    with pytest.raises(CorruptFileError, match="has no other intact checkpoint"):
         load_checkpoint(path)
     found, damage = find_checkpoint(run)
     assert found is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_origin
 
 from fastlstm.cli.command import Option, options_from_dataclass, unwrap_optional
 from fastlstm.cli.parser import Parsed
@@ -48,7 +48,7 @@ def _as_flag(option: Option) -> Option:
     """Lists are one text on the command line and in YAML; the horizon has no default."""
     if option.name == "horizon":
         return dataclasses.replace(option, default=None)
-    if "tuple" not in str(option.type) or unwrap_optional(option.type) is float:
+    if get_origin(unwrap_optional(option.type)) is not tuple:
         return option
     return dataclasses.replace(option, type=str | None, default=None)
 

@@ -1,4 +1,4 @@
-"""Forecasts judged from every origin of a part of a table, beside naive ones."""
+"""Backtests: the errors of forecasts from many origins, compared with naive forecasts."""
 
 from __future__ import annotations
 
@@ -32,47 +32,50 @@ def backtest(
     by_step: Mapping[str, StepErrors] | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, Scores]:
-    """Judges the forecasts of the windows that begin at `rows`.
+    """Returns the errors of the forecasts of the windows that begin at `rows`.
 
-    All figures are of the same values: every target that is there in the horizon of every window.
+    All errors are over the same values: every target present in the horizon of every window.
 
     Args:
         network: trained.
         inputs: the table.
         rows: first rows of windows of input and horizon.
-        season: steps that the seasonal naive forecast repeats.
+        season: period of the seasonal naive forecast, in steps.
         naive_error: of `seasonal_error`, for MASE.
-        is_scaled: in standard deviations of the training rows.
+        is_scaled: report errors in standard deviations of the training rows.
         calibration: of the quantiles.
-        quantiles: take the quantiles in, too.
-        by_step: take the errors in of the forecasts of that name, too.
+        quantiles: also receives the quantiles.
+        by_step: also receives the errors, by name of the forecasts.
         should_continue: called with the windows evaluated so far; False skips the rest.
 
     Returns:
-        Scores of "forecaster", "naive" (the last present value) and "seasonal_naive" (the last
-        present value of the same season, see `SeasonalNaive`). Both are the mean of the training
-        rows (0 of counts) where the series has no value before.
+        Scores of "forecaster", "naive" (the last value) and "seasonal_naive" (see
+        `SeasonalNaive`). Without earlier values both naive forecasts are the mean of the training
+        rows (0 for counts).
 
-    Memory: 64 MB of quantiles at once, or those of one window.
+    Memory: 64 MB of quantiles, or those of one window.
     """
     config = network.config
     L, h, C = config.input_size, config.horizon, config.num_targets
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
     unit = np.ones_like(std) if is_scaled else std
-    center = mean - inputs.table.origin[:C]  # of rows as the table gives them
+    center = mean - inputs.table.origin[:C]  # mean of rows without their origin
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
-    levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
-    size = min(256 if should_continue is None else 64, max(1, _MAX_NUMBERS // (h * C * levels)))
+    num_levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
+    fitting = max(1, _MAX_NUMBERS // (h * C * num_levels))
+    size = min(256 if should_continue is None else 64, fitting)
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
         if quantiles is not None and calibration is not None:
             wide = spread(values, config)
-            found = quantiles_of(network.output, parameters, wide, calibration, quantiles.levels)
-            quantiles.add(found.numpy(), target, unit)
+            values_at = quantiles_of(
+                network.output, parameters, wide, calibration, quantiles.levels
+            )
+            quantiles.add(values_at.numpy(), target, unit)
         scale = None
         if naive_error is not None:
             scale = naive_error[segments.series[segments.of_rows(origins - 1)]][:, None]
@@ -87,16 +90,16 @@ def backtest(
         plain = {name: answer * unit + shift for name, answer in answers.items()}
         for name, errors in (by_step or {}).items():
             errors.add(plain[name], target * unit + shift)
-        for name, one in scores.items():
-            one.add(plain[name], target * unit + shift, plain["naive"], scale)
-            one.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
+        for name, score in scores.items():
+            score.add(plain[name], target * unit + shift, plain["naive"], scale)
+            score.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
         if should_continue is not None and not should_continue(done):
             break
     return scores
 
 
 def season_of(dataset: SeriesDataset) -> int:
-    """Returns the steps of a day, of a week of days, of a year of months; 1 for what is longer."""
+    """Returns the steps per day, per week of days or per year of months; 1 for longer steps."""
     frequency = dataset.frequency
     if frequency.unit == "business_days":
         return 5

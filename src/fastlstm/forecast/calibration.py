@@ -1,4 +1,4 @@
-"""Forecasts of windows in scaled units, with quantiles calibrated on validation windows."""
+"""Forecasts of windows in scaled units, and conformal calibration of their quantiles."""
 
 from __future__ import annotations
 
@@ -20,48 +20,45 @@ from fastlstm.forecast.model.outputs import Output
 from fastlstm.system.fields import is_number
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
-"""At which quantiles are calibrated; between them linear."""
+"""Calibrated quantiles; levels between them are interpolated linearly."""
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
-"""Numbers of the network held at once, 64 MB; torch's quantiles take no more."""
-_LEAST_SPREAD = 0.05
-"""Of a standard deviation: a window that stands still is no promise that it will go on so."""
+"""Network outputs held at once, 64 MB."""
+_MIN_SPREAD = 0.05
+"""In standard deviations: a constant window may start to move."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Quantiles of what validation values were above the network's, over their window's spread.
+    """Conformal residual quantiles, normalised by window spread.
 
     Conformalised quantile regression (Romano et al. 2019), level by level: each quantile of the
-    network is shifted by what it was off by on validation windows. A point takes the place of every
-    quantile: split conformal intervals. Both with normalised residuals (Lei et al. 2018, section
-    5.2): a stretch that moves more is shifted more, so that intervals keep their level when the
-    series calms down.
+    network is shifted by its error on validation windows. For a point output this gives split
+    conformal intervals. Residuals are normalised (Lei et al. 2018, section 5.2), so that intervals
+    keep their level when a series calms down.
 
-    Of n validation values the order statistic (n + 1) p is taken, rounded away from the median, so
-    that a central interval holds a further exchangeable value at least as often as it says, however
-    small n is. Where n is too small for a level there is no such statistic: the quantile is
-    infinite, as in the literature.
+    Of n validation values the order statistic (n + 1) p is used, rounded away from the median, so
+    a central interval covers a further exchangeable value at least at its level for any n. If n is
+    too small for a level, its quantile is infinite.
 
     Attributes:
-        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`; infinite where
-            validation has too few values.
+        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`.
     """
 
     residuals: Tensor
 
     @staticmethod
     def none(config: ForecasterConfig) -> Calibration:
-        """Returns intervals without width, before there is a trained network."""
+        """Returns a calibration without shifts, for an untrained network."""
         return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
 
     def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
-        """Returns quantiles ``(B, h, C, len(levels))`` that never cross.
+        """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
 
         Args:
-            base: the network's at `LEVELS`, ``(B, h, C, 25)``, or ``(B, h, C, 1)`` of a point.
+            base: network's quantiles at `LEVELS`, ``(B, h, C, 25)``, or points, ``(B, h, C, 1)``.
             wide: spread of the windows, ``(B, C)``.
-            levels: asked for.
+            levels: requested.
         """
         known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
         known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
@@ -77,18 +74,18 @@ class Calibration:
         return torch.where(low.isinf(), low, torch.where(high.isinf(), high, between))
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns what to say where some of the quantiles are infinite, else None."""
+        """Returns a warning if some of the quantiles are infinite, else None."""
         zeros = self.residuals.new_zeros(1, *self.residuals.shape[1:], 1)
         is_infinite = self.quantiles(zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
-        few = [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
-        if not few:
+        infinite = [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
+        if not infinite:
             return None
-        tails = [round(min(level, 1 - level), 9) for level in few]
+        tails = [round(min(level, 1 - level), 9) for level in infinite]
         outer = max(k for k in LEVELS if k <= min(tails))
         return (
-            f"quantiles {', '.join(f'{level:g}' for level in few)} are infinite: validation has too"
-            f" few values to tell them ({math.ceil(round(1 / outer - 1, 6))} of every step and"
-            " target are needed); give validation more rows, or ask for levels nearer to 0.5"
+            f"quantiles {', '.join(f'{level:g}' for level in infinite)} are infinite: validation"
+            f" has too few values to calibrate them ({math.ceil(round(1 / outer - 1, 6))} per step"
+            " and target are needed); use more validation rows, or levels nearer to 0.5"
         )
 
 
@@ -100,24 +97,24 @@ def calibrate(
     should_continue: Callable[[int, int], bool] | None = None,
     show: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Collects residuals of at most 5,000 windows, evenly spread; fewer of many steps.
+    """Collects residuals of up to 5,000 evenly spread windows, fewer for long horizons.
 
-    A distribution that is right only as a whole, that of counts, is left as it is.
+    The distribution of counts is not calibrated.
 
     Args:
         network: trained.
         inputs: the table.
         valid: validation windows.
         should_continue: called with the windows read so far and in all; False skips the rest.
-        show: called with the same.
+        show: called with the same numbers.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
     if not output.is_calibrated:
         return Calibration.none(config)
-    most = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
+    limit = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
     answers, targets, spreads = [], [], []
-    rows, done, size = valid.rows(most), 0, 256
+    rows, done, size = valid.rows(limit), 0, 256
     if should_continue is not None:
         rows, size = spread_out(rows), 64
     for values, statics in inputs.read(rows, config.input_size + h, size):
@@ -130,23 +127,22 @@ def calibrate(
         if should_continue is not None and not should_continue(done, len(rows)):
             break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
-    found = []
-    for t in range(h):  # a step at a time: all quantiles of all steps would not fit
+    residuals = []
+    for t in range(h):  # step by step, to bound memory
         base = output.quantiles(answer[:, t], LEVELS)
-        found.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
-    return Calibration(torch.stack(found, 1))
+        residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
+    return Calibration(torch.stack(residuals, 1))
 
 
 def conformal(errors: Tensor) -> Tensor:
-    """Returns the order statistics of errors that conformal prediction takes at `LEVELS`.
+    """Returns the order statistics of errors for conformal prediction at `LEVELS`.
 
     Args:
-        errors: shape ``(N, C, 25)``, of every level's own quantile, or ``(N, C, 1)``; NaN where
-            missing.
+        errors: shape ``(N, C, 25)``, of every level's quantile, or ``(N, C, 1)``; NaN if missing.
 
     Returns:
         Shape ``(25, C)``: of n errors the one at (n + 1) p, rounded down below the median and up
-        above it; infinite where that is 0 or n + 1.
+        above it; infinite at 0 and n + 1.
     """
     count = (~errors[..., 0].isnan()).sum(0)
     place = torch.tensor(LEVELS, dtype=torch.float64)[:, None] * (count + 1)
@@ -159,14 +155,14 @@ def conformal(errors: Tensor) -> Tensor:
     ordered = torch.cat([-ends, errors.sort(0).values, ends])  # missing ones come last
     ordered = torch.where(ordered.isnan(), math.inf, ordered).expand(-1, -1, len(LEVELS))
     low, high = (ordered.gather(0, at.T[None])[0].T for at in (first, second))
-    return ((low + high) / 2).nan_to_num(0.0, math.inf, -math.inf)  # of no error, the median is 0
+    return ((low + high) / 2).nan_to_num(0.0, math.inf, -math.inf)  # without errors the median is 0
 
 
 def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
-    """Returns how much the targets of each window move in its input, ``(B, C)``, never 0."""
+    """Returns the standard deviation of the targets in each window's input, ``(B, C)``, above 0."""
     past = values[:, : config.input_size, : config.num_targets]
     mean = past.nanmean(1, keepdim=True)
-    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + _LEAST_SPREAD
+    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + _MIN_SPREAD
 
 
 @torch.no_grad()
@@ -180,7 +176,7 @@ def answer(
     """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
 
     Raises:
-        ConfigError: a level that validation says nothing about.
+        ConfigError: a level outside those calibrated.
     """
     parameters = network(values, statics)
     if calibration is None or len(levels) == 0:
@@ -191,18 +187,18 @@ def answer(
 
 
 def require_numbers(name: str, levels: Sequence[float]) -> None:
-    """Raises ConfigError for what is no list of numbers."""
+    """Raises ConfigError unless `levels` is a list of numbers."""
     is_list = isinstance(levels, Sequence | np.ndarray)
     if not is_list or not all(map(is_number, levels)):
         raise ConfigError(Setting(name), f" is {levels!r}, expected a list of numbers: [0.1, 0.9]")
 
 
 def require_known(levels: Sequence[float]) -> None:
-    """Raises ConfigError for what is no level, or one that validation says nothing about."""
+    """Raises ConfigError unless `levels` is a list of levels within those calibrated."""
     require_numbers("quantiles", levels)
     for level in levels:
         if not LEVELS[0] <= level <= LEVELS[-1]:
-            raise ConfigError(f"quantile {level} lies outside {LEVELS[0]} to {LEVELS[-1]}")
+            raise ConfigError(f"quantile {level} is outside {LEVELS[0]} to {LEVELS[-1]}")
 
 
 def quantiles_of(
@@ -212,17 +208,17 @@ def quantiles_of(
     calibration: Calibration,
     levels: Sequence[float],
 ) -> Tensor:
-    """Returns quantiles ``(B, h, C, len(levels))`` of what a network gave.
+    """Returns quantiles ``(B, h, C, len(levels))`` of a network's output.
 
     Args:
         output: of the network.
         parameters: shape ``(B, h, C, num_parameters)``.
         wide: spread of the windows, ``(B, C)``.
         calibration: of the quantiles.
-        levels: asked for.
+        levels: requested.
 
     Raises:
-        ConfigError: a level that validation says nothing about.
+        ConfigError: a level outside those calibrated.
     """
     require_known(levels)
     if not output.is_calibrated:
@@ -238,15 +234,15 @@ def forecast(
     levels: Sequence[float] = (),
     size: int = 256,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields what `answer` gives for the windows at `rows`, and what came, ``(B, h, C)``.
+    """Yields forecasts of `answer` for the windows at `rows`, and actual values ``(B, h, C)``.
 
     Args:
         network: trained.
         inputs: the table.
         rows: first rows of windows of input and horizon.
         calibration: of the quantiles.
-        levels: of the quantiles; none for the forecast itself.
-        size: windows at once.
+        levels: of the quantiles; none for point forecasts.
+        size: windows per batch.
     """
     config = network.config
     for values, statics in inputs.read(rows, config.input_size + config.horizon, size):

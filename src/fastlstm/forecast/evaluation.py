@@ -1,4 +1,4 @@
-"""A trained forecaster on its test part: scores, coverage, and forecasts to look at."""
+"""Evaluation of a trained forecaster on the test part: errors, coverage, example forecasts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 
 MAX_WINDOWS = 20_000
-"""Test windows that a run judges itself by, evenly spread."""
+"""Limit of test windows that a run evaluates, evenly spread."""
 _INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
-_PICTURES = 4
-_LEAST_PAST = 48
-"""Steps before a forecast that are shown, where the network reads so many."""
+_EXAMPLES = 4
+_MIN_PAST = 48
+"""Least number of past steps shown with a forecast, if the network reads so many."""
 
 
 def evaluate_forecasts(
@@ -38,49 +38,30 @@ def evaluate_forecasts(
     season: int,
     quantiles: Sequence[float] = (),
     is_scaled: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Returns the errors of the windows that begin at `rows` by who made them; see `backtest`."""
-    scores = QuantileScores(quantiles, _INTERVALS)
-    return _report(stored, inputs, split, rows, season, scores, is_scaled)
-
-
-def _report(
-    stored: StoredForecaster,
-    inputs: ScaledWindows,
-    split: Split,
-    rows: NDArray[np.int64],
-    season: int,
-    scores: QuantileScores,
-    is_scaled: bool = False,
+    *,
+    scores: QuantileScores | None = None,
     by_step: Mapping[str, StepErrors] | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns what `evaluate_forecasts` does.
+    """Returns the errors of the windows that begin at `rows`, by forecast; see `backtest`.
 
-    `scores` receives the quantiles, `by_step` the errors of each target.
+    `scores` replaces the scores of `quantiles`.
     """
+    scores = scores or QuantileScores(quantiles, _INTERVALS)
     num_targets = stored.network.config.num_targets
     error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
-    found = backtest(
-        stored.network,
-        inputs,
-        rows,
-        season,
-        error,
-        is_scaled,
-        stored.calibration,
-        scores,
-        by_step=by_step,
-        should_continue=should_continue,
-    )
-    report = {name: one.result() for name, one in found.items()}
+    errors = backtest(
+        stored.network, inputs, rows, season, error, is_scaled, stored.calibration, scores,
+        by_step=by_step, should_continue=should_continue,
+    )  # fmt: skip
+    report = {name: score.result() for name, score in errors.items()}
     if scores.num_values:
         report["forecaster"] |= scores.result()
     return report
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
-    """Returns how many windows `evaluation_events` judges; 0 in a part too short for one."""
+    """Returns how many windows `evaluation_events` evaluates; 0 if the part is too short."""
     try:
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
     except DataError:
@@ -95,13 +76,13 @@ def evaluation_events(
     inputs: ScaledWindows,
     should_continue: Callable[[int, int], bool],
 ) -> list[dict[str, Any]]:
-    """Returns events of kind test, calibration and forecast; docs/architecture.md lists their keys.
+    """Returns events test, calibration and forecast; docs/architecture.md lists their keys.
 
     Args:
         stored: the forecaster.
         dataset: the table.
         split: its parts.
-        inputs: its windows as the network takes them.
+        inputs: its scaled windows.
         should_continue: called with the windows evaluated so far and in all; False skips the
             rest.
     """
@@ -112,40 +93,34 @@ def evaluation_events(
         text = f"no test scores: {error}"
         return [{"event": "message", "level": "info", "text": text}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
-    judged = 0
+    num_done = 0
 
-    def watched(done: int) -> bool:
-        nonlocal judged
-        judged = done
+    def count(done: int) -> bool:
+        nonlocal num_done
+        num_done = done
         return should_continue(done, len(rows))
 
     curve = QuantileScores((), _CURVE)
-    makers = ("forecaster", "seasonal_naive")
-    by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in makers}
-    scores = _report(
-        stored,
-        inputs,
-        split,
-        spread_out(rows),
-        season,
-        curve,
-        by_step=by_step,
-        should_continue=watched,
-    )
-    for interval in set(_CURVE) - set(_INTERVALS):  # these are for the curve alone
+    compared = ("forecaster", "seasonal_naive")
+    by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in compared}
+    scores = evaluate_forecasts(
+        stored, inputs, split, spread_out(rows), season,
+        scores=curve, by_step=by_step, should_continue=count,
+    )  # fmt: skip
+    for interval in set(_CURVE) - set(_INTERVALS):  # for the curve only
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
-    about = {"windows": judged, "of_windows": len(index), "season": season}
+    about = {"windows": num_done, "of_windows": len(index), "season": season}
     targets = _target_errors(dataset.roles.target, by_step, sizes.horizon)
     observed = list(curve.coverage().values())
     return [
         {"event": "test", "scores": scores, "targets": targets, **about},
         {"event": "calibration", "levels": list(_CURVE), "observed": observed},
-        *_pictures(stored, dataset, inputs, index.rows(_PICTURES)),
+        *_examples(stored, dataset, inputs, index.rows(_EXAMPLES)),
     ]
 
 
 def _quarters(horizon: int) -> list[tuple[int, int]]:
-    """Returns the first and last steps of the quarters of a horizon; fewer where it is short."""
+    """Returns first and last steps of the quarters of a horizon; fewer if it is short."""
     ends = sorted({horizon * quarter // 4 for quarter in range(5)})
     return [(first + 1, last) for first, last in itertools.pairwise(ends)]
 
@@ -153,7 +128,7 @@ def _quarters(horizon: int) -> list[tuple[int, int]]:
 def _target_errors(
     names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
 ) -> list[dict[str, Any]]:
-    """Returns the errors of each target in its unit, and how they grow with the step ahead."""
+    """Returns the errors of each target in its unit, overall and by steps ahead."""
     ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
     return [
         {
@@ -170,7 +145,7 @@ def _target_errors(
 
 
 def _times(dataset: SeriesDataset, rows: range) -> list[str] | None:
-    """Returns the times of neighbouring rows as ISO 8601, None where rows are counted."""
+    """Returns the times of consecutive rows as ISO 8601; None if rows are counted."""
     if not dataset.has_clock:
         return None
     segments = dataset.table.segments
@@ -182,17 +157,18 @@ def _times(dataset: SeriesDataset, rows: range) -> list[str] | None:
     return [str(time) for time in np.datetime_as_string(times.astype("datetime64[us]"), unit=unit)]
 
 
-def _pictures(
+def _examples(
     stored: StoredForecaster, dataset: SeriesDataset, inputs: ScaledWindows, rows: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """Returns some forecasts with what came, of one target each, in units of the table."""
+    """Returns an event per window: its past, forecast and actual values of one target."""
     sizes, scaler = stored.network.config, stored.scaler
-    shown = min(sizes.input_size, max(_LEAST_PAST, 2 * sizes.horizon))
+    shown = min(sizes.input_size, max(_MIN_PAST, 2 * sizes.horizon))
     levels = (0.1, 0.9)
     ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
     center, _ = next(forecast(stored.network, inputs, rows))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
-    past = past + dataset.table.origin  # float64
+    past = past + dataset.table.origin  # as float64
+    zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     events = []
     for n in range(len(rows)):
@@ -212,9 +188,7 @@ def _pictures(
                 "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
                 "target": dataset.roles.target[c],
                 "times": _times(dataset, range(first - shown, first + sizes.horizon)),
-                "time_zone": dataset.time_zone
-                if dataset.is_wall or not dataset.time_zone
-                else "UTC",
+                "time_zone": zone,
                 "past": past[n, :, c].tolist(),
                 **plain,
             }

@@ -1,4 +1,4 @@
-"""Forecasts as a table of the kind that came: series, time, a column per target and quantile."""
+"""Forecasts as a table of the input's kind: series, time, a column per target and quantile."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def predict_table(
     dataset: SeriesDataset,
     inputs: ScaledWindows,
     quantiles: Sequence[float] = (),
-    ahead: SeriesDataset | None = None,
+    future: SeriesDataset | None = None,
 ) -> pa.Table:
     """Forecasts the steps after the end of every series.
 
     Args:
         stored: the forecaster.
         dataset: the past of the series.
-        inputs: its windows as the network takes them.
-        quantiles: levels, a column each; without any the forecast itself.
-        ahead: what is known of the steps, where the forecaster reads such columns.
+        inputs: its scaled windows.
+        quantiles: levels, a column each; none for point forecasts.
+        future: future covariates, if the forecaster reads any.
 
     Raises:
-        DataError: a series that is too short, or a step that nothing is known ahead of.
-        ConfigError: a level that validation says nothing about.
+        DataError: a series is too short, or future covariates are missing.
+        ConfigError: a level outside those calibrated.
     """
     table, sizes = dataset.table, stored.network.config
     last = np.flatnonzero(np.diff(table.segments.series, append=-1))
@@ -50,9 +50,9 @@ def predict_table(
     _refuse_short(dataset, last, rows, sizes.input_size)
     series = table.segments.series[last]
     times = _times_ahead(dataset, last, sizes.horizon)
-    known = (
-        None if ahead is None else future_covariates(ahead, dataset, stored.schema, series, times)
-    )
+    known = None
+    if future is not None:
+        known = future_covariates(future, dataset, stored.schema, series, times)
     begins = table.segments.first_rows[last] + rows - sizes.input_size
     found = []
     for first in range(0, len(last), _SERIES_AT_ONCE):
@@ -78,8 +78,8 @@ def _refuse_short(
         which = f"series '{name}' ends in" if name else "the table has"
         more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
         raise DataError(
-            f"{which} {counted(rows[short[0]], 'row')} without a gap{more}, a forecast reads the"
-            f" last {input_size}; give more of the past, or train with a smaller ",
+            f"{which} {counted(rows[short[0]], 'row')} without gaps{more}, a forecast reads the"
+            f" last {input_size}; give more rows of the past, or train with a smaller ",
             Setting("input_size"),
         )
 
@@ -87,7 +87,7 @@ def _refuse_short(
 def _times_ahead(
     dataset: SeriesDataset, last: NDArray[np.int64], horizon: int
 ) -> NDArray[np.int64]:
-    """Returns the times of the steps after the end of the segments `last`, ``(N, horizon)``."""
+    """Returns the times of the steps after the end of the segments `last`, ``(N, h)``."""
     segments, frequency = dataset.table.segments, dataset.frequency
     times = []
     for segment in last.tolist():
@@ -100,14 +100,13 @@ def _times_ahead(
 def _columns(
     stored: StoredForecaster, answers: Tensor, targets: Sequence[str], quantiles: Sequence[float]
 ) -> dict[str, NDArray[np.float64]]:
-    """Returns forecasts or their quantiles in the table's units, by the names of their columns."""
+    """Returns forecasts or their quantiles in the table's units, by column name."""
     num = len(targets)
-    found: dict[str, NDArray[np.float64]] = {}
+    columns: dict[str, NDArray[np.float64]] = {}
     for number, name in enumerate([f"-q{level:g}" for level in quantiles] or [""]):
-        scaled = answers[..., number].numpy()
-        plain = scaled * stored.scaler.std[:num] + stored.scaler.mean[:num]
-        found |= {f"{target}{name}": plain[..., c] for c, target in enumerate(targets)}
-    return found
+        values = answers[..., number].numpy() * stored.scaler.std[:num] + stored.scaler.mean[:num]
+        columns |= {f"{target}{name}": values[..., c] for c, target in enumerate(targets)}
+    return columns
 
 
 def forecast_table(
@@ -119,32 +118,31 @@ def forecast_table(
     """Returns one row per series and step.
 
     Args:
-        dataset: that was forecast.
-        series: number of the series of each forecast, shape ``(N,)``.
+        dataset: past of the series.
+        series: series number of each forecast, shape ``(N,)``.
         times: of their steps, shape ``(N, h)``.
-        columns: names and values, shape ``(N, h)`` each.
+        columns: values by name, shape ``(N, h)`` each.
     """
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     roles = dataset.roles
     if roles.series is not None:
         names = pa.array(list(dataset.series))
-        found[roles.series] = names.take(pa.array(np.repeat(series, times.shape[1])))
-    name = roles.time if roles.time is not None else "step"
-    found[name] = pa.array(times.reshape(-1))
+        table[roles.series] = names.take(pa.array(np.repeat(series, times.shape[1])))
+    steps = pa.array(times.reshape(-1))
     if dataset.has_clock:
-        is_shown = dataset.is_wall or dataset.time_zone is None
-        found[name] = found[name].cast(pa.timestamp("us", None if is_shown else dataset.time_zone))
+        steps = steps.cast(pa.timestamp("us", None if dataset.is_wall else dataset.time_zone))
         if dataset.is_wall:
-            found[name] = pc.assume_timezone(
-                found[name], dataset.time_zone, ambiguous="earliest", nonexistent="latest"
+            steps = pc.assume_timezone(
+                steps, dataset.time_zone, ambiguous="earliest", nonexistent="latest"
             )
+    table["step" if roles.time is None else roles.time] = steps
     for column, values in columns.items():
-        found[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return pa.table(found)
+        table[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.table(table)
 
 
 def kind_of(frame: Any) -> str:
-    """Returns what a table came as: "array", "pandas", "polars", or "arrow" for all else."""
+    """Returns the kind of a table: "array", "pandas", "polars", or "arrow" for anything else."""
     if isinstance(frame, np.ndarray):
         return "array"
     module = type(frame).__module__.split(".")[0]
@@ -152,10 +150,7 @@ def kind_of(frame: Any) -> str:
 
 
 def as_kind(table: pa.Table, kind: str) -> Any:
-    """Returns the table as a frame of that `kind_of`.
-
-    An array has shape ``(h, columns)``, without the numbers of the steps.
-    """
+    """Returns the table as a frame of a kind of `kind_of`; an array is ``(h, columns)``."""
     if kind == "array":
         columns = [table[name].to_numpy() for name in table.column_names if name != "step"]
         return np.stack(columns, 1)

@@ -1,4 +1,4 @@
-"""What a forecaster remembers of the table it was fitted on, and another table made like it."""
+"""The schema of the table a forecaster was fitted on, applied to other tables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fastlstm.forecast.data.timeline import Frequency, Timeline
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What another table must be like.
+    """Properties that other tables must match.
 
     Attributes:
         columns: names, in order.
         frequency: of the rows.
         time_zone: of the times, or None.
-        categories: names of every categorical column's numbers.
+        categories: names by number, by categorical column.
         may_miss: values may be missing.
-        is_wall: times are as the clocks of the zone show them; None where that was not stored.
+        is_wall: times are local times of the zone; None if that was not stored.
     """
 
     columns: tuple[str, ...]
@@ -38,12 +38,12 @@ class TableSchema:
 
     @property
     def timeline(self) -> Timeline:
-        """How times must be."""
+        """What times must match."""
         return Timeline(self.frequency, self.time_zone, self.is_wall)
 
     @staticmethod
     def of(dataset: SeriesDataset, may_miss: bool) -> TableSchema:
-        """Returns what is to be remembered of a table."""
+        """Returns the schema of a table."""
         columns = dataset.table.columns
         return TableSchema(
             columns, dataset.frequency, dataset.time_zone, dataset.categories, may_miss,
@@ -54,70 +54,70 @@ class TableSchema:
 def apply_schema(
     dataset: SeriesDataset, schema: TableSchema, scaler: Scaler, scale: NDArray[np.float64]
 ) -> ScaledWindows:
-    """Returns a table's windows as those of `fit`: scaled by its numbers, names numbered as there.
+    """Returns a table's windows, scaled and with categories numbered as at fit.
 
     Raises:
-        DataError: other columns, another step or time zone, a name or a gap that fit has not seen.
+        DataError: other columns, frequency or time zone, unknown categories, or missing values if
+            there were none at fit.
     """
-    name, found = dataset.name, dataset.table.columns
-    if missing := [column for column in schema.columns if column not in found]:
+    name, columns = dataset.name, dataset.table.columns
+    if missing := [column for column in schema.columns if column not in columns]:
         raise DataError(
             f"{name} has no column '{missing[0]}', which this forecaster was fitted on"
-            f" ({', '.join(schema.columns)}){nearest_hint(missing[0], found)}"
+            f" ({', '.join(schema.columns)}){nearest_hint(missing[0], columns)}"
         )
-    if found != schema.columns:
+    if columns != schema.columns:
         raise DataError(
-            f"{name} has the columns {', '.join(found)}, this forecaster was fitted on"
+            f"{name} has the columns {', '.join(columns)}, this forecaster was fitted on"
             f" {', '.join(schema.columns)}"
         )
     if dataset.roles.time is None and schema.frequency.unit != "rows":
-        raise DataError(f"{name} has no column of times, the table at fit had one")
+        raise DataError(f"{name} has no time column, the table at fit had one")
     if (dataset.time_zone is None) != (schema.time_zone is None):
         raise DataError(
-            f"the times of {name} have the time zone {dataset.time_zone}, those at fit"
-            f" {schema.time_zone}; convert them"
+            f"{name} has the time zone {dataset.time_zone}, the table at fit had"
+            f" {schema.time_zone}; convert the times"
         )
     if dataset.frequency != schema.frequency:
         raise DataError(
-            f"the rows of {name} step by {dataset.frequency}, those at fit by {schema.frequency}"
+            f"{name} has the frequency {dataset.frequency}, the table at fit had {schema.frequency}"
         )
     if dataset.has_missing and not schema.may_miss:
         raise DataError(
-            "values are missing, and none were at fit: fill them, or fit on a table in which some"
-            " are missing"
+            f"{name} has missing values, the table at fit had none: fill them, or fit on a table"
+            " with missing values"
         )
     numbers = {name: numbers_at_fit(name, dataset, schema) for name in dataset.categories}
-    columns = dataset.table.columns
-    changed = {
-        columns.index(name): found
-        for name, found in numbers.items()
-        if name in columns and (found != np.arange(len(found))).any()
+    renumbered = {
+        columns.index(name): at_fit
+        for name, at_fit in numbers.items()
+        if name in columns and (at_fit != np.arange(len(at_fit))).any()
     }
-    return ScaledWindows(dataset.table, scaler, statics_of(dataset, scale, numbers), changed)
+    return ScaledWindows(dataset.table, scaler, statics_of(dataset, scale, numbers), renumbered)
 
 
 def numbers_at_fit(name: str, dataset: SeriesDataset, schema: TableSchema) -> NDArray[np.float32]:
-    """Returns, by a name's number in this table, its number at schema."""
+    """Returns the number at fit of every name of a categorical column, by its number here."""
     known = {canonical(value): number for number, value in enumerate(schema.categories[name])}
     names = [canonical(value) for value in dataset.categories[name]]
     for value in names:
         if value not in known:
             raise DataError(
-                f"column '{name}' holds the name '{value}', which fit has not seen; it knows"
-                f" {counted(len(known), 'name')}"
+                f"column '{name}' has the unknown category '{value}'; the table at fit had"
+                f" {counted(len(known), 'other')}"
             )
     return np.array([known[value] for value in names], dtype=np.float32)
 
 
 def static_scale(dataset: SeriesDataset) -> NDArray[np.float64]:
-    """Returns mean and deviation of every static number, ``(K, 2)``; 0 and 1 of names."""
-    found = []
+    """Returns mean and standard deviation of every static column, ``(K, 2)``; 0, 1 for names."""
+    scales = []
     for name in dataset.roles.static:
         values = dataset.statics[name]
         is_name = name in dataset.roles.categorical or np.isnan(values).all()
         spread = 0.0 if is_name else float(np.nanstd(values))
-        found.append((0.0 if is_name else float(np.nanmean(values)), spread or 1.0))
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
+        scales.append((0.0 if is_name else float(np.nanmean(values)), spread or 1.0))
+    return np.array(scales, dtype=np.float64).reshape(-1, 2)
 
 
 def statics_of(
@@ -125,12 +125,12 @@ def statics_of(
     scale: NDArray[np.float64],
     numbers: dict[str, NDArray[np.float32]] | None = None,
 ) -> NDArray[np.float32] | None:
-    """Returns what is static per series, shape ``(S, K)``, or None where nothing is.
+    """Returns scaled static values per series, shape ``(S, K)``, or None without any.
 
     Args:
         dataset: the table.
-        scale: of `static_scale`, at schema.
-        numbers: by column, what its names' numbers were at schema.
+        scale: of `static_scale`, at fit.
+        numbers: of `numbers_at_fit`, by column.
     """
     columns = []
     for (mean, spread), name in zip(scale, dataset.roles.static, strict=True):

@@ -1,4 +1,4 @@
-"""A stored forecaster as a function of windows, without a table: numbers in, forecasts out."""
+"""A stored forecaster for windows of numbers, without a table; used by the server."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fastlstm.forecast.files import StoredForecaster, read_forecaster
 Floats = NDArray[np.floating]
 
 _LEAST_STEPS = 1024
-"""Numbers of float32 that a column's standard deviation must span."""
+"""Least number of float32 steps within a column's standard deviation."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns that are given together.
+    """A group of input columns.
 
     Attributes:
-        names: in the order of the network.
-        codes: by each categorical one among them, the number of every value it knows.
+        names: in the network's order.
+        codes: number of every known value, by categorical column.
     """
 
     names: tuple[str, ...]
@@ -36,12 +36,12 @@ class Columns:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Those that hold numbers."""
+        """Columns of numbers."""
         return tuple(name for name in self.names if name not in self.codes)
 
     @property
     def categorical(self) -> tuple[str, ...]:
-        """Those that hold names."""
+        """Columns of names."""
         return tuple(name for name in self.names if name in self.codes)
 
 
@@ -53,17 +53,17 @@ class WindowForecaster:
         name: of its directory.
 
     Attributes:
-        name: as given.
+        name: of its directory.
         input_size: L, rows of a window.
         horizon: h, steps ahead.
         targets: C names.
-        past: the columns of a window's rows: targets, known up to now, known ahead.
-        future: those known ahead.
-        static: those with one value per series.
-        may_miss: values of past and future may be NaN; static ones always may.
-        frequency: from one row to the next, such as "1 hour".
-        dtype: of numbers that come and go: float32, or float64 where a column is so far from 0
-            beside how much it moves that float32 would lose steps of it.
+        past: columns of the input rows: targets, past and future covariates.
+        future: future covariates.
+        static: columns with one value per series.
+        may_miss: values of past and future may be NaN; static values always may.
+        frequency: of the rows, such as "1 hour".
+        dtype: of inputs and outputs: float32, or float64 if a column is so large beside its
+            range that float32 would lose digits.
     """
 
     def __init__(self, stored: StoredForecaster, name: str) -> None:
@@ -79,7 +79,7 @@ class WindowForecaster:
         self.dtype = _dtype_of(stored)
 
     def typical(self, column: str) -> float:
-        """Returns the mean of a column of numbers over the training rows, 0 where not known."""
+        """Returns the mean of a column over the training rows; 0 for unknown columns."""
         stored = self._stored
         means = dict(zip(stored.schema.columns, stored.scaler.mean.tolist(), strict=True))
         statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
@@ -101,10 +101,9 @@ class WindowForecaster:
         """Forecasts the h steps after each window.
 
         Args:
-            past: shape ``(B, L, columns)``, in the table's units, of `dtype`; names as their
-                numbers.
-            future: shape ``(B, h, columns known ahead)``, or None where there are none.
-            statics: shape ``(B, S)``, or None where there are none.
+            past: shape ``(B, L, columns)``, in the table's units, of `dtype`; names as numbers.
+            future: shape ``(B, h, future columns)``, or None without any.
+            statics: shape ``(B, S)``, or None without any.
         """
         stored, config = self._stored, self._stored.network.config
         mean, std = (
@@ -130,9 +129,9 @@ class Forecasts:
 
     Attributes:
         stored: the forecaster.
-        parameters: what the network gave, shape ``(B, h, C, num_parameters)``.
-        spread: how much each window moves, shape ``(B, C)``, scaled.
-        dtype: of the answers.
+        parameters: network output, shape ``(B, h, C, num_parameters)``.
+        spread: of each window, shape ``(B, C)``, scaled.
+        dtype: of the results.
     """
 
     stored: StoredForecaster
@@ -141,7 +140,7 @@ class Forecasts:
     dtype: np.dtype[np.floating]
 
     def part(self, first: int, count: int) -> Forecasts:
-        """Returns those of some windows."""
+        """Returns the forecasts of `count` windows from `first` on."""
         rows = slice(first, first + count)
         return Forecasts(self.stored, self.parameters[rows], self.spread[rows], self.dtype)
 
@@ -153,7 +152,7 @@ class Forecasts:
         """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
 
         Raises:
-            ConfigError: a level that the calibration says nothing about.
+            ConfigError: a level outside those calibrated.
         """
         output, calibration = self.stored.network.output, self.stored.calibration
         return self._unscaled(
@@ -175,9 +174,5 @@ def _dtype_of(stored: StoredForecaster) -> np.dtype[np.floating]:
 
 
 def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:
-    """Loads what `Forecaster.save` wrote.
-
-    Raises:
-        What `read_forecaster` does.
-    """
+    """Loads a run or a file of `Forecaster.save`; raises the errors of `read_forecaster`."""
     return WindowForecaster(read_forecaster(Path(path)), Path(path).resolve().name)

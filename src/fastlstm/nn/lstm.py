@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any, NoReturn
 
 import torch
@@ -13,28 +12,21 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError
-from fastlstm.nn.cell_parameters import add_norms, norms, reset_norms
-from fastlstm.nn.dropout import dropped_between_layers
+from fastlstm.errors import ConfigError, ShapeError, UsageError
+from fastlstm.nn.cell_parameters import add_parameters, norms, reset_parameters
+from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
-from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.lengths import Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_be_ready
-from fastlstm.nn.torch_fallback import (
-    BEYOND_TORCH,
-    active_transform,
-    is_beyond_torch,
-    run_lengths,
-)
-from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, LSTMWeights, compute_dtype
-from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
+from fastlstm.nn.torch_fallback import is_torchs, run_lengths
+from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
-from fastlstm.ops.left_alone import left_to_torch, options_of
+from fastlstm.ops.left_alone import options_of
 from fastlstm.ops.lstm import check_args, run
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
-_TORCHS_CALL = CellCall()
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -133,8 +125,7 @@ class LSTM(nn.LSTM):
             self.max_activation_bytes = max_activation_bytes
         options = dataclasses.replace(TORCHS_CELL if options is None else options, **own)
         self._set_options(options)
-        if options.layer_norm:
-            add_norms(self)
+        add_parameters(self)
 
     @property
     def options(self) -> CellOptions:
@@ -184,8 +175,7 @@ class LSTM(nn.LSTM):
     def reset_parameters(self) -> None:
         """Draws the weights as torch does; layer norms start at 1 and 0."""
         super().reset_parameters()
-        if self.options.layer_norm:
-            reset_norms(self)
+        reset_parameters(self)
 
     def extra_repr(self) -> str:
         """As torch's, and the options in use."""
@@ -261,7 +251,7 @@ class LSTM(nn.LSTM):
             self._ready = None
         if (proxy := _proxy_in(hx, lengths)) is not None:
             return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
-        is_ours = self._is_ours(input)
+        is_ours = not is_torchs(self, input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
         weights = layer_weights(self)
@@ -279,7 +269,7 @@ class LSTM(nn.LSTM):
         if lengths is not None:
             lanes = lanes_of(lengths, padding, x)
         if is_ours:
-            y, h, c = self._run(x, state, lanes, weights)
+            y, h, c = run_layers(self, x, state, lanes, weights)
         else:
             assert lanes is not None
             y, h, c = run_lengths(self, without_padding(x, lanes), state, lanes)
@@ -324,9 +314,7 @@ class LSTM(nn.LSTM):
         (weights,) = layer_weights(self)
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
         norm = next(norms(self, x.device)) if self.options.layer_norm else None
-        values = x if embedding is None else embedding
-        cell = self._cell(norm, x.shape[1], x.device, compute_dtype(values))
-        args = _arguments(x, h0, c0, weights, lanes, cell, embedding)
+        args = call_args(self, x, h0, c0, weights, lanes, norm, embedding)
         check_args(args)
         return run(
             args,
@@ -357,32 +345,6 @@ class LSTM(nn.LSTM):
             or self.weight_hook is not None
         )
 
-    def _is_ours(self, x: Tensor) -> bool:
-        """Whether what is here runs this input, or torch's own must."""
-        if options_of(self) != TORCHS_CELL:
-            return True
-        call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
-        reason = left_to_torch(self, call) or active_transform()
-        if reason is not None and (self.strict or self.backend is not None):
-            demand = "strict" if self.backend is None else f"backend '{self.backend}'"
-            raise KernelError(
-                f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
-                f" {demand}"
-            )
-        return reason is None or (self.proj_size == 0 and is_beyond_torch())
-
-    def _is_left_to_reference(self) -> bool:
-        """Whether a transform asks for a slow loop; refuses what `strict` refuses."""
-        names = options_of(self).active(training=True)
-        reason = active_transform() if names else None
-        if reason is not None and (self.strict or self.backend == "native"):
-            demand = "strict" if self.strict else "backend 'native'"
-            raise KernelError(
-                f"this LSTM with {', '.join(names)} would run on the reference, a Python loop over"
-                f" time ({reason}); change that or leave out {demand}"
-            )
-        return reason is not None
-
     def _unfit(self, input: Any, hx: State | None, has_lengths: bool) -> tuple[Any, State]:
         """Lets torch name what does not fit, or run an empty batch."""
         found = self._torch(input, hx)
@@ -401,76 +363,18 @@ class LSTM(nn.LSTM):
         finally:
             self._flat_weights = kept
 
-    def _run(
-        self,
-        x: Tensor,
-        state: State | None,
-        lanes: Lanes | None,
-        weights: list[LSTMWeights],
-        *,
-        is_packed: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """All layers and directions over `x` `(T, B, I)`; `is_packed` drops out no padding."""
-        directions = 2 if self.bidirectional else 1
-        dtype = compute_dtype(x)
-        if state is None:
-            zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
-        is_slow = self._is_left_to_reference()
-        if not is_slow and is_beyond_torch():
-            is_slow = True
-            warnings.warn(
-                f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}", stacklevel=5
-            )
-        found = norms(self, x.device) if self.options.layer_norm else repeat(None)
-        options = options_of(self)
-        hs, cs = [], []
-        for layer in range(self.num_layers):
-            outputs = []
-            for index in range(layer * directions, (layer + 1) * directions):
-                h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
-                cell = self._cell(next(found), x.shape[1], x.device, dtype)
-                given, own = x, lanes
-                if is_reverse := index % directions == 1:
-                    given = x.flip(0)
-                    own = None if lanes is None else lanes.reversed(x.shape[0])
-                out = run(
-                    _arguments(given, h0, c0, weights[index], own, cell),
-                    options,
-                    backend=self.backend or ("reference" if is_slow else None),
-                    strict=self.strict,
-                    max_activation_bytes=self.max_activation_bytes,
-                )
-                outputs.append(out.y.flip(0) if is_reverse else out.y)
-                hs.append(out.hT)
-                cs.append(out.cT)
-            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
-            if self.dropout > 0 and self.training and layer < self.num_layers - 1:
-                x = dropped_between_layers(x, self.dropout, lanes if is_packed else None)
-        if len(hs) == 1:
-            return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
-        return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
-
-    def _cell(
-        self, norm: Norm | None, B: int, device: torch.device, dtype: torch.dtype
-    ) -> CellCall:
-        """What a call of one layer and direction computes, drawn."""
-        if self._options is TORCHS_CELL:
-            return _TORCHS_CALL
-        size = B, self.hidden_size
-        return draw_cell_call(self._options, norm, size, device, dtype, self.training)
-
     def _forward_packed(
         self, input: PackedSequence, hx: State | None
     ) -> tuple[PackedSequence, State]:
         data, batch_sizes, order, back = input
-        if not self._is_ours(data):
+        if is_torchs(self, data):
             return self._torch(input, hx)
         weights = layer_weights(self)
         if not fits(self, data, hx, weights, batch_sizes):
             return self._unfit(input, hx, has_lengths=False)
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
-        y, h, c = self._run(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
+        y, h, c = run_layers(self, x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
         # Under autocast torch computes a packed sequence in its own dtype, unless all are as long.
         dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
         y = pack_padded_sequence(y, lengths).data.to(dtype)
@@ -486,18 +390,3 @@ def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     """Returns what `torch.fx` gives in place of a tensor, where a state or lengths are such."""
     given = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
     return next((t for t in given if isinstance(t, Proxy)), None)
-
-
-def _arguments(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    weights: LSTMWeights,
-    lanes: Lanes | None,
-    cell: CellCall,
-    embedding: Tensor | None = None,
-) -> LSTMArgs:
-    rows, tokens = (x, None) if embedding is None else (embedding, x)
-    begins, ends = lanes or (None, None)
-    args = LSTMArgs(rows, tokens, h0, c0, *weights, cell.mask, begins, ends, seed=cell.seed)
-    return args if cell.norm is None else args._replace(**cell.norm._asdict())

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fastlstm.errors import KernelError
+from fastlstm.ops.call import LSTMCall, compute_dtype
+from fastlstm.ops.cell_options import TORCHS_CELL
+from fastlstm.ops.left_alone import left_to_torch, options_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,6 +42,42 @@ def active_transform() -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode derivatives see torch's operators only"
     return None
+
+
+def is_torchs(lstm: LSTM, x: Tensor) -> bool:
+    """Whether torch's own must run this input, and not what is here.
+
+    Raises:
+        KernelError: it must, and the layer is strict or names a backend.
+    """
+    if options_of(lstm) != TORCHS_CELL:
+        return False
+    call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
+    reason = left_to_torch(lstm, call) or active_transform()
+    if reason is not None and (lstm.strict or lstm.backend is not None):
+        demand = "strict" if lstm.backend is None else f"backend '{lstm.backend}'"
+        raise KernelError(
+            f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
+            f" {demand}"
+        )
+    return reason is not None and not (lstm.proj_size == 0 and is_beyond_torch())
+
+
+def is_left_to_reference(lstm: LSTM) -> bool:
+    """Whether a transform asks for a slow loop.
+
+    Raises:
+        KernelError: it does, and the layer is strict or names the native kernels.
+    """
+    names = options_of(lstm).active(training=True)
+    reason = active_transform() if names else None
+    if reason is not None and (lstm.strict or lstm.backend == "native"):
+        demand = "strict" if lstm.strict else "backend 'native'"
+        raise KernelError(
+            f"this LSTM with {', '.join(names)} would run on the reference, a Python loop over"
+            f" time ({reason}); change that or leave out {demand}"
+        )
+    return reason is not None
 
 
 def run_lengths(

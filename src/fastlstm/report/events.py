@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastlstm.report.markup import visible
+from fastlstm.report.markup import name_text, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Event = dict[str, Any]
 
@@ -17,6 +20,12 @@ _FORMAT_1 = {
 """Keys of format 1, which had names of their own for each task."""
 _COUNTING = ("start", "step", "eval", "end")
 SPLITS = {"train": "training", "valid": "validation", "test": "test"}
+_METRICS = {
+    **{"bits_per_char": "bits/char", "loss": "loss"},
+    **{"bits_per_byte": "bits/byte", "perplexity": "perplexity"},
+}
+_NO_METRICS = {"step", "units", "num_units", "seconds", "elapsed_s"}
+_MAX_OWN_METRICS = 8
 
 
 class Measure(NamedTuple):
@@ -32,6 +41,14 @@ def measure_of(start: Event) -> Measure:
     if start.get("task", "text") == "text":
         return Measure("bits_per_char", "bits/char", "Bits per character")
     return Measure("loss", "loss", "Loss")
+
+
+def metrics_of(events: Iterable[Event]) -> dict[str, str]:
+    """Returns key and heading of the metrics of evaluations; callbacks may add their own."""
+    found = {key for event in events for key in event if number(event, key) is not None}
+    own = sorted(found - _NO_METRICS - _METRICS.keys())[:_MAX_OWN_METRICS]
+    known = {key: name for key, name in _METRICS.items() if key in found}
+    return known | {key: name_text(key) for key in own}
 
 
 def unit_of(start: Event) -> str:

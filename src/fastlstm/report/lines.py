@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastlstm.errors import counted
-from fastlstm.report.events import SPLITS, Event, measure_of, number, text_of, unit_of
+from fastlstm.report.events import SPLITS, Event, measure_of, metrics_of, number, text_of, unit_of
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 
@@ -192,17 +192,15 @@ def _resumed_text(start: Event) -> str:
 
 def eval_parts(event: Event) -> list[str]:
     """Returns the parts of an evaluation's line; the caller chooses separator and emphasis."""
-    split = text_of(event, "split")
-    bits, loss = number(event, "bits_per_char"), number(event, "loss")
+    split, names = text_of(event, "split"), metrics_of([event])
+    units = {"bits_per_char": "bits/char", "loss": "nats" if "bits_per_char" in names else "loss"}
     return [
         f"step {number(event, 'step') or 0:,.0f}",
         SPLITS.get(split, split),
-        _filled("{:.4f} bits/char", bits),
-        _filled("{:.4f} " + ("loss" if bits is None else "nats"), loss),
         *(
-            f"{key} {value:.4g}"
-            for key in ("perplexity", "accuracy")
-            if (value := number(event, key)) is not None
+            f"{event[key]:.4f} {units[key]}" if key in units else f"{name} {event[key]:.4g}"
+            for key, name in names.items()
+            if key != "bits_per_byte"
         ),
     ]
 

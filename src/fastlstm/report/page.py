@@ -15,7 +15,7 @@ from typing import Any
 from fastlstm.errors import FastLSTMError, MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.drawing import Chart
-from fastlstm.report.events import SPLITS, Event, number, text_of
+from fastlstm.report.events import SPLITS, Event, metrics_of, number, text_of
 from fastlstm.report.history import History, read_history
 from fastlstm.report.lines import (
     ceiling_share,
@@ -261,17 +261,10 @@ def _sample(event: Event) -> str:
     return f'<div class="sample"><h3>{to_html(at)}</h3><pre>{text}</pre></div>\n'
 
 
-_FIGURES = {
-    **{"bits_per_char": "bits/char", "bits_per_byte": "bits/byte", "perplexity": "perplexity"},
-    **{"accuracy": "accuracy", "loss": "loss"},
-}
-"""Key of an evaluation -> heading of its column."""
-
-
 def _evaluations(history: History) -> str:
     if not history.evals:
         return ""
-    shown = {key: name for key, name in _FIGURES.items() if any(key in e for e in history.evals)}
+    shown = metrics_of(history.evals)
     best = history.best
     place = next((n for n, event in enumerate(history.evals) if event is best), None)
     rows = []
@@ -296,7 +289,7 @@ def _evaluations(history: History) -> str:
 def _setup(history: History) -> str:
     """What the terminal showed at the start of the run."""
     rows = header_rows(history.start, Glyphs()) if history.start else []
-    lines = "".join(to_html(f"{label:<12}{text}") + "\n" for label, text in rows)
+    lines = "".join(to_html(clipped(f"{label:<12}{text}", MAX_TEXT)) + "\n" for label, text in rows)
     return f"<h2>Setup</h2>\n<pre>{lines}</pre>" if rows else ""
 
 

@@ -1,4 +1,4 @@
-"""Where the events of a run go besides the screen: metrics.jsonl and TensorBoard."""
+"""Events of a run, and their outputs besides the screen: metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ _SCALARS = {
         "bits_per_char",
         "lr",
         "grad_norm",
-        "tokens_per_s",
-        "windows_per_s",
+        "units_per_s",
         "ceiling_share",
         "input_wait_share",
     ),
@@ -31,14 +30,10 @@ _SCALARS = {
 
 
 def checked_observers(observers: Any) -> list[Observer]:
-    """Returns observers as a list.
-
-    Raises:
-        ConfigError: they are none.
-    """
+    """Returns observers as a list; raises ConfigError unless they are functions."""
     if not isinstance(observers, Sequence) or not all(map(callable, observers)):
-        came = kind_of_value(observers)
-        raise ConfigError(f"observers is {came}, expected a list of functions that take an event")
+        kind = kind_of_value(observers)
+        raise ConfigError(f"observers is {kind}, expected a list of functions that take an event")
     return list(observers)
 
 
@@ -48,7 +43,7 @@ def event_line(event: Event) -> str:
 
 
 class MetricsFile:
-    """Appends events to metrics.jsonl, one line each, flushed at once."""
+    """Appends events to metrics.jsonl, one flushed line each."""
 
     def __init__(self, path: Path) -> None:
         self._file = open_lines(path)
@@ -65,12 +60,12 @@ class MetricsFile:
 class TensorBoardWriter:
     """Writes step and eval events as TensorBoard scalars, samples as text.
 
-    The events are written in the calling thread: tensorboardX's own writer thread dies of a full
-    disk without a word, and then blocks whoever feeds it.
+    Writes in the calling thread: tensorboardX's writer thread dies silently on a full disk and
+    then blocks.
 
     Args:
-        directory: where the event file goes.
-        first_step: step this start goes on from; what an earlier start wrote after it is purged.
+        directory: of the event file.
+        first_step: step to continue from; later steps of earlier starts are purged.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:

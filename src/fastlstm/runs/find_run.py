@@ -1,4 +1,4 @@
-"""What somebody named as a run, before anything heavy is loaded: is it one, and of which kind."""
+"""Checks that a path is a run, and of which kind, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OPENED_BY: dict[Kind, tuple[str, str, str]] = {
 
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
-    """Sees that a run or a checkpoint is there; whether its files are whole is not looked at.
+    """Checks that a path is a run or a checkpoint; does not check its files.
 
     Args:
-        path: what was named.
-        wanted: the kind of model it must hold; None takes any.
+        path: given by the user.
+        wanted: required kind of model; None for any.
 
     Raises:
-        RunDirectoryError: nothing is there, or something else, or what came is no path.
-        FormatError: it holds a model of another kind.
+        RunDirectoryError: not a run.
+        FormatError: a model of another kind.
     """
     place = RunDirectory(path).path
     if not os.path.exists(path):
@@ -52,19 +52,21 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
     if kind is None and not _is_run(place):
         if runs := _runs_in(place):
             named = ", ".join(str(place / name) for name in runs[:5])
-            raise RunDirectoryError(f"{path} holds no run itself; name one of those in it: {named}")
+            raise RunDirectoryError(
+                f"{path} is not a run itself; name one of the runs in it: {named}"
+            )
         raise RunDirectoryError(
-            f"{path}: holds no model and no checkpoint; train one with: ",
+            f"{path}: has no model and no checkpoint; train one with: ",
             _training(wanted, run=str(path)),
         )
     if wanted is not None and kind not in (wanted, None):
         what, python, command = _OPENED_BY[kind]
         use = Message(f"{python}({str(path)!r}) opens it", flags=command.format(path))
-        raise FormatError(f"{path} holds {what}, expected {_OPENED_BY[wanted][0]}: ", use)
+        raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}: ", use)
 
 
 def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> Message:
-    """Returns how a run is trained, in Python and on the command line; what is None is named."""
+    """Returns how to train a run, in Python and on the command line."""
     out = "RUN" if run is None else repr(run)
     if wanted == "sequence":
         return Message(f"fastlstm.SequenceRegressor().fit(X, y, out={out})")

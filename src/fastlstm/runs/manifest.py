@@ -1,31 +1,17 @@
-"""The list of files that make one whole: sizes and SHA-256, written last and checked before use."""
+"""Manifests: sizes and SHA-256 of a set of files, written last and checked before use."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import CorruptFileError, FormatError, counted
-from fastlstm.system.storage import (
-    MAX_JSON_BYTES,
-    encode_json,
-    fsync_dir,
-    fsync_file,
-    make_dir,
-    open_regular,
-    parse_json,
-    read_bytes,
-    read_open,
-    remove_tree,
-    storage_errors,
-    truncate_file,
-    write_new,
-)
+from fastlstm.system import storage
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = "fastlstm-manifest"
@@ -37,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest knows of one file: its size in bytes and its SHA-256 in hex."""
+    """Size in bytes and SHA-256 in hex of one file."""
 
     size: int
     sha256: str
@@ -50,16 +36,15 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The list of files that make one whole, written last.
+    """The list of a set's files, written last.
 
-    On disk it is the one spelling `encode_json` gives of its fields, with the SHA-256 of the rest
-    in it, so any change of any byte shows. Later format versions keep this envelope, which lets a
-    file of a newer format be told from a damaged one.
+    Stored as canonical JSON with its own SHA-256, so that a change of any byte is detected. Later
+    format versions keep this envelope, to tell newer files from damaged ones.
 
     Attributes:
-        files: record by file name (plain names of files beside the manifest).
-        finite: False when a weight in the set is NaN or Inf.
-        extra: whatever the writer wants to find again.
+        files: record by name of a file beside the manifest.
+        finite: False if a weight in the set is NaN or Inf.
+        extra: further JSON values of the writer.
     """
 
     files: dict[str, FileRecord]
@@ -82,16 +67,16 @@ class Manifest:
         """Parses and checks a manifest.
 
         Raises:
-            CorruptFileError: any byte differs from what was written, or a field makes no sense.
+            CorruptFileError: changed or invalid.
             FormatError: written by a newer fastlstm.
         """
-        body = parse_json(data, origin)
+        body = storage.parse_json(data, origin)
         if not isinstance(body, dict) or body.get("format") != MANIFEST_FORMAT:
             raise CorruptFileError(f"{origin}: is not a manifest of fastlstm")
         body.pop("sha256", None)
         if _seal(body) != data:
             raise CorruptFileError(
-                f"{origin}: does not match the SHA-256 it carries; it was changed or damaged"
+                f"{origin}: does not match its own SHA-256; it was changed or damaged"
             )
         version = body.get("format_version")
         if isinstance(version, int) and version > MANIFEST_VERSION:
@@ -103,7 +88,9 @@ class Manifest:
 
 
 def _seal(body: dict[str, Any]) -> bytes:
-    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+    return storage.encode_json(
+        {**body, "sha256": hashlib.sha256(storage.encode_json(body)).hexdigest()}
+    )
 
 
 def _records(body: dict[str, Any], origin: Path) -> dict[str, FileRecord]:
@@ -129,28 +116,12 @@ def _records(body: dict[str, Any], origin: Path) -> dict[str, FileRecord]:
 
 
 def check_name(name: str, origin: Path) -> None:
-    """Raises CorruptFileError unless `name` is a plain file name that a manifest may list."""
+    """Raises CorruptFileError unless `name` is a plain file name."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         raise CorruptFileError(
             f"{origin}: lists {name[:120]!r}, expected plain names of files beside it"
             " (letters, digits, dot, underscore, hyphen)"
         )
-
-
-def build_manifest(
-    directory: Path,
-    names: Collection[str],
-    extra: Mapping[str, Any] | None = None,
-    *,
-    finite: bool = True,
-) -> Manifest:
-    """Reads and hashes files on disk into a Manifest, which the caller then writes last."""
-    records = {}
-    for name in names:
-        check_name(name, directory / MANIFEST)
-        with open_regular(directory / name) as (descriptor, size):
-            records[name] = FileRecord(size, _digest(descriptor, size))
-    return Manifest(records, finite, dict(extra or {}))
 
 
 def _digest(descriptor: int, size: int) -> str:
@@ -165,28 +136,28 @@ def _digest(descriptor: int, size: int) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """Reads a directory's manifest. Raises CorruptFileError, FormatError or StorageError."""
     path = directory / MANIFEST
-    return Manifest.from_bytes(read_bytes(path, limit=MAX_JSON_BYTES), path)
+    return Manifest.from_bytes(storage.read_bytes(path, limit=storage.MAX_JSON_BYTES), path)
 
 
 def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = False) -> Manifest:
-    """Checks every listed file against its size and SHA-256, without keeping its content.
+    """Checks size and SHA-256 of every listed file.
 
     Args:
-        directory: holds manifest.json and the files.
-        strict: also refuse files that the manifest does not list (names with a leading dot pass).
-        from_disk: ask the system to drop its cached copies, so that the disk itself is read.
+        directory: of manifest.json and the files.
+        strict: also refuse unlisted files, except hidden ones.
+        from_disk: drop cached pages first, to read the disk itself.
 
     Raises:
-        CorruptFileError: names the file and what is wrong.
+        CorruptFileError: names the file and the reason.
         FormatError: the manifest is of a newer format.
-        StorageError: a file may not be read.
+        StorageError: a file is not readable.
     """
     manifest = read_manifest(directory)
     if strict:
         refuse_unlisted(directory, manifest)
     for name, record in manifest.files.items():
         path = directory / name
-        with open_regular(path) as (descriptor, size):
+        with storage.open_regular(path) as (descriptor, size):
             if from_disk and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             _check_size(path, size, record)
@@ -195,16 +166,16 @@ def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = 
 
 
 def read_file(path: Path, record: FileRecord) -> bytes:
-    """Reads a file once and returns the very bytes that were checked. Raises CorruptFileError."""
-    with open_regular(path) as (descriptor, size):
+    """Reads a file and returns the checked bytes. Raises CorruptFileError."""
+    with storage.open_regular(path) as (descriptor, size):
         _check_size(path, size, record)
-        data = read_open(path, descriptor, size)
+        data = storage.read_open(path, descriptor, size)
     _check_digest(path, hashlib.sha256(data).hexdigest(), record)
     return data
 
 
 def refuse_unlisted(directory: Path, manifest: Manifest) -> None:
-    """Raises CorruptFileError when a directory holds something its manifest does not list."""
+    """Raises CorruptFileError if a directory has a file that its manifest does not list."""
     names = sorted(path.name for path in directory.iterdir())
     for name in names:
         if name not in manifest.files and name != MANIFEST and not name.startswith("."):
@@ -228,36 +199,36 @@ def _check_digest(path: Path, digest: str, record: FileRecord) -> None:
 
 
 def write_directory(directory: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
-    """Creates a directory of fsynced files with the manifest last. Raises OSError."""
+    """Creates a directory of fsynced files, the manifest last. Raises OSError."""
     if directory.exists():
-        remove_tree(directory)
-    make_dir(directory)
+        storage.remove_tree(directory)
+    storage.make_dir(directory)
     for name, data in files.items():
-        write_new(directory / name, data)
-    write_new(directory / MANIFEST, manifest.to_bytes())
-    fsync_dir(directory)
+        storage.write_new(directory / name, data)
+    storage.write_new(directory / MANIFEST, manifest.to_bytes())
+    storage.fsync_dir(directory)
 
 
 def metrics_mark(path: Path) -> dict[str, Any]:
-    """Makes metrics.jsonl durable and returns its size and SHA-256, which a checkpoint keeps.
+    """Makes metrics.jsonl durable and returns its size and SHA-256 for a checkpoint.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: fsync failed.
     """
-    with storage_errors(path, "fsync"):
+    with storage.storage_errors(path, "fsync"):
         record = FileRecord.of(b"")
         if path.exists():
-            fsync_file(path)
-            with open_regular(path) as (descriptor, size):
+            storage.fsync_file(path)
+            with storage.open_regular(path) as (descriptor, size):
                 record = FileRecord(size, _digest(descriptor, size))
     return {"size": record.size, "sha256": record.sha256}
 
 
 def verify_metrics_mark(path: Path, mark: object) -> None:
-    """Checks that metrics.jsonl still begins with what a checkpoint saw.
+    """Checks that metrics.jsonl still begins as when its checkpoint was written.
 
     Raises:
-        CorruptFileError: it is shorter or differs, or the mark makes no sense.
+        CorruptFileError: it is shorter or differs, or the mark is invalid.
     """
     size, digest = (
         (mark.get("size"), mark.get("sha256")) if isinstance(mark, dict) else (None, None)
@@ -266,28 +237,28 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
         raise CorruptFileError(f"{path}: the mark of its checkpoint is not a size and a SHA-256")
     found = FileRecord.of(b"").sha256
     if size:
-        with open_regular(path) as (descriptor, num_bytes):
+        with storage.open_regular(path) as (descriptor, num_bytes):
             if num_bytes < size:
                 raise CorruptFileError(
-                    f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint saw {size:,}; it was"
-                    " cut or damaged"
+                    f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint recorded {size:,};"
+                    " it was cut or damaged"
                 )
             found = _digest(descriptor, size)
     if found != digest:
         raise CorruptFileError(
-            f"{path}: its first {counted(size, 'byte')} are not what its checkpoint saw;"
-            " it was changed or damaged"
+            f"{path}: its first {counted(size, 'byte')} differ from its checkpoint's record; it"
+            " was changed or damaged"
         )
 
 
 def truncate_metrics(path: Path, mark: Mapping[str, Any]) -> None:
-    """Cuts off the lines written after a checkpoint, which the resumed run will write again.
+    """Cuts off the lines written after a checkpoint, which the resumed run writes again.
 
     Raises:
-        CorruptFileError: what should stay is damaged; nothing was cut.
-        StorageError: the disk refused.
+        CorruptFileError: the part to keep is damaged; nothing was cut.
+        StorageError: cutting failed.
     """
     verify_metrics_mark(path, mark)
     if path.exists():
-        with storage_errors(path, "cut"):
-            truncate_file(path, mark["size"])
+        with storage.storage_errors(path, "cut"):
+            storage.truncate_file(path, mark["size"])

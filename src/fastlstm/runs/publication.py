@@ -1,8 +1,8 @@
-"""Several top-level files of a directory, replaced as one.
+"""Replaces several top-level files of a directory atomically.
 
-The new set is written whole into `.publish.tmp-<pid>/`, one rename to `.publish/` commits it, and
-only then do its files move into place, the manifest last (a journal, like a WAL). A reader that
-finds the journal reads from there; a writer that finds one carries it through first.
+The new set is written to `.publish.tmp-<pid>/`; renaming that to `.publish/` commits it, like a
+write-ahead log. Then its files move into place, the manifest last. Readers that find the journal
+read from it; writers complete it first.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _READ_ATTEMPTS = 4
 def publish(
     directory: Path, files: Mapping[str, bytes], finite: bool, extra: Mapping[str, Any]
 ) -> None:
-    """Replaces files as one set; published files not named here stay.
+    """Replaces files as one set; other published files stay.
 
-    Killed at any instant, or with the power gone, a reader finds the old set or the new one.
+    After a kill or power cut at any instant, readers find the old set or the new one.
 
     Raises:
-        StorageError: the disk refused; the set published before is intact.
+        StorageError: a write failed; the old set is intact.
     """
     storage.require_space(directory, sum(map(len, files.values())))
     staged = directory / f"{JOURNAL}.tmp-{os.getpid()}"
@@ -61,20 +61,20 @@ def _published_records(directory: Path) -> dict[str, FileRecord]:
     try:
         return dict(read_manifest(directory).files)
     except CorruptFileError:
-        return {}  # none yet, or damaged: what is about to be published replaces it
+        return {}  # none yet, or damaged: the new set replaces it
 
 
 def finish(directory: Path) -> None:
-    """Moves a committed set into place; safe to repeat from any point. Raises OSError."""
+    """Moves a committed set into place; can be repeated at any point. Raises OSError."""
     journal = directory / JOURNAL
     if journal.is_symlink():
-        storage.remove_file(journal)  # no publication makes one
+        storage.remove_file(journal)  # not made by a publication
     if not journal.is_dir():
         return
     try:
         names = [name for name in read_manifest(journal).files if (journal / name).exists()]
     except CorruptFileError:
-        storage.discard(journal)  # damaged on the disk: the top level's own manifest decides
+        storage.discard(journal)  # damaged on disk: the top-level manifest decides
         return
     for name in names:
         storage.place(journal / name, directory / name)
@@ -84,18 +84,18 @@ def finish(directory: Path) -> None:
 
 
 def is_published(directory: Path) -> bool:
-    """True when a set is published here, whole or damaged."""
+    """Returns whether a set is published here, intact or damaged."""
     return (directory / MANIFEST).exists() or (directory / JOURNAL).exists()
 
 
 def read_published(
     directory: Path, names: Collection[str] | None = None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """Reads published files, each checked, all of one set; works beside a publishing process.
+    """Reads and checks published files of one set, even while another process publishes.
 
     Args:
-        directory: a run, or a checkpoint (a directory with a manifest and no journal).
-        names: which files; those the manifest does not list are left out. Default: all.
+        directory: a run or a checkpoint.
+        names: files to read, if the manifest lists them; default all.
 
     Returns:
         The manifest and the content of the files.
@@ -103,7 +103,7 @@ def read_published(
     Raises:
         CorruptFileError: names the damaged or missing file.
         FormatError: published by a newer fastlstm.
-        StorageError: a file may not be read.
+        StorageError: a file is not readable.
     """
     for _ in range(_READ_ATTEMPTS):
         base = _base(directory)
@@ -112,7 +112,7 @@ def read_published(
             return _read_set(directory, base, names)
         except CorruptFileError:
             if _base(directory) == base and _identity(base) == before:
-                raise  # nobody published meanwhile: this is damage
+                raise  # nothing was published meanwhile: this is damage
     return _read_set(directory, _base(directory), names)
 
 

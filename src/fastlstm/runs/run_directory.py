@@ -1,4 +1,4 @@
-"""The run directory: layout, lock, left-overs of killed processes, published model, checkpoints.
+"""The run directory: layout, lock, cleanup after kills, published model, checkpoints.
 
 ::
 
@@ -6,9 +6,9 @@
     ├── config.json · model.safetensors · tokenizer.json · generation_config.json
     ├── manifest.json        sizes and SHA-256 of these, the published model
     ├── metrics.jsonl · report.html · tensorboard/
-    ├── checkpoint-<step>/   a whole state with the same four files: usable in place of RUN
+    ├── checkpoint-<step>/   a complete state with the same four files: usable in place of RUN
     ├── .publish/            a published set on its way to the top level, see `publication`
-    └── .lock                held by the process that writes here
+    └── .lock                held by the writing process
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ from fastlstm.system import storage
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
 SEQUENCE = "sequence"
-"""The kinds that config.json of a forecaster and of a sequence model state; a language model's
-states none."""
+"""`kind` in config.json of forecasters and sequence models; language models have none."""
 TEXT_RUN = "fastlstm-run"
-"""The format that config.json of a language model states."""
+"""`format` in config.json of a language model."""
 METRICS_KEY = "metrics"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
@@ -58,20 +57,20 @@ _LEFT_OVER_FILE = re.compile(r"\..+\.tmp-[0-9]+-[0-9a-f]{8}")
 
 
 class RunLock:
-    """The right to write in a run directory; given back at the end of a `with` block."""
+    """The lock of a run directory, released at the end of a `with` block."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         _held.add(self)
 
     def release(self) -> None:
-        """Gives the lock back, though a forked child may have it too; repeating does nothing."""
+        """Releases the lock, also for forked children; can be repeated."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
 
     def forget(self) -> None:
-        """Closes the descriptor, which leaves the lock to the other processes that have it."""
+        """Closes the descriptor without releasing the lock of other processes."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -88,7 +87,7 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 def _forget_in_child() -> None:
     for lock in list(_held):
-        lock.forget()  # a forked worker that outlives its parent must not keep the run locked
+        lock.forget()  # a worker that outlives its parent must not keep the run locked
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
@@ -98,11 +97,10 @@ class RunDirectory:
     """One run on disk.
 
     Args:
-        path: the directory; it need not exist before `create`.
+        path: the directory; `create` makes it.
 
     Attributes:
         path: the directory.
-        config_path: config.json.
         model_path: model.safetensors, the published weights in fp32.
         manifest_path: manifest.json of the published files.
         metrics_path: metrics.jsonl.
@@ -114,7 +112,6 @@ class RunDirectory:
         if not isinstance(path, str | os.PathLike):
             raise RunDirectoryError(f"the run directory is {kind_of_value(path)}, expected a path")
         self.path = Path(path)
-        self.config_path = self.path / "config.json"
         self.model_path = self.path / "model.safetensors"
         self.manifest_path = self.path / MANIFEST
         self.metrics_path = self.path / "metrics.jsonl"
@@ -123,10 +120,10 @@ class RunDirectory:
         self._lock_path = self.path / ".lock"
 
     def create(self) -> None:
-        """Creates the directory, its parents included, and checks that it can be written.
+        """Creates the directory and its parents, and checks that it is writable.
 
         Raises:
-            RunDirectoryError: something else is there, or the place is not writable.
+            RunDirectoryError: it is a file, or not writable.
         """
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise RunDirectoryError(
@@ -145,7 +142,7 @@ class RunDirectory:
             ) from error
 
     def remove_if_empty(self) -> None:
-        """Removes the directory of a start that was refused: it holds nothing but the lock."""
+        """Removes the directory if it has nothing but the lock, after a refused start."""
         names = {path.name for path in self.path.iterdir()} if os.path.isdir(self.path) else {""}
         if names <= {self._lock_path.name}:
             with contextlib.suppress(OSError):
@@ -153,11 +150,11 @@ class RunDirectory:
                 self.path.rmdir()
 
     def lock(self) -> RunLock:
-        """Takes the lock and sweeps what killed processes left; use it in a `with` block.
+        """Takes the lock and cleans up after killed processes; use it in a `with` block.
 
         Raises:
-            RunDirectoryError: another process writes here; its pid is named.
-            StorageError: the left-overs could not be removed.
+            RunDirectoryError: another process holds the lock; names its pid.
+            StorageError: the clean-up failed.
         """
         lock = RunLock(self._acquire())
         try:
@@ -187,7 +184,7 @@ class RunDirectory:
                 Setting("out"),
                 " in a writable place on a local disk",
             ) from error
-        with contextlib.suppress(OSError):  # the pid only helps a message; a full disk may lose it
+        with contextlib.suppress(OSError):  # the pid is only for a message
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
@@ -197,13 +194,13 @@ class RunDirectory:
         return os.open(self._lock_path, flags, 0o666)
 
     def sweep(self) -> None:
-        """Ends what a killed process began; only for the holder of the lock.
+        """Cleans up after killed processes; only for the holder of the lock.
 
-        A committed publication is carried through; a checkpoint set aside while another took its
-        name is put back unless the other is whole; temporaries are removed.
+        Completes a committed publication, restores a checkpoint set aside unless its replacement
+        is intact, and removes temporaries.
 
         Raises:
-            StorageError: the disk refused.
+            StorageError: the clean-up failed.
         """
         with storage.storage_errors(self.path, "clean up"):
             publication.finish(self.path)
@@ -216,7 +213,7 @@ class RunDirectory:
                     storage.remove_file(path)
 
     def _settle(self, aside: Path) -> None:
-        """Decides between a checkpoint set aside and the one that was to replace it."""
+        """Keeps a checkpoint set aside, or its replacement if that is intact."""
         successor = self.path / aside.name.split(".")[0]
         if successor.exists():
             if not _damage(partial(verify_manifest, successor, strict=True)):
@@ -226,18 +223,18 @@ class RunDirectory:
         storage.rename(aside, successor)
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoint directories, newest (largest step) first, unverified."""
-        found: dict[str, Path] = {}
+        """Returns the checkpoint directories, largest step first, unverified."""
+        by_name: dict[str, Path] = {}
         for path in sorted(self.path.iterdir()) if os.path.isdir(self.path) else []:
             aside = _SET_ASIDE.fullmatch(path.name)
             name = aside[1] if aside else path.name
             if not _CHECKPOINT.fullmatch(name) or path.is_symlink() or not path.is_dir():
                 continue
-            found.setdefault(name, path)  # "checkpoint-5" sorts before "checkpoint-5.old-…"
-        return sorted(found.values(), key=checkpoint_step, reverse=True)
+            by_name.setdefault(name, path)  # "checkpoint-5" sorts before "checkpoint-5.old-…"
+        return sorted(by_name.values(), key=checkpoint_step, reverse=True)
 
     def intact_checkpoint(self, besides: Path | None = None) -> Path | None:
-        """Returns the checkpoint to fall back to: intact and finite, the next older one if any."""
+        """Returns an intact, finite checkpoint to fall back to, the next older one if any."""
         candidates = [p for p in self.checkpoints() if besides is None or p.name != besides.name]
         if besides is not None and _CHECKPOINT.match(besides.name):
             step = checkpoint_step(besides)
@@ -251,10 +248,10 @@ class RunDirectory:
         return None
 
     def with_offer(self, error: CorruptFileError, besides: Path | None = None) -> CorruptFileError:
-        """Returns the error with the intact checkpoint named that can be used instead."""
+        """Returns the error with an intact checkpoint to use instead."""
         intact = self.intact_checkpoint(besides)
         if intact is None:
-            return CorruptFileError(f"{error}. No other intact checkpoint is in {self.path}")
+            return CorruptFileError(f"{error}. {self.path} has no other intact checkpoint")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
     def publish(
@@ -264,28 +261,24 @@ class RunDirectory:
         finite: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Replaces top-level files as one set; see `publication.publish`.
-
-        Raises:
-            StorageError: the disk refused; the set published before is intact.
-        """
+        """Replaces top-level files as one set; see `publication.publish`."""
         publication.publish(self.path, files, finite, extra or {})
 
     def has_published(self) -> bool:
-        """True when files are published here, whole or damaged."""
+        """Returns whether files are published here, intact or damaged."""
         return publication.is_published(self.path)
 
     def read_published(
         self, names: Collection[str] | None = None
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """Reads published files, each checked; see `publication.read_published`."""
+        """Reads and checks published files; see `publication.read_published`."""
         return publication.read_published(self.path, names)
 
     def verify(self) -> list[CorruptFileError]:
-        """Checks every published file, every checkpoint, the metrics; returns all damage.
+        """Checks published files, checkpoints and metrics; returns all damage.
 
-        metrics.jsonl is held against the marks (`manifest.metrics_mark`) that the published
-        manifest keeps in `extra["metrics"]` and the newest checkpoint in `meta["metrics"]`.
+        metrics.jsonl is compared with the marks (`manifest.metrics_mark`) in `extra["metrics"]` of
+        the published manifest and `meta["metrics"]` of the newest checkpoint.
         """
         damage, metrics = [], []
         if self.has_published() or self.model_path.exists():
@@ -296,12 +289,12 @@ class RunDirectory:
         return damage + (metrics or _damage(self._verify_metrics))
 
     def seal_metrics(self) -> None:
-        """Records metrics.jsonl as it is now beside the published model, so that damage shows."""
+        """Records the state of metrics.jsonl in the published manifest, to detect damage."""
         if self.has_published():
             self.publish({}, extra={METRICS_KEY: metrics_mark(self.metrics_path)})
 
     def unseal_metrics(self) -> None:
-        """Forgets the record of `seal_metrics`; a run that goes on adds lines."""
+        """Removes the record of `seal_metrics`, for a run that continues."""
         if self.has_published():
             self.publish({})
 
@@ -316,7 +309,7 @@ class RunDirectory:
 
     def _metrics_marks(self) -> list[Any]:
         marks = []
-        with contextlib.suppress(CorruptFileError):  # damage to a manifest is reported on its own
+        with contextlib.suppress(CorruptFileError):  # a damaged manifest is reported separately
             marks.append(self.read_published(())[0].extra.get(METRICS_KEY))
         newest = self.intact_checkpoint()
         record = read_manifest(newest).files.get(TRAINER_FILE) if newest else None
@@ -332,7 +325,7 @@ Kind = Literal["text", "forecaster", "sequence"]
 
 
 def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
-    """Returns what a run, or a checkpoint, says in its config.json that it is of; None: no run."""
+    """Returns the kind in config.json of a run or a checkpoint; None if it is not one."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
@@ -350,7 +343,7 @@ def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
 
 
 def holds_forecaster(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a run, or a checkpoint, says in its config.json that it is a forecaster's."""
+    """Returns whether a run or a checkpoint is a forecaster's, by its config.json."""
     return kind_of_run(path) == "forecaster"
 
 

@@ -1,4 +1,4 @@
-"""Named tensors as safetensors files; nothing in them executes."""
+"""Named tensors as safetensors files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fastlstm.errors import CorruptFileError
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Returns named tensors of any device and layout as one safetensors file."""
-    # Cloned: the format knows no shared storage, and tied or sliced tensors share theirs.
+    # Copied: the format has no shared storage, and tied or sliced tensors share theirs.
     packed = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
     return safetensors.torch.save(packed)
 
 
 def decode_tensors(data: bytes, origin: Path) -> dict[str, torch.Tensor]:
-    """Parses a safetensors file; what is allocated is bounded by the file's own size.
+    """Parses a safetensors file; memory is bounded by the file's size.
 
     Raises:
-        CorruptFileError: names `origin` and what is wrong.
+        CorruptFileError: names `origin` and the reason.
     """
-    # AssertionError and KeyError: what the library raises for an odd shape or an unknown dtype.
+    # The library raises AssertionError and KeyError for an odd shape or an unknown dtype.
     bad = (safetensors.SafetensorError, ValueError, TypeError, KeyError, AssertionError)
     try:
         return dict(safetensors.torch.load(data))

@@ -1,15 +1,15 @@
-"""The cache of prepared data: entries appear whole or not at all, whatever happens meanwhile.
+"""The cache of prepared data; entries appear atomically.
 
 ::
 
     <cache>/text/entries/<key>/   ids.bin  tokenizer.json  meta.json
-    <cache>/text/memo/<key>.json  what a file's stat, or a text and a vocabulary, led to last time
+    <cache>/text/memo/<key>.json  results by a file's stat, or by text and vocabulary
     <cache>/text/work-<random>/   an encoding in progress, locked by its process
     <cache>/series/…              the same for tables (`fastlstm.forecast.data.dataset`)
 
-An entry is written in a work directory, fsynced and renamed. Work directories whose process is gone
-(their lock is free) are removed by the next preparation; readers never look into them. Directories
-and files are for the user alone (0700, 0600), whatever the umask.
+An entry is written to a work directory, fsynced and renamed. The next preparation removes work
+directories whose process is gone (their lock is free). Directories and files are private (0700,
+0600), whatever the umask.
 """
 
 from __future__ import annotations
@@ -29,17 +29,11 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
-from fastlstm.system.storage import (
-    fsync_dir,
-    read_json,
-    remove_tree,
-    storage_errors,
-    write_json,
-)
+from fastlstm.system import storage
 
 FoundT = TypeVar("FoundT")
 FORMAT_VERSION = 1
-"""Part of every key: a new version never reads an old entry."""
+"""Part of every key, so that a new version does not read old entries."""
 
 
 def file_signature(path: Path) -> list[str | int]:
@@ -56,11 +50,11 @@ def make_key(*parts: Any) -> str:
 
 
 class Cache:
-    """Prepared data of one kind below one directory, shared by any number of processes.
+    """Prepared data of one kind, shared by any number of processes.
 
     Args:
         directory: of all caches.
-        kind: name of this one's place in it.
+        kind: name of the subdirectory.
     """
 
     def __init__(self, directory: Path, kind: str) -> None:
@@ -70,7 +64,7 @@ class Cache:
         try:
             for path in (self._root, self._entries, self._memos):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _make_private(path)  # by an earlier version it may have been made for everyone
+                _make_private(path)  # earlier versions made it readable for all
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
@@ -82,22 +76,22 @@ class Cache:
             ) from error
 
     def path(self, key: str) -> Path:
-        """Returns where the entry `key` is, or would be."""
+        """Returns the path of the entry `key`, which may not exist."""
         return self._entries / key
 
     def place(self, key: str, work: Path, find: Callable[[], FoundT | None]) -> FoundT:
-        """Turns a work directory into the entry `key` and returns it as `find` opens it.
+        """Turns a work directory into the entry `key` and returns it, opened by `find`.
 
-        When another process was faster its entry stays; one that is not whole is replaced.
+        An entry that another process made meanwhile is kept unless it is damaged.
         """
         target = self.path(key)
-        with storage_errors(target, "write"):
+        with storage.storage_errors(target, "write"):
             for path in (work, *work.iterdir()):
                 _make_private(path)
             for _ in range(8):
                 try:
                     os.rename(work, target)
-                    fsync_dir(self._entries)
+                    storage.fsync_dir(self._entries)
                     break
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -114,24 +108,21 @@ class Cache:
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
         try:
-            return read_json(self._memos / f"{key}.json")
+            return storage.read_json(self._memos / f"{key}.json")
         except (OSError, FastLSTMError):
             return None
 
     def remember(self, key: str, value: Any) -> None:
         """Stores a small JSON value."""
         path = self._memos / f"{key}.json"
-        write_json(path, value)
+        storage.write_json(path, value)
         _make_private(path)
 
     @contextmanager
     def work_directory(self) -> Iterator[Path]:
-        """Yields a fresh directory on the cache's disk, locked until the block ends.
-
-        What was not renamed away by then is removed.
-        """
+        """Yields a new directory on the cache's disk, locked until the block ends, then removed."""
         path = self._root / f"work-{secrets.token_hex(8)}"
-        with storage_errors(self._root, "make a work directory"), self._exclusive():
+        with storage.storage_errors(self._root, "make a work directory"), self._exclusive():
             self._sweep()
             path.mkdir(mode=0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -140,12 +131,12 @@ class Cache:
             yield path
         finally:
             with suppress(FileNotFoundError):
-                remove_tree(path)
+                storage.remove_tree(path)
             os.close(lock)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Holds the lock under which work directories are made and swept."""
+        """Holds the lock for making and sweeping work directories."""
         descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -154,29 +145,28 @@ class Cache:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Removes work directories that no living process has locked."""
+        """Removes work directories that no process has locked."""
         for path in self._root.glob("work-*"):
             with suppress(OSError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_tree(path)
+                    storage.remove_tree(path)
                 finally:
                     os.close(descriptor)
 
 
 def _make_private(path: Path) -> None:
-    """Takes away what others may do with a file or directory; one of another user stays."""
+    """Removes other users' permissions on a path of our own."""
     info = path.stat()
     if info.st_mode & 0o077 and info.st_uid == os.geteuid():
         path.chmod(info.st_mode & 0o700)
 
 
 def release_pages(array: NDArray[Any]) -> None:
-    """Drops the pages of a mapped array from this process; the next access maps them again.
+    """Unmaps the pages of a mapped array; the next access maps them again from the page cache.
 
-    They stay in the system's page cache, so this costs microseconds and keeps resident memory flat
-    while a large text is read through.
+    Costs microseconds and keeps resident memory flat while a large file is read.
     """
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):

@@ -1,4 +1,4 @@
-"""The CPU quota a container gives this process, from Linux control groups, version 1 or 2."""
+"""The CPU quota of a container, from Linux control groups of version 1 or 2."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path, PurePosixPath
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Returns the cores' worth of CPU time this process may use, or None where nothing limits it.
-
-    A quota anywhere between the process's own group and the top counts; the smallest holds.
+    """Returns the smallest quota of this process's groups, in cores; None without a quota.
 
     Args:
-        root: stands for ``/``; the tests put a made tree there.
+        root: replaces ``/`` in tests.
     """
     quotas = [
         quota
@@ -23,7 +21,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def _groups(root: Path) -> list[tuple[Path, bool]]:
-    """Returns (directory, is version 2) of this process's CPU groups and all their parents."""
+    """Returns (directory, is version 2) of this process's CPU groups and their parents."""
     own: dict[bool, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         hierarchy, _, rest = line.partition(":")
@@ -57,7 +55,7 @@ def _mounts(root: Path) -> list[tuple[str, str, bool]]:
 
 
 def _below(path: str, mount_root: str) -> PurePosixPath:
-    """Returns `path` relative to what is mounted; the mount's own top when it lies elsewhere."""
+    """Returns `path` relative to the mount, or the mount's top if it lies elsewhere."""
     try:
         inner = PurePosixPath(path).relative_to(mount_root)
     except ValueError:
@@ -77,7 +75,7 @@ def _quota_v1(directory: Path) -> float | None:
 
 
 def _share(quota: str, period: str) -> float | None:
-    """Returns quota / period; None for "max", -1 or anything that is no number."""
+    """Returns quota / period; None for "max", -1 or anything invalid."""
     try:
         share = float(quota) / float(period)
     except (ValueError, ZeroDivisionError):

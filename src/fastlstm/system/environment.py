@@ -27,12 +27,12 @@ ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 
 
 def cache_dir() -> Path:
-    """Returns the directory for files that can be made again; it need not exist yet."""
+    """Returns the cache directory, which may not exist yet."""
     own = os.environ.get("FASTLSTM_CACHE")
     if own:
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
-    # The XDG rules say that a relative path is to be ignored.
+    # The XDG rules ignore relative paths.
     if shared and Path(shared).is_absolute():
         return Path(shared) / "fastlstm"
     return _home() / ".cache" / "fastlstm"
@@ -43,16 +43,12 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError as error:
         raise ConfigError(
-            "no home directory to keep the cache in; set FASTLSTM_CACHE to a directory"
+            "no home directory for the cache; set FASTLSTM_CACHE to a directory"
         ) from error
 
 
 def forced_isa() -> str | None:
-    """Returns the instruction set asked for by ``FASTLSTM_ISA``, or None.
-
-    Raises:
-        ConfigError: a name that is none of `ISA_NAMES`.
-    """
+    """Returns ``FASTLSTM_ISA``, or None; raises ConfigError for an unknown name."""
     name = os.environ.get("FASTLSTM_ISA", "").strip().lower()
     if not name:
         return None
@@ -65,7 +61,7 @@ def forced_isa() -> str | None:
 
 
 def thread_limit() -> int | None:
-    """Returns the bound set by ``OMP_NUM_THREADS``, or None; a list (``4,2``) counts by its first.
+    """Returns ``OMP_NUM_THREADS``, the first of a list (``4,2``), or None.
 
     Raises:
         ConfigError: not a whole number of at least 1.
@@ -79,7 +75,7 @@ def thread_limit() -> int | None:
 
 
 def is_debug() -> bool:
-    """True when ``FASTLSTM_DEBUG`` asks for tracebacks; 0 counts as not set."""
+    """Returns whether ``FASTLSTM_DEBUG`` is set; 0 counts as not set."""
     return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
 
 
@@ -94,7 +90,7 @@ def session_key() -> str:
 
 
 def no_color() -> bool:
-    """True when ``NO_COLOR`` is set to anything but an empty string."""
+    """Returns whether ``NO_COLOR`` is set."""
     return bool(os.environ.get("NO_COLOR"))
 
 

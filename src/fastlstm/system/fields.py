@@ -1,4 +1,4 @@
-"""Typed options: the checks of a frozen dataclass' fields, durations, shares, keys."""
+"""Typed options: checks of dataclass fields, durations, splits, keys."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _KINDS: dict[str, tuple[Any, str]] = {
 def check_fields(
     config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Checks the fields of a configuration, and that at most one end of a run is given.
+    """Checks the fields of a configuration, and that at most one end of a run is set.
 
     Args:
-        config: the dataclass; a budget given as a number becomes text, NumPy's numbers Python's.
-        bounds: least and largest value by field.
-        choices: by field.
+        config: a dataclass; a numeric budget becomes text, NumPy numbers become Python's.
+        bounds: least and largest value, by field.
+        choices: allowed values, by field.
 
     Raises:
-        ConfigError: names the flag, what came and what was expected.
+        ConfigError: an invalid value; names the flag and what was expected.
     """
     check_values(config, bounds, choices)
     ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
     if len(ends) > 1:
         first, *others = map(Setting, ends)
         listed = [part for other in others for part in (" and ", other)]
-        raise ConfigError(first, *listed, " contradict each other; give one way to end the run")
+        raise ConfigError(first, *listed, " exclude each other; choose one way to end the run")
     if config.budget is not None:
         parse_duration(config.budget)
 
@@ -48,7 +48,7 @@ def check_fields(
 def check_values(
     config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Checks the fields of a frozen dataclass one by one; see `check_fields`."""
+    """Checks each field of a dataclass; see `check_fields`."""
     for field in dataclasses.fields(config):
         _check_kind(config, field.name, str(field.type))
     for name, (low, high) in bounds.items():
@@ -82,12 +82,12 @@ def _check_kind(config: Any, name: str, annotation: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value is a number, Python's or NumPy's; True is none."""
+    """Returns whether a value is a number of Python or NumPy, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole(value: object) -> bool:
-    """Returns whether a value is a whole number, Python's or NumPy's; True is none."""
+    """Returns whether a value is an integer of Python or NumPy, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -129,10 +129,10 @@ def parse_split(text: str) -> tuple[float, float, float]:
 
 
 def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:
-    """Builds a configuration from plain values; an unknown key names the nearest known one.
+    """Builds a configuration from plain values.
 
     Raises:
-        ConfigError: an unknown key, or a value outside its range; `origin` is named.
+        ConfigError: an unknown key (names `origin` and the nearest key), or an invalid value.
     """
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values:

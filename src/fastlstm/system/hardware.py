@@ -1,6 +1,6 @@
-"""What this machine is (instruction sets, cores, caches, GPU) and how fast it was measured to go.
+"""This machine: instruction sets, cores, caches, GPU, and its measured speed.
 
-Nothing here runs on import; torch is loaded by `gpu`, `ceilings` and `peak_memory_bytes` only.
+Only `gpu`, `ceilings` and `peak_memory_bytes` import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 GEMM_SHAPE = (2048, 512, 2048)
-"""(M, K, N) at which the GEMM ceiling is measured: a chunk of steps through an H=512 layer."""
+"""(M, K, N) of the GEMM ceiling: a chunk of steps through a layer with H=512."""
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}
 _COPY_BYTES = 256 << 20
@@ -38,18 +38,18 @@ _BUSY_TRIES = 3
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """The CPU as this process may use it.
+    """The CPU as available to this process; cache sizes are 0 if unknown.
 
     Attributes:
-        vendor: "GenuineIntel", "AuthenticAMD"; on other architectures their name.
-        model: the brand string.
-        isa: widest usable instruction set, one of `environment.ISA_NAMES`; FASTLSTM_ISA lowers it.
-        bf16_isa: the one whose kernels are fastest in bf16 (`fastest_bf16`).
-        features: what the CPU has and the operating system enables; FASTLSTM_ISA leaves it alone.
-        cores: cores this process may use: the smaller of affinity mask and control-group quota.
-        l1d_bytes: level-1 data cache of one core; 0 where unknown.
-        l2_bytes: level-2 cache of one core; 0 where unknown.
-        l3_bytes: level-3 cache seen by one core; 0 where unknown or absent.
+        vendor: "GenuineIntel", "AuthenticAMD", or the architecture.
+        model: brand string.
+        isa: widest usable instruction set of `environment.ISA_NAMES`, limited by FASTLSTM_ISA.
+        bf16_isa: instruction set with the fastest bf16 kernels (`fastest_bf16`).
+        features: enabled by CPU and operating system, whatever FASTLSTM_ISA says.
+        cores: the smaller of affinity mask and control-group quota.
+        l1d_bytes: level-1 data cache of a core.
+        l2_bytes: level-2 cache of a core.
+        l3_bytes: level-3 cache of a core.
     """
 
     vendor: str
@@ -68,12 +68,12 @@ class GpuInfo:
     """The first CUDA device.
 
     Attributes:
-        name: as the driver gives it.
+        name: from the driver.
         capability: compute capability, (major, minor).
         total_bytes: memory of the device.
         num_multiprocessors: streaming multiprocessors.
-        cuda_version: version torch was built for.
-        cudnn_version: version of cuDNN, 0 when there is none.
+        cuda_version: that torch was built for.
+        cudnn_version: 0 without cuDNN.
     """
 
     name: str
@@ -86,16 +86,16 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine was measured to reach.
+    """The measured speed of the machine.
 
     Attributes:
         gemm_gflops: best matrix product, GFLOP/s.
-        gemm_by: which library reached it: "torch.mm" or "oneDNN".
+        gemm_by: its library: "torch.mm" or "oneDNN".
         copy_gb_s: memory copy, read plus written, GB/s (1e9 bytes).
-        is_busy: the threads did not get their cores for themselves, so the figures may be low;
-            the next caller measures again, up to three times in all.
-        tries: measurements that this is the best of.
-        is_recalled: it was measured before this process asked.
+        is_busy: other processes used the cores, so figures may be low; the next caller measures
+            again, up to three times in total.
+        tries: number of measurements that this is the best of.
+        is_recalled: measured by an earlier call.
     """
 
     gemm_gflops: float
@@ -107,11 +107,7 @@ class Ceilings:
 
 
 def native() -> Any:
-    """Returns the compiled module.
-
-    Raises:
-        KernelError: it was not built, or for another Python.
-    """
+    """Returns the compiled module; raises KernelError if it cannot be loaded."""
     try:
         return importlib.import_module("fastlstm._native")
     except ImportError as error:
@@ -122,57 +118,56 @@ def native() -> Any:
 
 
 def keep_freed_memory() -> bool:
-    """Keeps freed memory in this process, so that a training step's buffers are not mapped anew.
+    """Keeps freed memory in the process, so that buffers of a training step are not mapped again.
+
+    A step of H=512, B=32, T=128 takes 900 page faults instead of 21,000 and runs at 44 instead of
+    34 k tokens/s (docs/log.md); the process never shrinks.
 
     Returns:
-        False where the C library has no such switch (anything but glibc).
-
-    Cost:
-        The process stays as large as it ever was. In return a step of H=512, B=32, T=128 takes
-        900 page faults instead of 21,000: 44 against 34 k tokens/s (docs/log.md).
+        False if the C library (other than glibc) has no such option.
     """
     return bool(native().keep_freed_memory())
 
 
 def cores() -> int:
-    """Returns how many cores this process may use: affinity mask and control-group quota."""
+    """Returns the cores available to this process, by affinity mask and control-group quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
     quota = cgroup.cpu_quota()
-    # Rounded down: a thread beyond the quota is stopped in mid-step, and all others wait for it.
+    # Rounded down: a thread beyond the quota is throttled in mid-step, and all others wait.
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def default_threads() -> int:
-    """Returns the threads to use when none were asked for: every core, or OMP_NUM_THREADS."""
+    """Returns the default number of threads: every core, or OMP_NUM_THREADS."""
     limit = environment.thread_limit()
     return cores() if limit is None else min(limit, cores())
 
 
 def cpu() -> CpuInfo:
-    """Returns what this process may use of the CPU.
+    """Returns the CPU as available to this process.
 
     Raises:
-        ConfigError: FASTLSTM_ISA asks for more than this CPU offers.
+        ConfigError: FASTLSTM_ISA exceeds this CPU.
         KernelError: the native code cannot be loaded.
     """
     return _described(_lowered(_detected()[1]), environment.forced_isa() is not None)
 
 
 def fastest_bf16(isa: str, vendor: str) -> str:
-    """Returns the instruction set for matrix products of bf16.
+    """Returns the fastest instruction set for bf16 matrix products.
 
-    Intel's cores do VDPBF16PS at half the rate of two float32 FMAs, so that without AMX the kernels
-    that convert in registers are faster: 1.16x to 1.33x a step (H = 128 to 1024, docs/log.md).
+    Intel cores run VDPBF16PS at half the rate of two float32 FMAs; without AMX, kernels that
+    convert in registers are faster: 1.16x to 1.33x per step (H = 128 to 1024, docs/log.md).
     """
     return "avx512" if isa == "avx512_bf16" and vendor == "GenuineIntel" else isa
 
 
 @functools.cache
 def _described(isa: str, is_forced: bool) -> CpuInfo:
-    """Reads some 30 files, every call of a kernel asks: once per process."""
+    """Cached because it reads some 30 files and every kernel call asks."""
     record, _, features = _detected()
     caches = _cache_bytes()
     return CpuInfo(
@@ -200,12 +195,12 @@ def _lowered(isa: str) -> str:
     if forced is None:
         return isa
     if environment.ISA_NAMES.index(forced) > environment.ISA_NAMES.index(isa):
-        raise ConfigError(f"FASTLSTM_ISA is {forced}, this CPU offers {isa}; unset it or lower it")
+        raise ConfigError(f"FASTLSTM_ISA is {forced}, this CPU has {isa}; unset or lower it")
     return forced
 
 
 def _cache_bytes(root: Path = Path("/")) -> dict[int, int]:
-    """Returns level -> bytes of the data caches of the first core this process may use."""
+    """Returns bytes by level of the data caches of this process's first core."""
     first = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     sizes: dict[int, int] = {}
     for directory in (root / f"sys/devices/system/cpu/cpu{first}/cache").glob("index*"):
@@ -223,7 +218,7 @@ def _cache_bytes(root: Path = Path("/")) -> dict[int, int]:
 
 
 def gpu() -> GpuInfo | None:
-    """Returns the first CUDA device, or None; on a CUDA machine this starts CUDA."""
+    """Returns the first CUDA device, or None; initialises CUDA."""
     import torch
 
     if not torch.backends.cuda.is_built() or not torch.cuda.is_available():
@@ -240,9 +235,9 @@ def gpu() -> GpuInfo | None:
 
 
 def peak_gflops(threads: int) -> dict[str, float]:
-    """Returns GFLOP/s of register-tile loops, per instruction set up to `cpu().isa`.
+    """Returns GFLOP/s of register-tile loops, an upper bound for matrix products.
 
-    No matrix product can be faster than this; "avx512_bf16" and "amx_bf16" count bf16 products.
+    By instruction set up to `cpu().isa`; "avx512_bf16" and "amx_bf16" count bf16 products.
     """
     measured: dict[str, float] = native().peak_gflops(cpu().isa, threads)
     return measured
@@ -256,20 +251,20 @@ def ceilings(
     shape: tuple[int, int, int] = GEMM_SHAPE,
     fresh: bool = False,
 ) -> Ceilings:
-    """Returns what this machine reaches, measured once (about a second) and kept on disk.
+    """Returns the machine's measured speed; measures once (about a second) and stores the result.
 
-    On a busy machine a measurement comes out low: it is then made again by the next caller, as
-    it is with `fresh`, and the better one is kept. After three busy ones the best of them stays.
+    A measurement on a busy machine is repeated by later calls, up to three in total, as with
+    `fresh`; the best is kept.
 
     Args:
-        dtype: fp32, bf16, fp16 or tf32 (a GPU's; on the CPU it counts as fp32).
+        dtype: fp32, bf16, fp16 or tf32 (fp32 on the CPU).
         threads: CPU threads; default `default_threads()`.
         device: "cpu" or "cuda".
         shape: (M, K, N) of the matrix product.
         fresh: measure even if there is a stored result.
 
     Raises:
-        ConfigError: a dtype that is none of these.
+        ConfigError: an unknown dtype.
     """
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
@@ -282,7 +277,7 @@ def ceilings(
     measured = _measure(dtype, threads, device, shape)
     if known is not None:
         measured = replace(
-            max(known, measured, key=lambda found: found.gemm_gflops),
+            max(known, measured, key=lambda ceilings: ceilings.gemm_gflops),
             copy_gb_s=max(known.copy_gb_s, measured.copy_gb_s),
             is_busy=known.is_busy and measured.is_busy,
             tries=known.tries + 1,
@@ -294,12 +289,7 @@ def ceilings(
 
 
 def machine(device: str, threads: int) -> dict[str, object]:
-    """Returns what a measurement of speed depends on, apart from what is measured.
-
-    Args:
-        device: "cpu" or "cuda".
-        threads: CPU threads.
-    """
+    """Returns what every measurement depends on: device ("cpu" or "cuda"), threads, versions."""
     import torch
 
     return {
@@ -314,28 +304,23 @@ def _device_name(device: str) -> str:
     if device == "cpu":
         info = cpu()
         return f"{info.vendor} {info.model} {info.isa}"
-    found = gpu()
-    if found is None:
-        raise ConfigError("ceilings of device 'cuda' were asked for, but torch finds no GPU")
-    return found.name
+    first_gpu = gpu()
+    if first_gpu is None:
+        raise ConfigError("device is 'cuda', but torch finds no GPU")
+    return first_gpu.name
 
 
 def _as_ceilings(value: dict[str, Any] | None) -> Ceilings | None:
-    """Returns what was stored, or None where it makes no sense."""
+    """Returns the stored ceilings, or None if they are invalid."""
     if value is None:
         return None
     try:
-        found = Ceilings(
-            float(value["gemm_gflops"]),
-            str(value["gemm_by"]),
-            float(value["copy_gb_s"]),
-            bool(value["is_busy"]),
-            int(value["tries"]),
-        )
+        gemm, copied = float(value["gemm_gflops"]), float(value["copy_gb_s"])
+        is_busy, tries = bool(value["is_busy"]), int(value["tries"])
+        is_valid = 0 < gemm < math.inf and 0 < copied < math.inf and value["gemm_by"] in _PRODUCTS
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    is_speed = all(0 < speed < math.inf for speed in (found.gemm_gflops, found.copy_gb_s))
-    return found if is_speed and found.gemm_by in _PRODUCTS else None
+    return Ceilings(gemm, value["gemm_by"], copied, is_busy, tries) if is_valid else None
 
 
 def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int]) -> Ceilings:
@@ -361,7 +346,7 @@ def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int])
 
 
 def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Returns the ways torch can multiply x (M, K) by weight (N, K) transposed."""
+    """Returns torch's ways to multiply x (M, K) by weight (N, K) transposed."""
     import torch
 
     products: dict[str, Callable[[], object]] = {"torch.mm": lambda: torch.mm(x, weight.t())}
@@ -386,7 +371,7 @@ def _measure_cuda(
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     try:
-        # Eight products per wait, so that the launch does not count.
+        # Eight products per wait, to hide the launches.
         seconds = _best_seconds(finish(lambda: [torch.mm(x, weight.t()) for _ in range(8)])) / 8
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -397,7 +382,7 @@ def _measure_cuda(
 
 
 def _best_seconds(call: Callable[[], object]) -> float:
-    """Returns the shortest time of a call, over about `_MEASURE_S` seconds and at least 3 calls."""
+    """Returns the shortest time of a call, in about `_MEASURE_S` seconds and at least 3 calls."""
     call()
     best = float("inf")
     count = 0
@@ -411,13 +396,11 @@ def _best_seconds(call: Callable[[], object]) -> float:
 
 
 def join_openmp() -> bool:
-    """Lets the kernels run on the threads of the OpenMP runtime that torch has loaded.
-
-    Cheap enough for every call: it looks again only when a library was loaded since.
+    """Lets the kernels use the threads of torch's OpenMP runtime; cheap enough for every call.
 
     Returns:
-        False where none is found, and in a forked child, where the runtime has lost its threads;
-        the kernels then start threads of their own.
+        False without a runtime, and in a forked child, where it has no threads; the kernels then
+        start threads of their own.
     """
     module = native()
     if not module.has_openmp():
@@ -432,7 +415,7 @@ def _look_for_openmp(_libraries_loaded: int) -> None:
         return
     loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
     runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
-    # Another library may have brought a runtime of its own; torch's lies beside torch.
+    # Other libraries may load runtimes of their own; torch's is in its directory.
     any(map(native().use_openmp, sorted(runtimes, key=_beside_torch)))
 
 
@@ -441,7 +424,7 @@ def _beside_torch(path: str) -> tuple[bool, str]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Returns the most memory used so far: the GPU's allocations, or the process' resident set."""
+    """Returns peak memory so far: GPU allocations, or the process's resident set."""
     if device.type == "cuda":
         import torch
 

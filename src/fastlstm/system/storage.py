@@ -1,8 +1,8 @@
-"""Files that are whole or not there: atomic writes, reads without surprises, strict JSON.
+"""Atomic file writes, checked reads and strict JSON.
 
-Every change to a run on disk goes through this module, so that the tests can cut the power between
-any two system calls. The rules: data is written and fsynced under another name, renamed, and the
-directory fsynced. What makes several files one whole is `fastlstm.runs.manifest`.
+Every change to a run on disk goes through this module, so that tests can simulate a power cut
+between any two system calls. Data is written and fsynced under another name, renamed, and the
+directory fsynced. For sets of files see `fastlstm.runs.manifest`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ADVICE = {
     errno.ELOOP: "it is a symbolic link, expected a regular file; remove it",
     errno.ENXIO: "it is a pipe, expected a regular file; remove it",
     errno.EISDIR: "it is a directory, expected a regular file; remove it",
-    errno.EIO: "the disk reports an error and may be failing; copy the run elsewhere",
+    errno.EIO: "the disk reports an error; copy the run elsewhere",
 }
 
 
 def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
     """Returns a StorageError that says what failed, why, and what to do."""
-    advice = _ADVICE.get(error.errno or 0, "see what the system says")
+    advice = _ADVICE.get(error.errno or 0, "see the system's message")
     reason = error.strerror or error
     return StorageError(
         f"{path}: cannot {doing} ({reason}): {advice}. What was stored before is intact."
@@ -58,10 +58,10 @@ def storage_errors(path: Path, doing: str) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes a file so that after a crash at any instant it is the old one or the new one, whole.
+    """Writes a file atomically: after a crash it has the old or the new content.
 
     Raises:
-        StorageError: the disk refused; the old file, if there was one, is still there.
+        StorageError: the write failed; an old file is intact.
     """
     temporary = temporary_name(path)
     try:
@@ -76,12 +76,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Returns a hidden name in the same directory; `RunDirectory.sweep` knows the pattern."""
+    """Returns a hidden name in the same directory; `RunDirectory.sweep` removes left-overs."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Creates a file that must not exist, writes and fsyncs it. Raises OSError."""
+    """Writes and fsyncs a new file. Raises OSError, also if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -94,11 +94,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def open_lines(path: Path) -> TextIO:
-    """Opens a text file to add lines to; links, pipes and directories are refused.
-
-    Raises:
-        StorageError: what is there, and what was expected.
-    """
+    """Opens a text file to append lines; raises StorageError for links, pipes and directories."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not hang us
     with storage_errors(path, "add lines"):
         return open(
@@ -110,11 +106,7 @@ def open_lines(path: Path) -> TextIO:
 
 
 def append(file: FileIO, data: memoryview) -> None:
-    """Adds to the end of an unbuffered file.
-
-    Raises:
-        StorageError: the disk refused; the size so far is named.
-    """
+    """Appends to an unbuffered file; raises StorageError with the size so far."""
     rest = data
     try:
         while rest:
@@ -125,12 +117,12 @@ def append(file: FileIO, data: memoryview) -> None:
 
 
 def allocate(path: Path, num_bytes: int) -> None:
-    """Creates a file with room on the disk for `num_bytes`, or empties one, to be mapped.
+    """Creates or replaces a file of `num_bytes` to be mapped, with its disk space reserved.
 
-    Without the room a write to a mapped page would find the full disk and kill the process.
+    Without it, writing to a mapped page on a full disk would kill the process.
 
     Raises:
-        StorageError: the disk refused; no file is left.
+        StorageError: reserving failed; no file is left.
     """
     doing = f"reserve {counted(num_bytes, 'byte')}"
     try:
@@ -150,7 +142,7 @@ def fsync_dir(directory: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network and FUSE file systems cannot fsync a directory; there is nothing better.
+        # Some network and FUSE file systems cannot fsync a directory.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -174,7 +166,7 @@ def remove_file(path: Path) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Makes what was written to a file durable, by whichever process. Raises OSError."""
+    """Makes all writes to a file durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -194,7 +186,7 @@ def truncate_file(path: Path, size: int) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a directory and what is in it; of a link only the link. Raises OSError."""
+    """Removes a directory and its content; of a link, only the link. Raises OSError."""
     if path.is_symlink():
         os.unlink(path)
         return
@@ -208,16 +200,16 @@ def remove_tree(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Takes a directory's name away, then removes it: half of it is never seen. Raises OSError."""
+    """Renames a directory, then removes it, so that no part of it is seen. Raises OSError."""
     trash = path.with_name(f"{path.name}.del-{os.getpid()}-{secrets.token_hex(4)}")
     rename(path, trash)
     remove_tree(trash)
 
 
 def place(source: Path, target: Path) -> None:
-    """Puts the content of an fsynced file at `target` too, in one step. Raises OSError."""
+    """Links or copies an fsynced file to `target` atomically. Raises OSError."""
     if target.exists() and os.path.samestat(os.lstat(source), os.lstat(target)):
-        return  # rename() between two links to one file does nothing: the temporary would stay
+        return  # rename() between links to one file does nothing: the temporary would stay
     temporary = temporary_name(target)
     try:
         os.link(source, temporary, follow_symlinks=False)
@@ -229,7 +221,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def require_space(directory: Path, num_bytes: int) -> None:
-    """Raises StorageError unless the disk has room for `num_bytes` and a margin."""
+    """Raises StorageError unless the disk has space for `num_bytes` and a margin."""
     with storage_errors(directory, "ask for the free space"):
         info = os.statvfs(directory)
     free = info.f_bavail * info.f_frsize
@@ -242,7 +234,7 @@ def require_space(directory: Path, num_bytes: int) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Returns the value with NaN and infinity, which JSON lacks, replaced by None."""
+    """Returns a JSON value with NaN and infinity replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -253,7 +245,7 @@ def finite(value: Any) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns the one spelling of a JSON value used on disk: sorted keys, ASCII, no NaN or Inf."""
+    """Returns canonical JSON: sorted keys, ASCII, no NaN or Inf."""
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
 
 
@@ -261,10 +253,11 @@ def parse_json(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> Any:
     """Parses strict JSON: UTF-8, no NaN or Inf, no duplicate keys, bounded size and depth.
 
     Raises:
-        CorruptFileError: names `origin` and what is wrong.
+        CorruptFileError: names `origin` and the reason.
     """
     if len(data) > limit:
         raise CorruptFileError(f"{origin}: has {len(data)} bytes, expected at most {limit} of JSON")
+    too_deep = CorruptFileError(f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels")
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -273,22 +266,16 @@ def parse_json(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> Any:
             parse_float=_finite_float,
         )
     except RecursionError:
-        raise CorruptFileError(
-            f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels"
-        ) from None
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise too_deep from None
+    except ValueError as error:  # also JSONDecodeError and UnicodeDecodeError
         raise CorruptFileError(f"{origin}: not valid JSON ({error})") from None
     if is_deeper(value, MAX_JSON_DEPTH):
-        raise CorruptFileError(f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels")
+        raise too_deep
     return value
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object of its pairs, for `json.loads`.
-
-    Raises:
-        ValueError: names the key that appears twice.
-    """
+    """Returns a JSON object, for `json.loads`; raises ValueError for a duplicate key."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -309,7 +296,7 @@ def _finite_float(text: str) -> float:
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Whether JSON is nested deeper than so many levels."""
+    """Returns whether JSON is nested deeper than `depth` levels."""
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(depth):
         if not level:
@@ -329,7 +316,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads strict JSON. Raises CorruptFileError (missing, damaged, hostile) or StorageError."""
+    """Reads strict JSON. Raises CorruptFileError (missing or invalid) or StorageError."""
     return parse_json(read_bytes(path, limit=MAX_JSON_BYTES), path)
 
 

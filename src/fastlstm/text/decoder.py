@@ -1,4 +1,4 @@
-"""Models laid out for writing: `Decoder` holds the weights, `Stream` is one text being written.
+"""Models laid out for writing: `Decoder` holds the weights.
 
 One native call has many streams read and write many tokens, sampling included (csrc/decode.h). No
 torch in here: weights come as numpy arrays, from a model or straight from a file.
@@ -16,21 +16,21 @@ import numpy as np
 from fastlstm.errors import (
     ConfigError,
     KernelError,
-    NonFiniteError,
     Setting,
     counted,
     nearest_hint,
 )
 from fastlstm.system import hardware
+from fastlstm.text.decode_stream import Stream
+from fastlstm.text.thread_tuner import ThreadTuner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.model import LanguageModel
-    from fastlstm.text.sampling import Sampling
 
 FORMATS = ("fp32", "bf16", "int8")
 """Formats of the weights; the place in this tuple is the kernels' code."""
@@ -278,134 +278,6 @@ def make_decoder(
 
     warnings.warn(f"{why}: text is written on torch, token by token", stacklevel=3)
     return TorchDecoder(weights, config, weight_format)
-
-
-class ThreadTuner:
-    """Chooses between one thread and `most` by what was faster, and tries the other now and then.
-
-    Args:
-        most: threads that a call may use.
-    """
-
-    AGAIN_S = 1.0
-    """An estimate older than this is tried anew, if the other was not far better."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._seconds: dict[int, float] = {}
-        self._tried_s: dict[int, float] = {}
-
-    def choose(self) -> int:
-        """Returns the threads of the next call."""
-        if self._most == 1:
-            return 1
-        for threads in (self._most, 1):
-            if threads not in self._seconds:
-                return threads
-        best = min(self._seconds, key=self._seconds.__getitem__)
-        other = 1 if best == self._most else self._most
-        wait_s = self.AGAIN_S * min(10.0, self._seconds[other] / self._seconds[best])
-        return other if time.perf_counter() - self._tried_s[other] > wait_s else best
-
-    def took(self, threads: int, seconds: float) -> None:
-        """Notes what a token took."""
-        before = self._seconds.get(threads, seconds)
-        self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
-        self._tried_s[threads] = time.perf_counter()
-
-
-class Stream:
-    """One text being written: what the model has read, what it is to read, how it chooses.
-
-    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
-    only; everything else raises a RuntimeError.
-
-    Attributes:
-        decoder: the model.
-        native: the stream as the kernels know it.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        config = decoder.config
-        self.decoder = decoder
-        self.native = hardware.native().DecodeStream(
-            config.vocab_size, config.rnn_size, config.num_layers
-        )
-
-    def set(
-        self,
-        sampling: Sampling,
-        *,
-        stops: Iterable[Sequence[int]] = (),
-        num_top: int | None = None,
-        scores_given: bool = False,
-    ) -> None:
-        """Says how to choose from now on; a seed of None is drawn.
-
-        Args:
-            sampling: the settings; `stop` is the caller's affair.
-            stops: sequences of up to 64 tokens that end the text.
-            num_top: report the log probability of every token written and of so many likeliest
-                beside it, 0 to 20; None reports nothing.
-            scores_given: report those of the tokens fed, too, after the first.
-        """
-        settings = sampling.native(self.decoder.config.vocab_size, stops)
-        settings.num_top = -1 if num_top is None else num_top
-        settings.scores_given = scores_given
-        self.native.set(settings)
-
-    def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Adds tokens to be read; for the frequency and presence penalties a new turn begins."""
-        self.native.feed([int(token) for token in tokens])
-
-    def begin(self, max_tokens: int) -> None:
-        """Lets it write so many tokens from now on; with 0 it only reads."""
-        self.native.begin(max_tokens)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has more to do."""
-        return bool(self.native.status == "running")
-
-    @property
-    def status(self) -> str:
-        """ "running", or why not: "length", "stop", "not finite", "bad token"."""
-        return str(self.native.status)
-
-    def take(self) -> list[int]:
-        """Returns the tokens written since the last call.
-
-        Raises:
-            NonFiniteError: the model's output is NaN or infinite.
-        """
-        if self.native.status == "not finite":
-            raise NonFiniteError("the model's output is not finite; its weights are damaged")
-        tokens: list[int] = self.native.take()
-        return tokens
-
-    def take_scores(self) -> tuple[list[float], list[int], list[float]]:
-        """Returns what was reported since the last call, for streams that report scores.
-
-        Returns:
-            Log probabilities of the tokens; the likeliest tokens, `num_top` each; theirs.
-        """
-        scores: tuple[list[float], list[int], list[float]] = self.native.take_scores()
-        return scores
-
-    def save(self) -> bytes:
-        """Returns everything that decides what comes next, but for the settings."""
-        blob: bytes = self.native.save()
-        return blob
-
-    def restore(self, blob: bytes) -> None:
-        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
-        self.native.restore(blob)
-
-    def fork(self) -> Stream:
-        """Returns a stream at the same place; settings are the default."""
-        other = self.decoder.stream()
-        other.restore(self.save())
-        return other
 
 
 def _isa(weight_format: str) -> str:

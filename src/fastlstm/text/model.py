@@ -194,11 +194,6 @@ def reset_state(state: State, reset: Tensor) -> State:
     return state[0] * keep, state[1] * keep
 
 
-def detach_state(state: State) -> State:
-    """Returns `state` cut from the graph: the edge of a truncated-backpropagation window."""
-    return state[0].detach(), state[1].detach()
-
-
 def _check(tokens: Tensor, state: State, config: ModelConfig) -> None:
     if tokens.dim() != 2 or tokens.dtype != torch.int64 or tokens.shape[0] == 0:
         raise ShapeError(

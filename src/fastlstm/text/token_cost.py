@@ -21,13 +21,3 @@ def inference_flop_per_token(config: ModelConfig) -> int:
 def training_flop_per_token(config: ModelConfig) -> int:
     """Returns the operations of a training step per token: three times the forward pass."""
     return 3 * inference_flop_per_token(config)
-
-
-def decode_bytes_per_token(config: ModelConfig, *, itemsize: int = 4) -> int:
-    """Returns the least bytes one decoded token of a single stream reads: each weight once.
-
-    The first layer's input product is a row of a table.
-    """
-    H, V, L = config.rnn_size, config.vocab_size, config.num_layers
-    layers = 4 * H * (H + 1) + (L - 1) * 4 * H * (2 * H + 1)
-    return itemsize * (layers + V * H + V)

@@ -14,7 +14,8 @@ import torch
 from fastlstm.errors import ConfigError, counted
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decoder import Decoder, Stream, check_format, model_hash, native_refusal
+from fastlstm.text.decode_stream import Stream
+from fastlstm.text.decoder import Decoder, check_format, model_hash, native_refusal
 from fastlstm.text.files import build_model
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastlstm.text.data.tokenizer import StreamDecoder, Tokenizer
-    from fastlstm.text.decoder import Decoder, Stream
+    from fastlstm.text.decode_stream import Stream
+    from fastlstm.text.decoder import Decoder
 
 _CALL_S = 0.01
 """A call is to take about this long: text comes smoothly, and calls cost nothing beside it."""

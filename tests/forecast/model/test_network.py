@@ -166,7 +166,7 @@ def test_many_patches_cost_one_product_with_the_state() -> None:
     model = network(num_targets=2)
     x = values(2)
     hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
-    found = model._answer(model._asked(x[:, 12:, 2:], None), hidden, cell)
+    found = model._decode(model._queries(x[:, 12:, 2:], None), hidden, cell)
     plain = torch.nn.LSTMCell(6, 8)
     with torch.no_grad():
         plain.weight_ih.copy_(model.cell_ih.weight)
@@ -242,20 +242,20 @@ def test_both_directions_of_the_last_layer_are_read() -> None:
     ends = torch.cat([output[-1, :, :8], output[0, :, 8:]], -1)
     h = model.hidden_of_both(ends)
     c = model.cell_of_both(torch.cat([cell[2], cell[3]], -1))
-    want = model._answer(model._asked(x[:, 12:, 1:], None), h, c)[:, :7] + x[:, 11:12, :, None]
+    want = model._decode(model._queries(x[:, 12:, 1:], None), h, c)[:, :7] + x[:, 11:12, :, None]
     torch.testing.assert_close(model(x), want)
 
 
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
-    with pytest.raises(ConfigError, match="no multiple of patch 5; give input_size=10"):
+    with pytest.raises(ConfigError, match="not a multiple of patch 5; give input_size=10"):
         network(patch=5)
     with pytest.raises(ConfigError, match="horizon is 0"):
         network(horizon=0)
     with pytest.raises(ConfigError, match="decoder is 'both', expected one of direct, autoreg"):
         network(decoder="both")
-    with pytest.raises(ConfigError, match="autoregressive goes on in one; leave out one"):
+    with pytest.raises(ConfigError, match="continue in one direction; leave out one"):
         network(decoder="autoregressive", bidirectional=True)
     with pytest.raises(ConfigError, match="output is 'best', expected"):
         make_output("best")

@@ -53,13 +53,17 @@ def test_good_values_are_returned_and_null_counts_as_not_given() -> None:
         ("on", 1, "on is 1, expected true or false"),
         ("name", 7, "name is 7, expected a string"),
         ("name", "abcd", "name has 4 characters, expected at most 3"),
-        ("name", "a\ud800", "name has half a surrogate pair at character 1; send whole ones"),
+        ("name", "a\ud800", "name has an unpaired surrogate at character 1; send whole ones"),
         ("options", [], "options is a list of 0, expected an object"),
     ],
 )
 def test_what_is_wrong_is_named(name: str, value: Any, message: str) -> None:
     error = refused(**{name: value})
     assert (error.message, error.param) == (message, name)
+
+
+def test_fields_are_checked_in_their_own_order() -> None:
+    assert refused(name=7, count=9).param == "count"
 
 
 def test_an_object_takes_its_fields_only_and_no_null() -> None:

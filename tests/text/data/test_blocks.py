@@ -112,7 +112,7 @@ def test_zstd(tmp_path: Path) -> None:
     path.write_bytes(pack(b"one\r\n" * 50_000) + pack(b"two"))
     assert read(open_source(path).documents, TextRules(), 999) == b"one\n" * 50_000 + b"two"
     path.write_bytes(pack(b"one" * 50_000)[:-5] + b"junk!")
-    with pytest.raises(DataError, match="broken zstd data"):
+    with pytest.raises(DataError, match="damaged zstd data"):
         read(open_source(path).documents, TextRules())
 
 
@@ -131,7 +131,7 @@ def test_broken_gzip_is_named(tmp_path: Path, damage: str) -> None:
         data[len(data) // 2] ^= 0xFF
     path = tmp_path / "a.gz"
     path.write_bytes({"cut": bytes(data[:-9]), "flip": bytes(data), "plain": b"text"}[damage])
-    wanted = "named .gz but is not gzip" if damage == "plain" else "a.gz: broken gzip data"
+    wanted = "named .gz but is not gzip" if damage == "plain" else "a.gz: damaged gzip data"
     with pytest.raises(DataError, match=wanted):
         read(open_source(path).documents, TextRules())
 
@@ -153,13 +153,13 @@ def test_json_lines_join_their_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": ', "line 2: broken JSON"),
+        ('{"text": ', "line 2: invalid JSON"),
         ("[1]", "line 2: expected a JSON object, got list"),
         ('{"body": "x", "id": 1}', "no field 'text'; its fields are: body, id.*text_field="),
         ('{"text": 3}', "field 'text' is int, expected a string"),
-        (r'{"text": "\ud800"}', "half a surrogate pair"),
+        (r'{"text": "\ud800"}', "an unpaired surrogate"),
         (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
-        ("[" * 100_000, "line 2: broken JSON"),
+        ("[" * 100_000, "line 2: invalid JSON"),
     ],
 )
 def test_a_broken_json_line_is_named(tmp_path: Path, line: str | bytes, message: str) -> None:
@@ -221,7 +221,7 @@ def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyP
     assert len(blocks[0]) > 5000
     assert max(map(len, blocks[1:])) <= 16, "what follows it is in blocks of the usual size"
     monkeypatch.setattr(blocks_module, "_MAX_RUN_BYTES", 1 << 12)
-    with pytest.raises(DataError, match=r"doc0: 0 MiB in a row are letters alone.*vocab='char'"):
+    with pytest.raises(DataError, match=r"doc0: 0 MiB without a word boundary.*vocab='char'"):
         list(BlockReader(in_memory(run), rules, 16))
 
 

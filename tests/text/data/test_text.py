@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.data import text as text_module
-from fastlstm.text.data.sources import text_source
+from fastlstm.text.data.sources import Document, Source
 from fastlstm.text.data.text import TextDataset, prepare_text, token_counts
 from fastlstm.text.data.tokenizer import CharTokenizer
 
@@ -140,7 +140,7 @@ def test_characters_a_given_tokenizer_lacks_are_listed(book: Path, cache: Path) 
         prepare(book, cache, tokenizer=narrow)
     dash, dots = CLEAN.index("—"), CLEAN.index("…")
     assert (
-        f"book.txt: characters that the vocabulary does not hold: '—' at {dash}, '…' at {dots};"
+        f"book.txt: characters that are not in the vocabulary: '—' at {dash}, '…' at {dots};"
         in (str(caught.value))
     )
     assert kept(cache) == []
@@ -173,9 +173,9 @@ def test_invalid_utf8_can_be_replaced_or_taken_as_bytes(book: Path, cache: Path)
 
 
 def test_ten_characters_are_too_few_to_split(cache: Path) -> None:
-    data = prepare(text_source("ten chars."), cache)
+    data = prepare(Source("text", (Document("text", data=b"ten chars."),)), cache)
     with pytest.raises(
-        DataError, match=r"text holds only 10 characters \(10 tokens\); training needs"
+        DataError, match=r"text has only 10 characters \(10 tokens\); training needs"
     ):
         data.split()
 

@@ -70,7 +70,7 @@ def test_unseen_characters_are_listed_with_their_positions() -> None:
     with pytest.raises(DataError) as caught:
         CHAR.encode("aXbXYé")
     assert str(caught.value).startswith(
-        "characters that the vocabulary does not hold: 'X' at 1, 'Y' at 4;"
+        "characters that are not in the vocabulary: 'X' at 1, 'Y' at 4;"
     )
     with pytest.raises(DataError, match="'M' at 12 and 3 more") as caught:
         CHAR.encode("abcDEFGHIJKLMNOP")
@@ -93,7 +93,7 @@ def test_smallest_dtype(size: int, dtype: type) -> None:
 @pytest.mark.parametrize("tokenizer", [CHAR, BYTE], ids=["char", "byte"])
 def test_json_and_back(tokenizer: Tokenizer) -> None:
     data = tokenizer.to_json()
-    again = Tokenizer.from_json(data)
+    again = load_tokenizer(data)
     assert type(again) is type(tokenizer)
     assert again.to_json() == data
     assert again.fingerprint == tokenizer.fingerprint
@@ -120,9 +120,9 @@ def record(**changes: object) -> bytes:
         (record(format_version=True), "format_version is True"),
         (record(kind="word"), "kind is 'word', expected char, byte or bpe"),
         (record(chars=3), "chars is int"),
-        (record(chars=""), "distinct, ascending"),
-        (record(chars="ba"), "distinct, ascending"),
-        (record(chars="aa"), "distinct, ascending"),
+        (record(chars=""), "distinct and ascending"),
+        (record(chars="ba"), "distinct and ascending"),
+        (record(chars="aa"), "distinct and ascending"),
         (record(chars="a\ud800"), "surrogates not allowed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How good forecasts are: errors, errors over those of naive forecasts, quantiles, coverage."""
+"""Error measures of forecasts: errors, relative and scaled errors, quantile losses, coverage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Values = NDArray[np.floating]
 
 @dataclass
 class Scores:
-    """Sums over forecasts, a batch at a time; of values that are missing nothing is judged.
+    """Errors of point forecasts, summed over batches; missing values are skipped.
 
     Attributes:
-        num_values: values judged.
-        num_without_past: of these, values whose series has no value before the forecast, so that
-            naive forecasts are the mean of the training rows.
-        num_without_scale: of these, values that MASE leaves out: see `add`.
+        num_values: values evaluated.
+        num_without_past: values whose series has no earlier value, so that the naive forecast is
+            the mean of the training rows.
+        num_without_scale: values without a MASE; see `add`.
     """
 
     num_values: int = 0
@@ -34,15 +34,15 @@ class Scores:
     def add(
         self, forecast: Values, actual: Values, naive: Values, scale: Values | None = None
     ) -> None:
-        """Takes forecasts in.
+        """Adds a batch.
 
         Args:
             forecast: any shape.
-            actual: the same; NaN where missing.
-            naive: what the naive forecast says, the same shape.
-            scale: mean absolute error of the seasonal naive forecast on the training rows of each
-                value's series, for MASE; broadcast to `actual`. Where it is 0 or NaN, MASE is
-                undefined and the value is left out of it, and counted.
+            actual: same shape; NaN where missing.
+            naive: naive forecast, same shape.
+            scale: for MASE: mean absolute error of the seasonal naive forecast on the training
+                rows of each value's series; broadcast to `actual`. Values with a scale of 0 or NaN
+                have no MASE and are counted.
         """
         is_there = ~np.isnan(actual)
         f, a = forecast[is_there].astype(np.float64), actual[is_there].astype(np.float64)
@@ -64,14 +64,13 @@ class Scores:
     def result(self) -> dict[str, float]:
         """Returns num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase.
 
-        rel_mae is the mean absolute error over that of the naive forecast of the same values; below
-        1 is better than naive. It is left out where the naive forecast has no error. mase is the
-        mean of the absolute errors, each over the error of the seasonal naive forecast on the
-        training rows of its series (Hyndman & Koehler 2006); it is left out where no series has
-        one. num_without_past and num_without_scale are there where they are not 0.
+        rel_mae is the mean absolute error over that of the naive forecast; below 1 is better than
+        naive. mase is the mean of absolute errors, each over the seasonal naive error on the
+        training rows of its series (Hyndman & Koehler 2006). Either is omitted if undefined;
+        num_without_past and num_without_scale are omitted if 0.
         """
         n = max(self.num_values, 1)
-        found: dict[str, float] = {
+        measures: dict[str, float] = {
             "num_values": self.num_values,
             "mse": self._squared / n,
             "mae": self._absolute / n,
@@ -79,19 +78,19 @@ class Scores:
             "smape": self._symmetric / n,
         }
         if self._naive > 0:
-            found["rel_mae"] = self._absolute / self._naive
-        has_scale = self.num_values - self.num_without_scale
-        if has_scale > 0:
-            found["mase"] = self._scaled / has_scale
+            measures["rel_mae"] = self._absolute / self._naive
+        num_scaled = self.num_values - self.num_without_scale
+        if num_scaled > 0:
+            measures["mase"] = self._scaled / num_scaled
             if self.num_without_scale:
-                found["num_without_scale"] = self.num_without_scale
+                measures["num_without_scale"] = self.num_without_scale
         if self.num_without_past:
-            found["num_without_past"] = self.num_without_past
-        return found
+            measures["num_without_past"] = self.num_without_past
+        return measures
 
 
 class StepErrors:
-    """Errors of each target at each step ahead, a batch at a time.
+    """Errors of each target at each step ahead, summed over batches.
 
     Args:
         horizon: h, steps.
@@ -104,19 +103,19 @@ class StepErrors:
         self._squared = np.zeros((horizon, num_targets))
 
     def add(self, forecast: Values, actual: Values) -> None:
-        """Takes forecasts in, shape ``(B, h, C)`` like what came; NaN where missing."""
+        """Adds a batch; both have shape ``(B, h, C)``, NaN where missing."""
         error = np.abs(forecast.astype(np.float64) - actual)
         self._count += (~np.isnan(error)).sum(0)
         self._absolute += np.nansum(error, 0)
         self._squared += np.nansum(error**2, 0)
 
     def result(self, target: int, first: int = 1, last: int | None = None) -> dict[str, float]:
-        """Returns num_values of one target, and mse and mae where there are any.
+        """Returns num_values of one target, and mse and mae if there are values.
 
         Args:
             target: its number.
-            first: step ahead; 1 is the first.
-            last: step ahead, itself included; None is the last.
+            first: first step ahead, from 1.
+            last: last step ahead, inclusive; None for the horizon.
         """
         part = (slice(first - 1, last), target)
         count = int(self._count[part].sum())
@@ -127,18 +126,18 @@ class StepErrors:
 
 
 class QuantileScores:
-    """Pinball losses of quantiles and coverage of central intervals, a batch at a time.
+    """Pinball losses of quantiles and coverage of central intervals, summed over batches.
 
     Args:
-        quantiles: levels whose pinball loss is asked for (Koenker & Bassett 1978).
+        quantiles: levels to report the pinball loss of (Koenker & Bassett 1978).
         intervals: levels of central intervals, such as 0.8.
-        has_crps: judge the whole distribution, too: the continuous ranked probability score, twice
-            the integral of the pinball loss over all levels (Gneiting & Raftery 2007), by the
-            trapezoidal rule on the levels 0, 0.01 … 1; the loss at 0 and 1 is 0.
+        has_crps: also report the continuous ranked probability score: twice the integral of the
+            pinball loss over all levels (Gneiting & Raftery 2007), by the trapezoidal rule on the
+            levels 0, 0.01 … 1.
 
     Attributes:
-        levels: the quantiles to be given to `add`, increasing.
-        num_values: values judged.
+        levels: quantiles that `add` expects, increasing.
+        num_values: values evaluated.
     """
 
     def __init__(
@@ -154,13 +153,13 @@ class QuantileScores:
         self._inside = dict.fromkeys(self._intervals, 0)
 
     def add(self, forecast: Values, actual: Values, scale: Values | float = 1.0) -> None:
-        """Takes quantiles in.
+        """Adds a batch.
 
         Args:
-            forecast: shape ``(…, len(levels))``, increasing. A quantile may be infinite: its
-                interval holds every value, and its loss is that of the outermost finite percentile.
+            forecast: shape ``(…, len(levels))``, increasing. An infinite quantile has the loss of
+                the outermost finite percentile, and its interval contains every value.
             actual: shape ``(…)``; NaN where missing.
-            scale: by which errors are multiplied; broadcast to ``actual``.
+            scale: factor of the errors; broadcast to ``actual``.
         """
         is_there = ~np.isnan(actual)
         self.num_values += int(is_there.sum())
@@ -183,22 +182,22 @@ class QuantileScores:
             self._losses[level] += float(level * above[number] - below[number])
 
     def coverage(self) -> dict[float, float]:
-        """Returns the share of values within their interval, ends included, by its level."""
+        """Returns the share of values within the interval, ends included, by its level."""
         n = max(self.num_values, 1)
         return {interval: inside / n for interval, inside in self._inside.items()}
 
     def result(self) -> dict[str, float]:
-        """Returns crps where asked for, ``pinball_0.1`` …, ``coverage_80`` …."""
+        """Returns crps if requested, ``pinball_0.1`` …, ``coverage_80`` …."""
         n = max(self.num_values, 1)
-        found = {}
+        measures = {}
         if self._percentiles:
-            found["crps"] = 2 * sum(self._losses[p] for p in self._percentiles) / (n * 100)
-        found |= {f"pinball_{level:g}": self._losses[level] / n for level in self._quantiles}
-        return found | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
+            measures["crps"] = 2 * sum(self._losses[p] for p in self._percentiles) / (n * 100)
+        measures |= {f"pinball_{level:g}": self._losses[level] / n for level in self._quantiles}
+        return measures | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
 
 
 def _finite(quantiles: Values, known: slice | list[int]) -> Values:
-    """Returns quantiles ``(…, levels)``, infinite ones as the outermost finite ones of `known`."""
+    """Returns quantiles ``(…, levels)``, infinite ones clipped to the finite ones of `known`."""
     is_finite = np.isfinite(quantiles)
     if is_finite.all():
         return quantiles

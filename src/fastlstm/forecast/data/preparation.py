@@ -1,4 +1,4 @@
-"""Tables as a forecaster's configuration asks for them."""
+"""Prepares tables as a forecaster's configuration says."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def prepare(
 
 
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
-    """Prepares a table of what is known ahead: series, time and the future columns.
+    """Prepares a table of future covariates: series, time and the future columns.
 
     Args:
         frame: the table.
         config: of the forecaster.
-        like: the table whose series are forecast; its columns of series and time are expected.
+        like: the past of the series; its columns of series and time are expected.
 
     Raises:
-        DataError: the times are of another kind than those of `like`, or what `prepare` does.
+        DataError: times of another kind than in `like`, and errors of `prepare`.
     """
     roles = RoleRequest(
         time=like.roles.time,
@@ -48,18 +48,18 @@ def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> S
         categorical=tuple(name for name in config.categorical if name in config.future),
         has_target=False,
     )
-    ahead = _prepared(frame, config, roles, None, "auto", like.timeline)
+    future = _prepared(frame, config, roles, None, "auto", like.timeline)
     for what, here, there in (
-        ("times", ahead.has_clock, like.has_clock),
-        ("time zone", ahead.time_zone is not None, like.time_zone is not None),
+        ("times", future.has_clock, like.has_clock),
+        ("time zone", future.time_zone is not None, like.time_zone is not None),
     ):
         if here != there:
-            one, other = ("no ", "") if there else ("", "no ")
+            in_future, in_past = ("no ", "") if there else ("", "no ")
             raise DataError(
-                f"'{like.roles.time}' has {one}{what} in the table given as future and"
-                f" {other}{what} in the table of the past; convert one of them"
+                f"'{like.roles.time}' has {in_future}{what} in the future table and"
+                f" {in_past}{what} in the past table; convert one of them"
             )
-    return ahead
+    return future
 
 
 def _prepared(

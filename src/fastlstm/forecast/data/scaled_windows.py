@@ -1,4 +1,4 @@
-"""Windows as a network takes them: scaled, with what is static of their series."""
+"""Windows as the network reads them: scaled, with the static values of their series."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastlstm.forecast.data.window_index import read_windows
 
 @dataclass(frozen=True)
 class ScaledWindows:
-    """A table and what is done to its windows.
+    """A table and the scaling of its windows.
 
     Attributes:
         table: the rows.
         scaler: of its columns.
-        statics: per series, shape ``(S, K)``, scaled; or None.
-        renumbered: by the place of a categorical column, what its numbers were at fit.
+        statics: scaled static values per series, shape ``(S, K)``; or None.
+        renumbered: number at fit by number in this table, by position of a categorical column.
     """
 
     table: Table
@@ -32,12 +32,11 @@ class ScaledWindows:
     renumbered: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def prepare(self, values: Tensor, segments: NDArray[np.int64]) -> tuple[Tensor, Tensor | None]:
-        """Returns scaled windows ``(B, length, columns)`` and what is static, ``(B, K)``."""
+        """Returns scaled windows ``(B, length, columns)`` and static values ``(B, K)`` or None."""
         for place, numbers in self.renumbered.items():
-            known = torch.from_numpy(numbers)
             codes = values[..., place]
-            found = known[codes.nan_to_num(0.0).long()]
-            values[..., place] = torch.where(codes.isnan(), codes, found)
+            at_fit = torch.from_numpy(numbers)[codes.nan_to_num(0.0).long()]
+            values[..., place] = torch.where(codes.isnan(), codes, at_fit)
         mean = torch.from_numpy(self.scaler.mean - self.table.origin).float()
         scaled = (values - mean) / torch.from_numpy(self.scaler.std).float()
         if self.statics is None:

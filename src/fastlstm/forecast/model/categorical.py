@@ -1,4 +1,4 @@
-"""Columns of numbers and of names as features."""
+"""Features of numeric and categorical columns."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ _MAX_EMBEDDING = 16
 
 
 class CategoryEmbedding(nn.Embedding):
-    """An embedding per category, and one of what is unknown.
+    """An embedding per category, and one for unknown values.
 
-    A category that training has not read, and an unknown one if training has read none, has the
-    mean of those that it has read.
+    Categories not seen in training, including unknown, use the mean of those seen.
 
     Args:
-        size: categories; the unknown one has the number `size`.
+        size: categories; unknown values have the number `size`.
         width: of an embedding.
 
     Attributes:
-        is_trained: which ones training has read, shape ``(size + 1,)``, bool.
+        is_trained: categories seen in training, shape ``(size + 1,)``, bool.
     """
 
     is_trained: Tensor
@@ -41,17 +40,17 @@ class CategoryEmbedding(nn.Embedding):
         return nn.functional.embedding(codes, torch.where(is_trained, self.weight, mean))
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # files of versions that did not tell hold trained categories
+        # older files have trained categories only
         state.setdefault(f"{prefix}is_trained", torch.ones_like(self.is_trained))
         super()._load_from_state_dict(state, prefix, *rest)
 
 
 class CategoricalFeatures(nn.Module):
-    """Numbers as they are, categories by an embedding each.
+    """Passes numbers through and embeds categories.
 
     Args:
         num_columns: of the input.
-        categories: (place, size) of the categorical ones; an unknown category is NaN.
+        categories: (position, size) of categorical columns; NaN is unknown.
 
     Attributes:
         width: of the output.

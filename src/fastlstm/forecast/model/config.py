@@ -1,4 +1,4 @@
-"""The architecture of a forecaster, as config.json stores it."""
+"""The architecture of a forecaster, as stored in config.json."""
 
 from __future__ import annotations
 
@@ -12,31 +12,21 @@ from fastlstm.system.fields import check_values
 
 @dataclass(frozen=True)
 class ForecasterConfig:
-    """Architecture of a forecaster.
+    """Architecture of a forecaster; fields of `ForecastConfig` mean the same here.
 
     Attributes:
-        input_size: L, steps of the past; a multiple of `patch`.
-        horizon: h, steps ahead.
+        input_size: L, a multiple of `patch`.
+        horizon: h.
         num_targets: C.
-        num_past: further columns known up to now.
-        num_future: columns known ahead.
-        categories: size of every categorical column by its place among targets, past, future.
-        num_static: numbers known per series.
-        static_categories: size of every categorical one among them, by its place.
-        patch: s, steps that are read, and answered, at once.
-        hidden_size: H.
-        num_layers: layers of the LSTM.
+        num_past: past covariates.
+        num_future: future covariates.
+        categories: (position among targets, past, future; size) of categorical columns.
+        num_static: static columns.
+        static_categories: (position, size) of categorical static columns.
+        patch: s, steps read or forecast per LSTM step.
         embed_size: d, width of an embedded patch.
-        channels: shared gives every target its own pass through one network, joint reads all.
-        decoder: direct answers all patches at once, autoregressive one after the other.
-        bidirectional: the input is read both ways (direct only).
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing;
-            counts are divided by one more than their mean instead.
-        dropout: before the last layer.
-        has_missing: values may be missing: the network is told which.
-        output: point, quantiles, student_t or negative_binomial (of counts).
-        loss: of a point: mae, mse or huber.
-        stateful: state is carried from chunk to chunk (`ForecastNetwork.read_chunk`).
+        has_missing: values may be missing; adds a mask to the input.
+        stateful: carries state from chunk to chunk (`ForecastNetwork.read_chunk`).
     """
 
     input_size: int
@@ -68,13 +58,13 @@ class ForecasterConfig:
         _check_categories("static_categories", self.static_categories, self.num_static)
         if self.bidirectional and self.decoder != "direct":
             raise ConfigError(
-                "bidirectional reads the input both ways, autoregressive goes on in one; leave out"
-                " one of them"
+                "bidirectional and autoregressive exclude each other: forecasts continue in one"
+                " direction; leave out one of them"
             )
         if self.input_size % self.patch:
             raise ConfigError(
                 Setting("input_size"),
-                f" is {self.input_size}, no multiple of ",
+                f" is {self.input_size}, not a multiple of ",
                 Setting("patch"),
                 f" {self.patch}; give ",
                 Setting("input_size", max(1, self.input_size // self.patch) * self.patch),
@@ -82,7 +72,7 @@ class ForecasterConfig:
         self._check_stateful()
 
     def _check_stateful(self) -> None:
-        """Raises ConfigError for what a stream cannot be read with."""
+        """Raises ConfigError for options that do not work with carried state."""
         unfit = {
             "decoder": self.decoder != "direct",
             "bidirectional": self.bidirectional,
@@ -92,21 +82,21 @@ class ForecasterConfig:
         for name, is_unfit in unfit.items():
             if self.stateful and is_unfit:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}: tbptt carries the state of one direction"
-                    " on, answers directly, and takes the last value away or nothing; leave out"
+                    f"{name} is {getattr(self, name)!r}: tbptt needs one direction, the direct"
+                    " decoder, no counts, and normalize 'last' or 'none'; leave out"
                     f" {name} or tbptt"
                 )
 
 
-_MOST = 10**6
+_LARGE = 10**6
 _BOUNDS: dict[str, tuple[float, float]] = {
-    "input_size": (1, _MOST),
-    "horizon": (1, _MOST),
-    "num_targets": (1, _MOST),
-    "num_past": (0, _MOST),
-    "num_future": (0, _MOST),
-    "num_static": (0, _MOST),
-    "patch": (1, _MOST),
+    "input_size": (1, _LARGE),
+    "horizon": (1, _LARGE),
+    "num_targets": (1, _LARGE),
+    "num_past": (0, _LARGE),
+    "num_future": (0, _LARGE),
+    "num_static": (0, _LARGE),
+    "patch": (1, _LARGE),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),
     "embed_size": (1, 65_536),
@@ -122,17 +112,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns: int) -> None:
-    """Raises ConfigError unless pairs are a column's place and how many names it has."""
+    """Raises ConfigError unless `pairs` are positions of columns and numbers of names."""
     places = set()
     for pair in pairs:
         if len(pair) != 2 or not all(type(number) is int for number in pair):
             raise ConfigError(
-                f"{name} holds {pair!r:.60}, expected the place of a column and a count"
+                f"{name} holds {pair!r:.60}, expected the position of a column and a count"
             )
         place, size = pair
         if not 0 <= place < num_columns or place in places or not 0 <= size <= 1 << 24:
             raise ConfigError(
-                f"{name} holds {pair!r:.60}, expected each of {num_columns} columns once at most,"
+                f"{name} holds {pair!r:.60}, expected each of {num_columns} columns at most once,"
                 f" with up to {1 << 24} names"
             )
         places.add(place)

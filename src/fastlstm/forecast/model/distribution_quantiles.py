@@ -1,4 +1,4 @@
-"""Quantiles of distributions for which torch has none."""
+"""Quantiles of Student's t and the negative binomial distribution, which torch lacks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 _MAX_COUNT = 1024
-"""Up to which counts are summed one by one; beyond, one more or less does not matter."""
+"""Limit for summing probabilities count by count; beyond, a difference of one is negligible."""
 _PART = 512
-"""Distributions that are summed at once: 4 MB."""
+"""Distributions summed at once: 4 MB."""
 _HEAD = 128
-"""From which count on a gamma distribution is within 0.2 % where `_MAX_COUNT` is exceeded."""
+"""Beyond `_MAX_COUNT`, gamma quantiles are within 0.2 % from this count on."""
 _LARGE_SHAPE = 16.0
-"""From which shape on a gamma distribution's quantiles are within 0.1 % by Wilson & Hilferty."""
+"""From this shape on, Wilson & Hilferty's gamma quantiles are within 0.1 %."""
 _SMALL_SHAPE = 1e-4
 _NODES = 193
 
@@ -48,21 +48,21 @@ def student_quantile(degrees: Tensor, level: float) -> Tensor:
 def negative_binomial_quantiles(
     mean: Tensor, dispersion: Tensor, levels: Sequence[float]
 ) -> Tensor:
-    """Returns the least counts up to which such shares lie.
+    """Returns quantiles of negative binomial distributions.
 
-    Probabilities are summed, so that quantiles are exact, where the largest is below some thousand,
-    and of larger distributions those below 128. The others are of gamma distributions and within
-    1 %, for a mean up to 1e6 and a dispersion of 1e-3 to 1e3.
+    They are exact (summed probabilities) up to about a thousand, and below 128 in larger
+    distributions. Others use gamma distributions and are within 1 %, for means up to 1e6 and
+    dispersions of 1e-3 to 1e3.
 
     Args:
         mean: above 0, any shape.
-        dispersion: above 0, the same shape; variance = mean + dispersion * mean².
+        dispersion: above 0, same shape; variance = mean + dispersion * mean².
         levels: between 0 and 1.
 
     Returns:
-        Whole numbers, shape ``(…, len(levels))``, of the dtype of `mean`.
+        Whole numbers, shape ``(…, len(levels))``, dtype of `mean`.
 
-    Cost: up to 20 us a distribution for all levels.
+    Cost: up to 20 us per distribution for all levels.
     """
     m, d = mean.double().reshape(-1, 1), dispersion.double().reshape(-1, 1)
     shares = torch.tensor(levels, dtype=torch.float64)
@@ -74,7 +74,7 @@ def negative_binomial_quantiles(
         first = torch.searchsorted(_below(m[part], d[part], _HEAD), shares.repeat(len(part), 1))
         found[part] = torch.where(first < _HEAD, first.double(), found[part].clamp(min=_HEAD))
     left = (longest < _MAX_COUNT).nonzero()[:, 0]
-    while len(left):  # again over more counts where the largest level was not reached
+    while len(left):  # repeat with more counts if the largest level was not reached
         left, missed = left[longest[left].argsort()], []
         for part in left.split(_PART):
             counts = int(longest[part[-1]]) + 1
@@ -89,10 +89,10 @@ def negative_binomial_quantiles(
 
 
 def _below(mean: Tensor, dispersion: Tensor, counts: int) -> Tensor:
-    """Returns the shares up to each of the first counts, shape ``(N, counts)``."""
+    """Returns the cumulative probability of each of the first counts, shape ``(N, counts)``."""
     product = mean * dispersion
     k = torch.arange(1, counts, dtype=torch.float64)
-    # log P(k) - log P(k - 1), times dispersion above and below so that it may be small
+    # log P(k) - log P(k - 1), expanded by the dispersion, which may be small
     ratio = torch.log((1 + (k - 1) * dispersion) / k * (mean / (1 + product)))
     first = -torch.log1p(product) / dispersion
     logs = torch.cat([first, first + ratio.cumsum(-1)], -1)
@@ -100,7 +100,7 @@ def _below(mean: Tensor, dispersion: Tensor, counts: int) -> Tensor:
 
 
 def _short(mean: Tensor, dispersion: Tensor, shares: Tensor) -> Tensor:
-    """Returns counts of the gamma distribution of equal mean and variance, for a large shape."""
+    """Returns quantiles of the gamma distribution with equal mean and variance, of large shape."""
     shape = mean / (1 + dispersion * mean)
     root = 1 - 1 / (9 * shape) + torch.special.ndtri(shares) / (3 * shape.sqrt())
     found: Tensor = mean * root.clamp(min=0) ** 3 - 0.5
@@ -108,11 +108,11 @@ def _short(mean: Tensor, dispersion: Tensor, shares: Tensor) -> Tensor:
 
 
 def _long(mean: Tensor, dispersion: Tensor, levels: Sequence[float]) -> Tensor:
-    """Returns counts of the gamma distribution that a long tail goes as.
+    """Returns quantiles of the gamma distribution that approximates a long tail.
 
     For large k, P(k) is proportional to ``(k + r/2) ** (r - 1) * exp(-rate * k)`` with
-    ``r = 1 / dispersion`` and ``rate = log(1 + 1 / (mean * dispersion))``; the counts up to k
-    end at ``k + 1/2``.
+    ``r = 1 / dispersion`` and ``rate = log(1 + 1 / (mean * dispersion))``; count k ends at
+    ``k + 1/2``.
     """
     table = _gamma_table(tuple(levels))
     shape = 1 / dispersion
@@ -128,7 +128,7 @@ def _long(mean: Tensor, dispersion: Tensor, levels: Sequence[float]) -> Tensor:
 def _gamma_table(levels: tuple[float, ...]) -> Tensor:
     """Returns ``log(quantile) * shape / (1 + shape)`` of gamma distributions, ``(_NODES, levels)``.
 
-    Shapes go from 1e-4 to 16 in equal ratios; the scale is 1. By bisection of the logarithm.
+    Shapes are spaced evenly in logarithm from 1e-4 to 16, the scale is 1; solved by bisection.
     """
     shape = torch.logspace(
         math.log10(_SMALL_SHAPE), math.log10(_LARGE_SHAPE), _NODES, dtype=torch.float64

@@ -1,19 +1,17 @@
-"""A forecaster: an LSTM reads patches of the past, one cell step per future patch answers.
+"""The network of a forecaster: an LSTM reads patches of the past and decodes future patches.
 
 ::
 
     values (B, L, C)  ──normalise──► patches of s steps ──linear──► LSTM ──► h, c
                                                                       │
-    patch 1 … m of the horizon, channel, known ahead ──► cell step ─┴─► linear ──► (B, h, C)
+    query of patch 1 … m: position, channel, covariates ──► cell step ┴─► linear ──► (B, h, C)
 
-Direct: all future patches are answered at once from the state after the last input patch, each
-by its position (Lin et al. 2023, "SegRNN", section 4), so that a horizon costs as much as one step
-more. Autoregressive: each is answered from the state after all patches before it, of which those
-of the horizon are the network's own forecasts, in training as at predict.
-Channels (targets) share the network and are told apart by an embedding, or go in together.
-Stateful: the input is a chunk of a longer stream, every patch is read over the last value before
-it, and every state answers, so that one pass over a stream trains as many origins as it has
-patches.
+Direct decoder: every future patch is one cell step from the state after the last input patch, with
+its position as the query (Lin et al. 2023, "SegRNN", section 4); all patches are one product.
+Autoregressive decoder: the LSTM also reads the network's own forecast of each patch before the
+next, in training as at predict. Channels (targets) share the network and differ by an embedding,
+or are read jointly. Stateful: the input is a chunk of a longer series, every patch is normalised
+by the last value before it, and every state is decoded: one pass trains a forecast per patch.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from fastlstm.nn.lstm import LSTM
 
 
 class RecurrentState(NamedTuple):
-    """What a stateful network goes on from.
+    """The state of a stateful network after a chunk.
 
     Attributes:
         hidden: shape ``(num_layers, B * channels, H)``.
-        cell: the same.
-        level: the last value there of each target, shape ``(B, C)``; NaN where none has been.
+        cell: same shape.
+        level: last present value of each target, shape ``(B, C)``; NaN if there was none.
     """
 
     hidden: Tensor
@@ -46,7 +44,7 @@ class RecurrentState(NamedTuple):
     level: Tensor
 
     def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the state of the first rows ``(B,)``, begun anew where they do not go on."""
+        """Returns the state of the first ``len(continues)`` rows, reset where it is False."""
         rows = len(continues)
         each = self.hidden.shape[1] // len(self.level)
         states = continues.repeat_interleave(each)[:, None]
@@ -57,7 +55,7 @@ class RecurrentState(NamedTuple):
         )
 
     def detach(self) -> RecurrentState:
-        """Returns the same without what it was computed from."""
+        """Returns the state cut from its graph."""
         return RecurrentState(self.hidden.detach(), self.cell.detach(), self.level.detach())
 
 
@@ -69,7 +67,7 @@ class ForecastNetwork(nn.Module):
 
     Attributes:
         config: the same.
-        output: how its numbers are read.
+        output: meaning of the last layer's numbers.
     """
 
     def __init__(self, config: ForecasterConfig) -> None:
@@ -106,7 +104,7 @@ class ForecastNetwork(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the cell as an LSTM's: uniform within ``1 / sqrt(H)``."""
+        """Initialises the decoder cell like an LSTM: uniform within ``1 / sqrt(H)``."""
         bound = self.config.hidden_size**-0.5
         for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
             nn.init.uniform_(weight, -bound, bound)
@@ -115,12 +113,12 @@ class ForecastNetwork(nn.Module):
         """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
 
         Args:
-            values: shape ``(B, L + h, C + P + F)``; of the last h rows only the F columns that are
-                known ahead are read. Missing values are NaN.
+            values: shape ``(B, L + h, C + P + F)``; only the F future covariates are read from the
+                last h rows. Missing values are NaN.
             statics: shape ``(B, S)``.
 
         Raises:
-            ShapeError: another shape.
+            ShapeError: `values` has another shape.
         """
         config = self.config
         L, h, C = config.input_size, config.horizon, config.num_targets
@@ -142,42 +140,42 @@ class ForecastNetwork(nn.Module):
         static = None if self.static is None else self.static(self.statics(statics))
         patches = self._patches(targets, is_there, self.past(values[:, :L, C:]))
         _, state = self.lstm(self._embedded(patches, static))
-        asked = self._asked(values[:, L:, C + config.num_past :], static)
+        queries = self._queries(values[:, L:, C + config.num_past :], static)
         if config.decoder == "direct":
-            answered = self._answer(asked, *self._last(state))
+            decoded = self._decode(queries, *self._last(state))
         else:
-            answered = self._answer_in_turn(asked, state, values[:, L:, C:], static)
+            decoded = self._decode_autoregressive(queries, state, values[:, L:, C:], static)
         return self.output.restored(
-            answered[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
+            decoded[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
         )
 
     def read_chunk(
         self, values: Tensor, statics: Tensor | None = None, carried: RecurrentState | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        """Returns forecasts after every patch of a chunk, and what the next chunk goes on from.
+        """Returns forecasts after every patch of a chunk, and the state after it.
 
         Args:
-            values: shape ``(B, n * s + h, C + P + F)``: n patches to read, and the horizon.
+            values: shape ``(B, n * s + h, C + P + F)``: n input patches and the horizon.
             statics: shape ``(B, S)``.
-            carried: of the chunk before; None begins anew.
+            carried: state after the chunk before; None starts from zero.
 
         Returns:
             Parameters of the output, shape ``(B * n, h, C, num_parameters)``, in the order of
-            `horizons`; and the state behind the chunk.
+            `horizons`; and the state.
         """
         origins = (values.shape[1] - self.config.horizon) // self.config.patch
         return self._read(values, statics, carried, origins)
 
     def horizons(self, values: Tensor, origins: int) -> Tensor:
-        """Returns the rows behind the last origins of chunks, shape ``(B * origins, h, columns)``.
+        """Returns the h rows after each of a chunk's last origins, ``(B * origins, h, columns)``.
 
         Args:
             values: shape ``(B, n * s + h, columns)``.
-            origins: how many; every patch's end is one.
+            origins: number of patch ends to forecast from.
         """
         s, h = self.config.patch, self.config.horizon
-        found = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
-        return found.transpose(2, 3).flatten(0, 1)
+        rows = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
+        return rows.transpose(2, 3).flatten(0, 1)
 
     def _read(
         self, values: Tensor, statics: Tensor | None, carried: RecurrentState | None, origins: int
@@ -201,22 +199,22 @@ class ForecastNetwork(nn.Module):
         hidden = each.reshape(-1, H)
         if static is not None:
             static = static.repeat_interleave(origins, 0)
-        asked = self._asked(self.horizons(values[..., C + config.num_past :], origins), static)
+        queries = self._queries(self.horizons(values[..., C + config.num_past :], origins), static)
         assert self.cell_of_hidden is not None  # the LSTM returns no cell states but the last
-        answered = self._answer(asked, hidden, self.cell_of_hidden(hidden))[:, :h]
+        decoded = self._decode(queries, hidden, self.cell_of_hidden(hidden))[:, :h]
         if config.normalize == "none":
-            return answered, behind
+            return decoded, behind
         level = last[:, last.shape[1] - origins :].nan_to_num(0.0).reshape(-1, 1, C)
         level = level.expand(-1, h, -1)
-        return self.output.restored(answered, torch.ones_like(level), level), behind
+        return self.output.restored(decoded, torch.ones_like(level), level), behind
 
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns what every patch is read over, and the last value there at its end.
+        """Returns each patch's level and the last present value at its end, shapes ``(B, n, C)``.
 
-        Shapes ``(B, n, C)``. A patch is read over the last value before it, or its own first one;
-        0 where there is none. The other is NaN where no value has been yet.
+        The level is the last value before the patch, else its own first value, else 0. The last
+        value is NaN if there was none yet.
         """
         B, steps, C = targets.shape
         s = self.config.patch
@@ -226,8 +224,8 @@ class ForecastNetwork(nn.Module):
             begin = is_there.view(B, -1, s, C).int().argmax(2, keepdim=True)
             first = targets.view(B, -1, s, C).gather(2, begin)[:, :, 0]
             numbers = torch.arange(steps, device=targets.device)[None, :, None]
-            found = torch.where(is_there, numbers, -1).cummax(1).values[:, s - 1 :: s]
-            last = targets.gather(1, found.clamp(min=0)).where(found >= 0, math.nan)
+            at = torch.where(is_there, numbers, -1).cummax(1).values[:, s - 1 :: s]
+            last = targets.gather(1, at.clamp(min=0)).where(at >= 0, math.nan)
         before = targets.new_full((B, 1, C), math.nan) if carried is None else carried[:, None]
         last = torch.where(last.isnan(), before, last)
         before = torch.cat([before, last[:, :-1]], 1)
@@ -235,7 +233,7 @@ class ForecastNetwork(nn.Module):
         return (torch.zeros_like(over), last) if self.config.normalize == "none" else (over, last)
 
     def _level(self, targets: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns what is taken from each window and what it is divided by, shapes ``(B, C)``."""
+        """Returns shift and scale of each window, shapes ``(B, C)``."""
         one = torch.ones_like(targets[:, 0])
         kind = self.config.normalize
         if self.output.counts:
@@ -253,7 +251,7 @@ class ForecastNetwork(nn.Module):
         return targets.gather(1, last)[:, 0].nan_to_num(0.0), one
 
     def _patches(self, targets: Tensor, is_there: Tensor | None, past: Tensor) -> Tensor:
-        """Returns what the LSTM reads, shape ``(L / s, B * channels, s * features)``."""
+        """Returns patches, shape ``(L / s, B * channels, s * features)``."""
         s, K = self.config.patch, self.num_channels
         B, L = targets.shape[:2]
         parts = [targets] if is_there is None else [targets, is_there.to(targets)]
@@ -265,15 +263,14 @@ class ForecastNetwork(nn.Module):
         return torch.cat([own, shared.permute(1, 0, 2, 3).reshape(L // s, B * K, -1)], -1)
 
     def _embedded(self, patches: Tensor, static: Tensor | None) -> Tensor:
-        """Returns patches as the LSTM reads them, shape ``(steps, B * channels, d)``."""
+        """Returns embedded patches, shape ``(steps, B * channels, d)``."""
         embedded = F.relu(self.embed(patches))
         if static is None:
             return embedded
         return embedded + static.repeat_interleave(self.num_channels, 0)
 
     def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns what the last layer ends in, shapes ``(B * channels, H)``; of both directions
-        by one product each."""
+        """Returns the last layer's final state, ``(B * channels, H)``, both directions combined."""
         hidden, cell = state
         if self.hidden_of_both is None or self.cell_of_both is None:
             return hidden[-1], cell[-1]
@@ -282,9 +279,9 @@ class ForecastNetwork(nn.Module):
             self.cell_of_both(torch.cat([cell[-2], cell[-1]], -1)),
         )
 
-    def _asked(self, ahead: Tensor, static: Tensor | None) -> Tensor:
-        """Returns what every patch is asked by, shape ``(m, 1 or B, channels, d)``."""
-        asked = torch.cat(
+    def _queries(self, ahead: Tensor, static: Tensor | None) -> Tensor:
+        """Returns the query of every future patch, shape ``(m, 1 or B, channels, d)``."""
+        queries = torch.cat(
             [
                 self.position[:, None].expand(-1, self.num_channels, -1),
                 self.channel[None].expand(self.num_patches, -1, -1),
@@ -292,55 +289,52 @@ class ForecastNetwork(nn.Module):
             -1,
         )[:, None]
         if self.known is not None:
-            asked = asked + self.known(self._future_patches(ahead))[:, :, None]
+            queries = queries + self.known(self._future_patches(ahead))[:, :, None]
         if static is not None:
-            asked = asked + static[None, :, None]
-        return asked
+            queries = queries + static[None, :, None]
+        return queries
 
-    def _answer(self, asked: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
-        """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state.
-
-        The product with the state is that of one step, whatever the number of patches.
-        """
-        m, K, H = len(asked), self.num_channels, self.config.hidden_size
+    def _decode(self, queries: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
+        """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state."""
+        m, K, H = len(queries), self.num_channels, self.config.hidden_size
         B = hidden.shape[0] // K
-        gates = self.cell_ih(asked) + self.cell_hh(hidden).view(1, B, K, 4 * H)
+        gates = self.cell_ih(queries) + self.cell_hh(hidden).view(1, B, K, 4 * H)
         i, f, g, o = gates.chunk(4, -1)
         new_cell = f.sigmoid() * cell.view(1, B, K, H) + i.sigmoid() * g.tanh()
         new_hidden = self.dropout(o.sigmoid() * new_cell.tanh())
-        answered = self.head(new_hidden)  # (m, B, K, s * C / K * parameters)
+        decoded = self.head(new_hidden)  # (m, B, K, s * C / K * parameters)
         s, each = self.config.patch, self.output.num_parameters
-        whole = answered.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
+        whole = decoded.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
         steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
         return steps
 
-    def _answer_in_turn(
-        self, asked: Tensor, state: tuple[Tensor, Tensor], ahead: Tensor, static: Tensor | None
+    def _decode_autoregressive(
+        self, queries: Tensor, state: tuple[Tensor, Tensor], ahead: Tensor, static: Tensor | None
     ) -> Tensor:
-        """Returns the same as `_answer`; the LSTM reads each answer's centre before the next.
+        """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next.
 
         Args:
-            asked: of `_asked`.
+            queries: of `_queries`.
             state: of the LSTM after the input.
             ahead: past and future columns of the horizon, shape ``(B, h, P + F)``.
-            static: of the series.
+            static: embedded static values.
         """
         s, config = self.config.patch, self.config
         rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
         is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
         known = self.past(rows.where(is_known, math.nan))
-        found = [self._answer(asked[:1], *self._last(state))]
+        decoded = [self._decode(queries[:1], *self._last(state))]
         for k in range(1, self.num_patches):
-            one = torch.ones_like(found[-1][..., 0])
-            center = self.output.center(self.output.restored(found[-1], one, 0 * one))
-            is_there = one.bool() if config.has_missing else None
+            ones = torch.ones_like(decoded[-1][..., 0])
+            center = self.output.center(self.output.restored(decoded[-1], ones, 0 * ones))
+            is_there = ones.bool() if config.has_missing else None
             read = self._patches(center, is_there, known[:, (k - 1) * s : k * s])
             _, state = self.lstm(self._embedded(read, static), state)
-            found.append(self._answer(asked[k : k + 1], *self._last(state)))
-        return torch.cat(found, 1)
+            decoded.append(self._decode(queries[k : k + 1], *self._last(state)))
+        return torch.cat(decoded, 1)
 
     def _future_patches(self, ahead: Tensor) -> Tensor:
-        """Returns what is known of each future patch, shape ``(m, B, s * features)``."""
+        """Returns the future covariates of each patch, shape ``(m, B, s * features)``."""
         features = self.future(ahead)
         s, B = self.config.patch, ahead.shape[0]
         features = F.pad(features, (0, 0, 0, self.num_patches * s - ahead.shape[1]))

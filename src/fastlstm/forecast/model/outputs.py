@@ -1,4 +1,4 @@
-"""What a forecaster gives per value: a point, quantiles or a distribution, and their losses."""
+"""Outputs of a forecaster: a point, quantiles or a distribution, and their losses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LOSSES = ("mae", "mse", "huber")
 
 
 class Output(ABC):
-    """How the numbers of the last layer are read.
+    """The meaning of the last layer's numbers.
 
     Attributes:
         num_parameters: numbers per forecast value.
-        is_calibrated: its quantiles are shifted by what they were off by on validation windows.
+        is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
     """
 
@@ -45,14 +45,14 @@ class Output(ABC):
 
     @abstractmethod
     def center(self, parameters: Tensor) -> Tensor:
-        """Returns the forecast itself, shape ``(…)``."""
+        """Returns the point forecast, shape ``(…)``."""
 
     @abstractmethod
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` of a point: one for all."""
+        """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` for a point output."""
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Returns the parameters of ``value * scale + shift``; all are locations unless said."""
+        """Returns the parameters of ``value * scale + shift``; by default all are locations."""
         return parameters * scale[..., None] + shift[..., None]
 
 
@@ -82,7 +82,7 @@ class Point(Output):
 
 
 class Quantiles(Output):
-    """Seven quantiles, by the pinball loss (Koenker & Bassett 1978); they never cross."""
+    """Seven quantiles, trained by the pinball loss (Koenker & Bassett 1978); they do not cross."""
 
     num_parameters = len(QUANTILES)
 
@@ -98,19 +98,19 @@ class Quantiles(Output):
         return parameters[..., QUANTILES.index(0.5)]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Between the seven levels linear; beyond the outer ones the outer one."""
+        """Interpolates between the seven levels; beyond them, returns the outermost."""
         ordered = parameters.sort(-1).values
-        found = []
+        quantiles = []
         for level in levels:
             above = min(max(bisect_left(QUANTILES, level), 1), len(QUANTILES) - 1)
             low, high = QUANTILES[above - 1], QUANTILES[above]
             share = min(max((level - low) / (high - low), 0.0), 1.0)
-            found.append(torch.lerp(ordered[..., above - 1], ordered[..., above], share))
-        return torch.stack(found, -1)
+            quantiles.append(torch.lerp(ordered[..., above - 1], ordered[..., above], share))
+        return torch.stack(quantiles, -1)
 
 
 class StudentT(Output):
-    """Degrees of freedom, location and scale of Student's t, by its likelihood."""
+    """Degrees of freedom, location and scale of Student's t, trained by its likelihood."""
 
     num_parameters = 3
 
@@ -125,12 +125,12 @@ class StudentT(Output):
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         degrees, location, scale = self._read(parameters)
-        found = [location + scale * student_quantile(degrees, level) for level in levels]
-        return torch.stack(found, -1)
+        quantiles = [location + scale * student_quantile(degrees, level) for level in levels]
+        return torch.stack(quantiles, -1)
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         degrees, location, width = parameters.unbind(-1)
-        # softplus(width) * scale, written as the softplus of another number
+        # softplus(width) * scale, expressed as a softplus
         wide = F.softplus(width) * scale
         return torch.stack(
             [degrees, location * scale + shift, wide + torch.log(-torch.expm1(-wide))], -1
@@ -142,12 +142,11 @@ class StudentT(Output):
 
 
 class NegativeBinomial(Output):
-    """Mean and dispersion of counts, by their likelihood; variance = mean + dispersion * mean².
+    """Mean and dispersion of counts, trained by likelihood; variance = mean + dispersion * mean².
 
-    As in DeepAR (Salinas et al. 2020, section 3) the network reads a window over its scale, and
-    ``mean = scale * softplus(a)``, so that the loss is on the counts themselves; nothing is ever
-    taken away from them. ``dispersion = softplus(b)`` whatever the scale, as in GluonTS: series of
-    one kind share it, and DeepAR's division by ``sqrt(scale)`` would have to be unlearned.
+    As in DeepAR (Salinas et al. 2020, section 3) the input is divided by the window's scale and
+    ``mean = scale * softplus(a)``, so the loss is on the counts themselves. As in GluonTS,
+    ``dispersion = softplus(b)`` at any scale: similar series share it.
     """
 
     num_parameters = 2
@@ -174,19 +173,12 @@ class NegativeBinomial(Output):
 
 
 def make_output(kind: str, loss: str = "mae") -> Output:
-    """Returns the output called `kind`: point, quantiles, student_t or negative_binomial.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Returns the output of that kind; raises ConfigError for an unknown one."""
     if kind == "point":
         return Point(loss)
-    if kind == "quantiles":
-        return Quantiles()
-    if kind == "student_t":
-        return StudentT()
-    if kind == "negative_binomial":
-        return NegativeBinomial()
-    raise ConfigError(
-        f"output is {kind!r}, expected point, quantiles, student_t or negative_binomial"
-    )
+    kinds: dict[str, type[Output]] = {
+        "quantiles": Quantiles, "student_t": StudentT, "negative_binomial": NegativeBinomial,
+    }  # fmt: skip
+    if kind not in kinds:
+        raise ConfigError(f"output is {kind!r}, expected point, {', '.join(kinds)}")
+    return kinds[kind]()

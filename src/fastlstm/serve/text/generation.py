@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from fastlstm.serve.text.engine import Channel
     from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decoder import Decoder, Stream
+    from fastlstm.text.decode_stream import Stream
+    from fastlstm.text.decoder import Decoder
     from fastlstm.text.sampling import Sampling
     from fastlstm.text.seal import Seal
 
@@ -253,7 +254,7 @@ class ActiveSequence:
             self.stream.begin(self._room - self._num_written)
             return OutputChunk(self.index, text, num_tokens)
         if not is_stopped and status not in ("stop", "length"):
-            return self.failed("the model cannot go on from here")
+            return self.failed("the model cannot continue from here")
         state = State(self.stream.save(), self._text.held) if self.request.returns_state else None
         if not is_stopped:
             text += self._stop_text.flush() + ("" if state else self._text.flush())

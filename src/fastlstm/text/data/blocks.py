@@ -1,4 +1,4 @@
-"""From documents to blocks of clean UTF-8: decompression, BOM, line ends, joins, safe cuts."""
+"""Reads documents as blocks of clean UTF-8: decompressed, without BOM, joined, safely cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, Any, Literal, Protocol, cast
 
@@ -16,11 +16,11 @@ from fastlstm.errors import DataError, MissingExtraError, Setting, counted
 from fastlstm.text.data.sources import Document
 
 BLOCK_BYTES = 1 << 18
-"""64 KiB to 1 MiB cost the same CPU time; 4 MiB doubled the system's share (page faults)."""
+"""64 KiB to 1 MiB cost the same CPU time; 4 MiB doubled system time (page faults)."""
 _MAX_SPACES = 1000
 _SNIFF_BYTES = 1 << 16
 _MAX_RUN_BYTES = 1 << 23
-"""Most text without a safe cut; BPE takes 100 times its size in memory and 0.7 s per MiB."""
+"""Limit of text without a safe cut; BPE needs 100 times its size in memory and 0.7 s per MiB."""
 _MAX_LINE_BYTES = 1 << 28
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
@@ -28,14 +28,14 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 
 @dataclass(frozen=True)
 class TextRules:
-    """How raw bytes become the text a tokenizer sees.
+    """How raw bytes become text.
 
     Attributes:
-        is_text: the bytes must be UTF-8 (vocabularies char and bpe); byte takes anything.
-        cut: blocks end between characters, where no BPE token can cross, or anywhere.
+        is_text: bytes must be UTF-8 (for vocabularies char and bpe).
+        cut: blocks end between characters, between BPE tokens, or anywhere.
         text_field: field of a JSON-lines record.
-        keep_crlf: leave CRLF alone instead of writing LF.
-        invalid_utf8: stop at a bad byte, or replace it by U+FFFD.
+        keep_crlf: do not convert CRLF to LF.
+        invalid_utf8: refuse an invalid byte, or replace it by U+FFFD.
     """
 
     is_text: bool = True
@@ -43,10 +43,6 @@ class TextRules:
     text_field: str = "text"
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, for cache keys."""
-        return asdict(self)
 
 
 class _Readable(Protocol):
@@ -56,13 +52,10 @@ class _Readable(Protocol):
 
 
 class BlockReader:
-    """Iterates over blocks of the documents' text, in order.
-
-    The blocks joined are the text; where they are cut depends on the text and `block_bytes`
-    alone, never on how the operating system delivered it.
+    """Iterates over the documents' text in blocks, which depend on text and `block_bytes` only.
 
     Attributes:
-        consumed: bytes of the documents (as on disk) that have been read so far.
+        consumed: bytes read so far, as on disk.
     """
 
     def __init__(
@@ -88,7 +81,7 @@ class BlockReader:
                 end = start + cut(data[start : start + wanted])
                 if end == start:
                     self._require_cut(wanted)
-                    wanted *= 2  # no safe cut in this much text; look at more of it
+                    wanted *= 2  # no safe cut yet
                     continue
                 yield data[start:end]
                 start, wanted = end, self._block_bytes
@@ -100,15 +93,14 @@ class BlockReader:
         if num_bytes >= _MAX_RUN_BYTES:
             names = ", ".join(document.name for document in self._documents[:3])
             raise DataError(
-                f"{names}: {num_bytes >> 20} MiB in a row are letters alone, digits alone, signs"
-                " alone or white space, which BPE would have to take as one word; break it into"
-                " lines, or use ",
+                f"{names}: {num_bytes >> 20} MiB without a word boundary, which BPE would encode"
+                " as one word; break the text into lines, or use ",
                 Setting("vocab", "char"),
                 " or byte",
             )
 
     def _joined(self) -> Iterator[bytes]:
-        """Yields the documents' pieces with a newline between documents that lack one."""
+        """Yields the documents' pieces, with newlines between documents."""
         last = b"\n"
         for document in self._documents:
             for is_start, piece in self._pieces(document):
@@ -118,7 +110,7 @@ class BlockReader:
                 yield piece
 
     def _pieces(self, document: Document) -> Iterator[tuple[bool, bytes]]:
-        """Yields (starts a document, bytes); never empty bytes."""
+        """Yields (starts a document, non-empty bytes)."""
         base = self.consumed
         stream, position = open_document(document)
         try:
@@ -129,7 +121,7 @@ class BlockReader:
                     yield is_start, piece
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"{document.name}: broken gzip data ({error}); fetch it again"
+                f"{document.name}: damaged gzip data ({error}); download it again"
             ) from error
         except OSError as error:
             raise DataError(f"cannot read {document.name}: {error.strerror or error}") from error
@@ -137,7 +129,7 @@ class BlockReader:
             if type(error).__name__ != "ZstdError":
                 raise
             raise DataError(
-                f"{document.name}: broken zstd data ({error}); fetch it again"
+                f"{document.name}: damaged zstd data ({error}); download it again"
             ) from error
         finally:
             stream.close()
@@ -145,7 +137,7 @@ class BlockReader:
 
 
 def open_document(document: Document) -> tuple[_Readable, Callable[[], int]]:
-    """Opens a document for reading, decompressed; also returns its position on disk."""
+    """Opens a document, decompressed; also returns a function of the position on disk."""
     if document.path is None:
         memory = BytesIO(document.data or b"")
         return memory, memory.tell
@@ -190,7 +182,7 @@ def _plain_records(
     """Yields one document's text in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     replaces = rules.is_text and rules.invalid_utf8 == "replace"
-    held = b""  # a CR whose LF may be in the next piece
+    held = b""  # a CR whose LF may come in the next piece
     is_start = True
     head = stream.read(_SNIFF_BYTES)
     if rules.is_text:
@@ -242,8 +234,8 @@ def _json_records(
         except UnicodeEncodeError:
             if rules.invalid_utf8 != "replace":
                 raise DataError(
-                    f"{where}: the text holds half a surrogate pair, which is no character;"
-                    " repair the line or pass ",
+                    f"{where}: the text has an unpaired surrogate, which is not a character;"
+                    " fix the line or pass ",
                     Setting("invalid_utf8", "replace"),
                 ) from None
             yield True, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
@@ -255,11 +247,11 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
         record = json.loads(line.decode("utf-8", errors))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: invalid UTF-8 at byte {error.start} of the line; repair it or pass ",
+            f"{where}: invalid UTF-8 at byte {error.start} of the line; fix it or pass ",
             Setting("invalid_utf8", "replace"),
         ) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: broken JSON ({error}); expected one object per line") from None
+        raise DataError(f"{where}: invalid JSON ({error}); expected one object per line") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
     if rules.text_field not in record:
@@ -278,7 +270,7 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
 
 
 def refuse_binary(head: bytes, name: str) -> None:
-    """Raises DataError when the first bytes of a document are plainly not text."""
+    """Raises DataError if the first bytes of a document are not text."""
     head = head[:_SNIFF_BYTES]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(
@@ -298,7 +290,7 @@ def refuse_binary(head: bytes, name: str) -> None:
 
 
 def character_cut(data: bytes) -> int:
-    """Returns the length of `data` without an unfinished UTF-8 character at its end."""
+    """Returns the length of `data` without an incomplete UTF-8 character at its end."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:
@@ -310,11 +302,10 @@ def character_cut(data: bytes) -> int:
 
 
 def token_cut(data: bytes) -> int:
-    """Returns the last position that no token of a byte-level BPE crosses; 0 if none is found.
+    """Returns the last position that no token of a byte-level BPE crosses, or 0.
 
-    Its pattern makes words of letters, of digits and of other signs, each with at most one space
-    before it; what follows a word does not change it. So encoding block by block gives the ids of
-    the whole text.
+    Its pattern splits text into words of letters, digits or other signs, with at most one space
+    before each, whatever follows. So encoding block by block gives the ids of the whole text.
     """
     end = len(data)
     for _ in range(_MAX_SPACES):
@@ -332,25 +323,25 @@ def token_cut(data: bytes) -> int:
 
 
 def _is_boundary(left: str, right: str) -> bool:
-    """Whether a word surely ends between two characters."""
+    """Returns whether a word certainly ends between two characters."""
     kind, following = _kind(left), _kind(right)
     if "?" in (kind, following) or kind == following or kind == "space":
         return False
-    return not (left == "'" and following == "letter")  # it may begin 's, 're and their like
+    return not (left == "'" and following == "letter")  # as in 's or 're
 
 
 def _kind(char: str) -> str:
-    """Returns what the pattern of BPE takes a character for; "?" where libraries may differ."""
+    """Returns the class of a character in BPE's pattern; "?" if libraries may disagree."""
     if char.isspace() and char not in "\x1c\x1d\x1e\x1f":
         return "space"
-    category = unicodedata.ucd_3_2_0.category(char)  # later characters are not known everywhere
+    category = unicodedata.ucd_3_2_0.category(char)  # newer characters are not known everywhere
     if category == "Cn" or category[0] == "Z" or category[0] != unicodedata.category(char)[0]:
         return "?"
     return {"L": "letter", "N": "digit"}.get(category[0], "sign")
 
 
 def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None:
-    """Returns (document name, offset of its first byte that is not UTF-8), reading them anew."""
+    """Returns (document name, offset of its first invalid byte), reading the documents again."""
     for document in documents:
         if document.is_jsonl:
             continue

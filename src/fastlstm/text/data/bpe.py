@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
 
 TRAINING_BYTES = 32 << 20
-"""BPE is learnt from at most this much text, spread evenly over the whole."""
+"""Limit of text that a BPE is trained on, spread evenly."""
 _CACHED_CHARS = 1 << 23
-"""Bound on the words whose ids are kept, about 100 MB of memory."""
+"""Limit of the characters of cached words, about 100 MB of memory."""
 
 # White space as the library's pattern sees it, which is not Python's: no U+001C to U+001F.
 _SPACE = r"\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _WORD = re.compile(rf"[{_SPACE}]*[^{_SPACE}]+|[{_SPACE}]+")
-"""White space and what follows it; no token crosses from one match to the next."""
+"""White space and the word after it; no token crosses matches."""
 
 
 def _byte_symbols() -> list[str]:
-    """Returns the printable character that stands for each byte (GPT-2's table)."""
+    """Returns the printable character for each byte (GPT-2's table)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -37,7 +37,7 @@ _SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
 
 
 class BpeTokenizer(Tokenizer):
-    """Byte-level BPE with all 256 bytes, so that nothing is ever unknown.
+    """Byte-level BPE with all 256 bytes, so that it encodes any text.
 
     Args:
         symbols: every token by id, in the printable alphabet of `BYTE_SYMBOLS`.
@@ -57,7 +57,7 @@ class BpeTokenizer(Tokenizer):
     def encode(self, text: str) -> Ids:
         """See `Tokenizer.encode`.
 
-        Cost: 80 ns of CPU time a byte for words met before; new ones take the library's 450.
+        Cost: 80 ns of CPU time per byte for cached words, 450 (the library's) for new ones.
         """
         words: list[str] = _WORD.findall(text)
         known = self._known
@@ -77,16 +77,12 @@ class BpeTokenizer(Tokenizer):
         arrays = (np.array(part.ids, dtype=self.dtype) for part in parts)
         return {word: ids.tobytes() for word, ids in zip(words, arrays, strict=True)}
 
-    def encode_utf8(self, data: bytes) -> Ids:
-        """See `Tokenizer.encode_utf8`."""
-        return self.encode(data.decode("utf-8"))
-
     def _fields(self) -> dict[str, Any]:
         return {"vocab": self.symbols, "merges": [list(pair) for pair in self.merges]}
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
-    """Learns `vocab_size` tokens (fewer when the text has fewer) from `texts`."""
+    """Learns `vocab_size` tokens from `texts`, fewer if they have fewer."""
     library = _library()
     engine = library.Tokenizer(library.models.BPE())
     engine.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -104,11 +100,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
 
 
 def load_bpe(record: dict[str, Any], origin: str) -> BpeTokenizer:
-    """Builds a BPE tokenizer from its JSON record, checking every part.
-
-    Raises:
-        CorruptFileError: ids not dense, a byte missing, or a merge of unknown tokens.
-    """
+    """Builds a BPE tokenizer from its JSON record; raises CorruptFileError for an invalid one."""
     symbols, merges = record.get("vocab"), record.get("merges")
     if not isinstance(symbols, list) or not all(isinstance(s, str) and s for s in symbols):
         raise CorruptFileError(f"{origin}: vocab must be a list of tokens")
@@ -118,7 +110,7 @@ def load_bpe(record: dict[str, Any], origin: str) -> BpeTokenizer:
     if not known.issuperset(BYTE_SYMBOLS):
         raise CorruptFileError(f"{origin}: vocab lacks some of the 256 bytes")
     if not set("".join(symbols)) <= set(BYTE_SYMBOLS):
-        raise CorruptFileError(f"{origin}: a token holds a character that stands for no byte")
+        raise CorruptFileError(f"{origin}: a token has a character that is not a byte symbol")
     if not isinstance(merges, list):
         raise CorruptFileError(f"{origin}: merges must be a list of pairs")
     for pair in merges:

@@ -1,4 +1,4 @@
-"""Built-in corpora: text that every Python installation already holds, so nothing is downloaded."""
+"""Built-in corpora: text from the Python installation; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def corpus_text() -> str:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise DataError(
-            "this Python has no pydoc_data, which python-docs is made of;"
-            " use python-stdlib or a file of your own"
+            "python-docs needs pydoc_data, which this Python lacks; use python-stdlib or a file"
         ) from error
     return "\n".join(str(topics[title]) for title in sorted(topics))
 
@@ -40,7 +39,7 @@ def corpus_files() -> list[Path]:
     files.sort()
     if not files:
         raise DataError(
-            f"this Python keeps no source of its standard library in {root};"
-            " use python-docs or a file of your own"
+            f"this Python has no source of its standard library in {root}; use python-docs or a"
+            " file"
         )
     return files

@@ -1,4 +1,4 @@
-"""Passes over a source on all cores: scan (hash, count, characters), learn a BPE, write ids."""
+"""Parallel passes over a source: scan it, train a BPE, write ids."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, Stopped
-from fastlstm.system.storage import storage_errors
+from fastlstm.system import hardware
+from fastlstm.system.storage import append, storage_errors
 from fastlstm.text.data.blocks import BLOCK_BYTES, BlockReader, TextRules, find_invalid_utf8
 from fastlstm.text.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import Source
-from fastlstm.text.data.tokenizer import Ids, Tokenizer, code_points
+from fastlstm.text.data.tokenizer import Tokenizer, code_points
 
 Result = TypeVar("Result")
 _NUM_CODE_POINTS = 0x110000
@@ -29,21 +30,21 @@ _LEARN_BLOCK_BYTES = 1 << 15  # the library counts words 30 % faster than in 256
 
 
 Progress = Callable[[int, int | None], object]
-"""Called with the bytes done and the bytes in all (None when unknown)."""
+"""Called with bytes done and the total in bytes, or None if unknown."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What every pass over a source needs.
+    """A parallel pass over a source.
 
     Attributes:
-        source: the documents, none of them a stream.
+        source: documents, none of them a stream.
         rules: how bytes become text.
-        block_bytes: bytes handled at once; the results do not depend on it.
-        workers: threads; None takes every core this process may use.
+        block_bytes: bytes per block; results do not depend on it.
+        workers: threads; None uses every available core.
         should_stop: polled for every block.
-        on_progress: told about bytes read, of `num_passes` times the source.
-        num_passes: how many passes the whole job makes.
+        on_progress: called with bytes read, out of `num_passes` times the source.
+        num_passes: passes of the whole job.
     """
 
     source: Source
@@ -57,17 +58,17 @@ class Pass:
     def map(
         self, function: Callable[[bytes], Result], index: int = 0
     ) -> Generator[tuple[bytes, Result]]:
-        """Yields every block with `function` of it, in order, computed on several threads.
+        """Yields every block and its result of `function`, in order, computed by threads.
 
         Args:
-            function: thread-safe; numpy, bytes and `hashlib` release the GIL where it matters.
+            function: thread-safe.
             index: number of this pass, for the progress.
 
         Raises:
-            DataError: a block is not UTF-8; the byte is named.
-            Stopped: `should_stop` said so.
+            DataError: invalid UTF-8; names the byte.
+            Stopped: `should_stop` returned True.
         """
-        workers = min(self.workers or num_cores(), _MAX_WORKERS)
+        workers = min(self.workers or hardware.cores(), _MAX_WORKERS)
         reader = BlockReader(self.source.documents, self.rules, self.block_bytes)
         waiting: deque[tuple[bytes, Future[Result]]] = deque()
         pool = ThreadPoolExecutor(workers, "fastlstm-encode")
@@ -88,35 +89,35 @@ class Pass:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def poll(self, consumed: int, index: int) -> None:
-        """Reports the bytes read in pass `index`; raises Stopped when asked to stop."""
+        """Reports the bytes read in pass `index`; raises Stopped if asked to stop."""
         if self.should_stop is not None and self.should_stop():
-            raise Stopped(f"stopped while encoding {self.source.name}; nothing was kept")
+            raise Stopped(f"stopped while encoding {self.source.name}; nothing was stored")
         if self.on_progress is not None:
             total = self.source.total_bytes
             done = consumed if total is None else (index * total + consumed) // self.num_passes
             self.on_progress(done, total)
 
     def _invalid_utf8(self, error: UnicodeDecodeError) -> DataError:
-        found = find_invalid_utf8(self.source.documents)
-        name, offset = found or (self.source.name, error.start)
+        place = find_invalid_utf8(self.source.documents)
+        name, offset = place or (self.source.name, error.start)
         return DataError(
             f"{name}: invalid UTF-8 at byte {offset}; convert the file to UTF-8, or pass ",
             Setting("invalid_utf8", "replace"),
-            " (writes U+FFFD there) or ",
+            " (writes U+FFFD) or ",
             Setting("vocab", "byte"),
-            " (takes any bytes)",
+            " (accepts any bytes)",
         )
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What the first pass finds out.
+    """Result of the first pass.
 
     Attributes:
         content: SHA-256 of the clean text.
-        num_bytes: UTF-8 bytes of the clean text.
-        num_chars: characters of it (bytes that start one, where it need not be UTF-8).
-        seen: which code points occur, shape ``(0x110000,)``; all False for vocabulary byte.
+        num_bytes: its UTF-8 bytes.
+        num_chars: its characters (bytes that start one, for vocabulary byte).
+        seen: code points that occur, shape ``(0x110000,)``; all False for vocabulary byte.
     """
 
     content: str
@@ -128,7 +129,7 @@ class Scan:
 def scan(work: Pass) -> Scan:
     """Reads the source once.
 
-    Cost: 6 ns of CPU time a byte (2-core Xeon, War and Peace), a few dozen blocks held.
+    Cost: 6 ns of CPU time per byte (2-core Xeon, War and Peace); memory of a few dozen blocks.
     """
     seen = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
     digest = hashlib.sha256()
@@ -140,7 +141,7 @@ def scan(work: Pass) -> Scan:
         is_ascii = block.isascii()
         text = "" if is_ascii else block.decode("utf-8")
         points = np.frombuffer(block, np.uint8) if is_ascii else code_points(text)
-        # Looking is half the price of marking. Threads may mark at once: they only write True.
+        # Checking costs half of marking. Threads may mark concurrently: all write True.
         if not seen.take(points, mode="clip").all():
             seen[points] = True
         return len(points)
@@ -156,7 +157,7 @@ def scan(work: Pass) -> Scan:
 
 
 def learn_bpe(work: Pass, vocab_size: int, num_bytes: int) -> BpeTokenizer:
-    """Learns a BPE from blocks spread evenly over the text, at most `TRAINING_BYTES` of them."""
+    """Trains a BPE on at most `TRAINING_BYTES` of blocks spread evenly over the text."""
     every = max(1, -(-num_bytes // TRAINING_BYTES))
 
     def texts() -> Iterator[str]:
@@ -170,45 +171,29 @@ def learn_bpe(work: Pass, vocab_size: int, num_bytes: int) -> BpeTokenizer:
 
 
 def write_ids(work: Pass, tokenizer: Tokenizer, found: Scan, path: Path) -> int:
-    """Encodes the source into a new file of ids and fsyncs it.
-
-    The file is written with `write`, not through a mapping, whose pages would count as memory.
-
-    Returns:
-        The number of ids.
+    """Encodes the source into a new file of ids and fsyncs it; returns the number of ids.
 
     Raises:
         DataError: the source changed since it was scanned.
-        StorageError: the disk refused.
+        StorageError: a write failed.
     """
     digest = hashlib.sha256()
     count = 0
-    with storage_errors(path, "write"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    # Not mapped: mapped pages would count as memory.
+    with storage_errors(path, "write"), path.open("xb", buffering=0) as file:
         with closing(work.map(tokenizer.encode_utf8, work.num_passes - 1)) as results:
             for block, ids in results:
                 digest.update(block)
                 count += len(ids)
-                with storage_errors(path, "write"):
-                    _write_all(descriptor, ids.astype(tokenizer.dtype, copy=False))
-        with storage_errors(path, "write"):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+                append(file, np.ascontiguousarray(ids, dtype=tokenizer.dtype).data.cast("B"))
+        os.fsync(file.fileno())
     if digest.hexdigest() != found.content:
         raise DataError(f"{work.source.name} changed while it was being read; run again")
     return count
 
 
-def _write_all(descriptor: int, ids: Ids) -> None:
-    rest = np.ascontiguousarray(ids).data.cast("B")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
 def find_unseen(work: Pass, unseen: str) -> list[tuple[str, int]]:
-    """Returns ten or more of the characters `unseen`, or all, with the first place of each."""
+    """Returns the characters `unseen`, at least ten of many, with the first position of each."""
     positions: dict[str, int] = {}
     wanted = set(unseen)
     offset = 0
@@ -221,8 +206,3 @@ def find_unseen(work: Pass, unseen: str) -> list[tuple[str, int]]:
             break
         offset += len(text)
     return sorted(positions.items(), key=lambda pair: pair[1])
-
-
-def num_cores() -> int:
-    """Returns the cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,12 +1,12 @@
-"""Batches for truncated backpropagation: contiguous lanes, or shuffled windows for comparison.
+"""Batches for truncated backpropagation through time: contiguous lanes, or shuffled windows.
 
 Lanes, B = 2, T = 3, `o` the epoch's random offset, S steps::
 
     ids   · · o[a b c d e f|g h i j k l] · ·      x of step 0: a b c / g h i   y: b c d / h i j
               └── lane 0 ──┘└── lane 1 ──┘        x of step 1: d e f / j k l   y: e f g / k l ·
 
-Whatever a batch holds follows from (seed, epoch, index) alone, so a position is two numbers and a
-resumed run sees what the uninterrupted one would have seen.
+A batch follows from (seed, epoch, index) alone, so a position is two numbers and a resumed run
+sees the same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _OFFSET, _RESET, _ORDER = range(3)
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass's worth of text.
+    """The input and targets of one forward pass.
 
     Attributes:
         x: tokens, shape ``(T, B)``, int64.
-        y: the tokens that follow them, shape ``(T, B)``, int64.
-        reset: lanes whose state must be zero before this batch, shape ``(B,)``, bool.
+        y: the next token of each, shape ``(T, B)``, int64.
+        reset: lanes that start from zero state, shape ``(B,)``, bool.
         epoch: from 0.
         index: number of this batch in its epoch.
     """
@@ -50,7 +50,7 @@ class Batch:
 
 
 def largest_batch_size(num_tokens: int, seq_length: int) -> int:
-    """Returns the most lanes that a text of `num_tokens` feeds; 0 when T itself is too long."""
+    """Returns the largest number of lanes for a text of `num_tokens`; 0 if T is too long."""
     return num_tokens // (2 * seq_length)
 
 
@@ -116,11 +116,11 @@ class Batches(LoaderPosition, ABC):
 
     @abstractmethod
     def _start_epoch(self, epoch: int) -> None:
-        """Draws what holds for a whole epoch."""
+        """Draws the offset or order of an epoch."""
 
     @abstractmethod
     def _gather(self, index: int) -> NDArray[np.int64]:
-        """Returns the tokens of a batch and the one after them, shape ``(T + 1, B)``."""
+        """Returns the tokens of a batch and the next one, shape ``(T + 1, B)``."""
 
     @abstractmethod
     def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
@@ -128,20 +128,17 @@ class Batches(LoaderPosition, ABC):
 
 
 class LaneBatches(Batches):
-    """B contiguous lanes; lane b of batch k + 1 goes on where lane b of batch k ended.
+    """B contiguous lanes; lane b of batch k + 1 continues lane b of batch k.
 
-    An epoch takes `steps_per_epoch * B * T` targets, each exactly once; where it begins is drawn
-    anew every epoch, so that what it leaves out (less than ``(B + 1) * T`` tokens) differs.
+    An epoch has `steps_per_epoch * B * T` targets, each exactly once. Its random offset varies
+    which tokens (fewer than ``(B + 1) * T``) are left out.
 
     Args:
-        ids: 1-d token ids.
-        batch_size: B.
-        seq_length: T.
-        seed: of offsets and resets.
-        lane_reset: probability per lane and batch of starting from a zero state.
+        lane_reset: probability per lane and batch of starting from zero state; for others see
+            `Batches`.
 
-    Cost: one strided copy, no index arrays: 11 us a batch for B = 32, T = 128; 21 us for B = 128,
-    T = 100 (2-core Xeon); 15 us more when `lane_reset` draws.
+    Cost: one strided copy: 11 us per batch for B = 32, T = 128; 21 us for B = 128, T = 100
+    (2-core Xeon); 15 us more with `lane_reset`.
     """
 
     def __init__(
@@ -175,14 +172,7 @@ class LaneBatches(Batches):
 
 
 class WindowBatches(Batches):
-    """Windows of T targets in random order, every lane from a zero state: what most recipes do.
-
-    Args:
-        ids: 1-d token ids.
-        batch_size: B.
-        seq_length: T.
-        seed: of offsets and order.
-    """
+    """Windows of T targets in random order, each from zero state, as most recipes do."""
 
     def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int = 0) -> None:
         super().__init__(ids, batch_size, seq_length, seed)

@@ -1,4 +1,4 @@
-"""What a source of text holds, by its names and first lines: a text, a table, or both."""
+"""Guesses whether a source is text or a table, from names and first lines."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _DELIMITERS = ",;\t|"
-_MOST_FILES = 100_000
-"""Of a directory, looked at to say what it holds."""
+_MAX_FILES = 100_000
+"""Limit of files of a directory that are looked at."""
 
 SourceKind = Literal["binary table", "csv", "text", "mixed", "unknown"]
 
 
 def kind_of_source(source: str) -> SourceKind:
-    """Returns what a source of `train` holds, as far as its names and first lines say.
-
-    "unknown" is what is not there: the verb says so.
-    """
+    """Returns the kind of a source of `train`; "unknown" if it does not exist."""
     tables, texts = files_of(source)
     if tables and texts:
         return "mixed"
@@ -40,12 +37,12 @@ def kind_of_source(source: str) -> SourceKind:
 
 
 def files_of(source: str) -> tuple[list[Path], list[Path]]:
-    """Returns the tables and the texts among the files that a source names."""
+    """Returns the tables and the texts among the files of a source."""
     path = Path(os.path.expanduser(source))
     if not source:  # its path would be the current directory
         files = []
     elif os.path.isdir(path):
-        files = [p for p in islice(_walk(path), _MOST_FILES) if _is_binary(p) or _is_readable(p)]
+        files = [p for p in islice(_walk(path), _MAX_FILES) if _is_binary(p) or _is_readable(p)]
     elif os.path.exists(path) or _is_binary(path):
         files = [path]
     else:
@@ -80,7 +77,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _has_columns(path: Path) -> bool:
-    """Returns whether the first lines have a delimiter equally often, and all but one digits."""
+    """Returns whether all first lines have equally many delimiters, and all but one digits."""
     try:
         if not path.is_file():
             return False
@@ -98,5 +95,5 @@ def _has_columns(path: Path) -> bool:
 
 
 def few(paths: Sequence[Path]) -> str:
-    """Returns the name of the first of some files, and how many more there are."""
+    """Returns the name of the first file and the number of others."""
     return paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1:,} more"

@@ -1,4 +1,4 @@
-"""What the user named as text: files, directories, globs, stdin, JSON lines, built-in corpora."""
+"""Sources of text: files, directories, globs, stdin, JSON lines, built-in corpora."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fastlstm.errors import DataError, counted, kind_of_value, nearest_hint
+from fastlstm.system.cache import file_signature
 from fastlstm.text.data.corpora import BUILT_IN, corpus_files, corpus_text
 
 _SUFFIXES = """
@@ -27,14 +28,14 @@ JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 
 @dataclass(frozen=True)
 class Document:
-    """One stretch of text: a file, or bytes in memory.
+    """A file, or bytes in memory.
 
     Attributes:
-        name: what messages call it.
-        path: the file, or None when `data` holds the text.
-        data: UTF-8 bytes, for text that no file holds.
-        is_jsonl: every line is a JSON object whose text field is a document of its own.
-        is_stream: a pipe or stdin: readable once, so it is spooled to a file first.
+        name: in messages.
+        path: the file, or None for `data`.
+        data: UTF-8 bytes of text in memory.
+        is_jsonl: every line is a JSON object with a document in its text field.
+        is_stream: a pipe or stdin; readable once, so it is copied to a file first.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Source:
     """Documents in reading order.
 
     Attributes:
-        name: what the user named, for messages.
+        name: as given by the user.
         documents: at least one.
-        notes: one line for each thing the user should hear, such as skipped files.
+        notes: remarks such as skipped files, a line each.
     """
 
     name: str
@@ -71,34 +72,32 @@ class Source:
 
     @cached_property
     def total_bytes(self) -> int | None:
-        """Bytes on disk of all documents, or None when one is a stream."""
+        """Bytes on disk of all documents, or None if one is a stream."""
         sizes = [document.size() for document in self.documents]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def signature(self) -> list[list[str | int]] | None:
-        """Returns what `stat` says of every file, or None when not all documents are files."""
+        """Returns `file_signature` of every file, or None if not all documents are files."""
         rows: list[list[str | int]] = []
         for document in self.documents:
             if document.path is None or document.is_stream:
                 return None
             try:
-                info = document.path.stat()
-                path = os.path.abspath(document.path)
+                path, *rest = file_signature(document.path)
             except OSError:
                 return None
-            times = [info.st_mtime_ns, info.st_ctime_ns]
-            rows.append([path, document.is_jsonl, info.st_size, *times, info.st_ino])
+            rows.append([path, document.is_jsonl, *rest])
         return rows
 
     def with_document(self, index: int, document: Document) -> Source:
-        """Returns a copy with one document replaced (a spooled stream)."""
+        """Returns a copy with one document replaced."""
         documents = list(self.documents)
         documents[index] = document
         return replace(self, documents=tuple(documents))
 
 
 def open_source(source: str | Path | Sequence[str | Path]) -> Source:
-    """Finds the documents that `source` names; reads none of them.
+    """Finds the documents of a source without reading them.
 
     Args:
         source: a file, a directory (searched recursively for text suffixes), a glob pattern,
@@ -107,14 +106,14 @@ def open_source(source: str | Path | Sequence[str | Path]) -> Source:
             ``.jsonl`` holds one JSON object per line.
 
     Raises:
-        DataError: nothing is there, or nothing in it is text.
+        DataError: there is no such file, or no text in it.
     """
     if isinstance(source, str | Path):
         return _open_one(source)
     if not isinstance(source, Sequence) or not all(isinstance(p, str | Path) for p in source):
         raise DataError(
-            f"the source is {kind_of_value(source)}, expected a path, or a list of paths; a"
-            " frame or an array is for fastlstm.Forecaster(horizon=N).fit(table)"
+            f"the source is {kind_of_value(source)}, expected a path or a list of paths; for a"
+            " frame or an array use fastlstm.Forecaster(horizon=N).fit(table)"
         )
     parts = [_open_one(part) for part in source]
     if not parts:
@@ -126,11 +125,6 @@ def open_source(source: str | Path | Sequence[str | Path]) -> Source:
         documents=tuple(document for part in parts for document in part.documents),
         notes=tuple(note for part in parts for note in part.notes),
     )
-
-
-def text_source(text: str, name: str = "text") -> Source:
-    """Returns a source over text that is already in memory."""
-    return Source(name=name, documents=(Document(name=name, data=text.encode("utf-8")),))
 
 
 def _open_one(source: str | Path) -> Source:
@@ -165,7 +159,7 @@ def _missing(name: str, path: Path, error: Exception) -> DataError:
 
 
 def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
-    """Returns ``" (did you mean 'x'?)"`` for a path that is not there, or an empty string."""
+    """Returns ``" (did you mean 'x'?)"`` for a missing path, or an empty string."""
     try:
         siblings = [entry.name for entry in os.scandir(path.parent)]
     except OSError:
@@ -208,9 +202,9 @@ def _open_directory(root: Path) -> Source:
     kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common(5))
     if not documents:
         raise DataError(
-            f"{root} holds no text file; it holds {kinds or 'nothing'}."
-            " Known suffixes are .txt .md .rst .py .jsonl and the like, also with .gz or .zst;"
-            " name other files one by one or by a glob"
+            f"{root} has no text files, only {kinds or 'nothing'}; known suffixes are .txt .md"
+            " .rst .py .jsonl and others, also with .gz or .zst; name other files directly or by a"
+            " glob"
         )
     files = counted(sum(skipped.values()), "file")
     notes = (f"{root}: {files} skipped ({kinds})",) if skipped else ()

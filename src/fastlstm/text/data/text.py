@@ -1,4 +1,4 @@
-"""From whatever text the user names to memory-mapped ids, through the cache."""
+"""Prepares any supported text as memory-mapped ids, kept in the cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,16 +42,16 @@ from fastlstm.text.data.tokenizer import (
 
 UnknownPolicy = Literal["refuse", "count"]
 MIN_TOKENS = 200
-"""Below this a split leaves nothing to train on and nothing to judge by."""
+"""Least number of tokens for a split into parts."""
 _COUNT_BLOCK = 1 << 20
 _SPOOL_BYTES = 1 << 20
 _RACY_NS = 100_000_000
-"""A file changed this shortly before it was read may change again within one timestamp tick."""
+"""A file changed this recently may change again within one timestamp tick."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Contiguous parts of a text's ids, in this order; views, nothing is copied."""
+    """Contiguous parts of a text's ids, in this order; views."""
 
     train: Ids
     valid: Ids
@@ -64,16 +64,16 @@ class TextDataset:
 
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
-        tokenizer: what made them.
-        key: name of the cache entry.
+        tokenizer: of the ids.
+        key: of the cache entry.
         num_bytes: UTF-8 bytes of the clean text.
-        num_chars: characters of it.
+        num_chars: its characters.
         from_cache: nothing had to be encoded.
-        seconds: what preparing took.
-        source: what the user named.
-        notes: lines the user should hear, such as skipped files.
-        unknown: up to ten characters that are left out of `ids`, as their tokenizer does not hold
-            them, with the first place of each.
+        seconds: taken to prepare.
+        source: as given by the user.
+        notes: remarks such as skipped files, a line each.
+        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
+            position of each.
     """
 
     ids: Ids
@@ -90,19 +90,19 @@ class TextDataset:
 
     @property
     def num_unknown(self) -> int:
-        """Characters that are left out of `ids`."""
+        """Number of characters left out of `ids`."""
         return self.num_chars - len(self.ids) if self.unknown else 0
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
-        """Cuts the text into train, validation and test parts.
+        """Splits the text into train, validation and test parts.
 
         Args:
             spec: shares in percent.
             files: parts that are files of their own, see `split_shares`: they are empty here.
 
         Raises:
-            DataError: the text is too short to be cut.
-            ConfigError: a bad `spec`.
+            DataError: the text is too short.
+            ConfigError: an invalid `spec`.
         """
         first, second = self._edges(spec, files)
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
@@ -129,9 +129,9 @@ class TextDataset:
         first = second if shares[1] == 0 else int(num * shares[0] + 1e-6)
         if num < MIN_TOKENS or first < 2 or (shares[1] > 0 and second - first < 2):
             raise DataError(
-                f"{self.source} holds only {counted(self.num_chars, 'character')}"
-                f" ({counted(num, 'token')}); training needs at least {MIN_TOKENS} tokens, and"
-                " useful text far more"
+                f"{self.source} has only {counted(self.num_chars, 'character')}"
+                f" ({counted(num, 'token')}); training needs at least {MIN_TOKENS} tokens, and far"
+                " more to be useful"
             )
         return first, second
 
@@ -186,32 +186,32 @@ def prepare_text(
     block_bytes: int = BLOCK_BYTES,
     workers: int | None = None,
 ) -> TextDataset:
-    """Encodes a text, or finds it encoded in the cache.
+    """Encodes a text into the cache, or opens it from there.
 
     Args:
         source: see `fastlstm.text.data.sources.open_source`.
-        vocab: kind of vocabulary to build; `tokenizer` overrides it.
+        vocab: kind of vocabulary to build, unless `tokenizer` is given.
         vocab_size: tokens to learn (bpe only).
         text_field: field of JSON-lines records.
-        keep_crlf: leave CRLF alone.
-        invalid_utf8: ``error`` stops at the first bad byte, ``replace`` writes U+FFFD.
+        keep_crlf: do not convert CRLF to LF.
+        invalid_utf8: ``error`` stops at the first invalid byte, ``replace`` writes U+FFFD.
         cache_dir: default `environment.cache_dir()`.
-        tokenizer: use this vocabulary, as when a run is resumed or judged on another text.
-        unknown: characters that `tokenizer` does not hold: ``refuse`` raises, ``count`` leaves them
-            out and tells them.
-        on_progress: called with (bytes done, bytes in all or None).
-        should_stop: polled every MB or fifth of a second.
+        tokenizer: existing vocabulary, to resume a run or evaluate another text.
+        unknown: characters that `tokenizer` lacks: ``refuse`` raises, ``count`` leaves them out
+            and reports them.
+        on_progress: called with bytes done and the total in bytes, or None.
+        should_stop: polled every MB or 0.2 s.
         block_bytes: bytes per block; results do not depend on it.
-        workers: threads; default is every core this process may use.
+        workers: threads; default is every available core.
 
     Raises:
-        DataError: the text cannot be used; the message says where and why.
-        Stopped: `should_stop` returned True; nothing half-done is kept.
-        StorageError: the disk refused.
+        DataError: the text cannot be used; says where and why.
+        Stopped: `should_stop` returned True; nothing was stored.
+        StorageError: a write failed.
 
     Cost:
-        A first start reads the text twice (bpe: three times) and holds a few dozen blocks; a
-        second start reads only the entry's description when `stat` shows the files unchanged.
+        Reads the text twice (bpe: three times) and holds a few dozen blocks. Opening a cached text
+        reads its description only, if `stat` shows the files unchanged.
     """
     started = time.monotonic()
     kind = tokenizer.kind if tokenizer is not None else vocab
@@ -245,7 +245,7 @@ def prepare_text(
 
 @dataclass
 class _Job:
-    """One text on its way through the cache."""
+    """Encodes one text into the cache."""
 
     cache: TextCache
     work: Pass
@@ -255,13 +255,13 @@ class _Job:
     unknown: UnknownPolicy
 
     def find_unchanged(self) -> Entry | None:
-        """Returns the entry that the same files, unchanged by `stat`, led to last time."""
+        """Returns the entry of the same files, if `stat` shows them unchanged."""
         signature = self.work.source.signature()
         content = self.cache.recall(self._stat_key(signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
     def encode(self, directory: Path) -> tuple[Entry, bool]:
-        """Scans the source and encodes it unless its content is known; True when it was."""
+        """Scans the source and encodes it unless its content is cached; True if it was."""
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
         before, read_at = source.signature(), time.time_ns()
@@ -293,7 +293,7 @@ class _Job:
         return entry
 
     def _tokenizer(self, found: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
-        """Returns what encodes the text, and what it leaves out."""
+        """Returns the tokenizer, and characters that it leaves out."""
         if isinstance(self.tokenizer, CharTokenizer):
             unseen = self.tokenizer.unseen(found.seen)
             positions = find_unseen(self.work, unseen) if unseen else []
@@ -324,15 +324,15 @@ class _Job:
         return found
 
     def _stat_key(self, signature: list[list[str | int]]) -> str:
-        return make_key("stat", signature, self.work.rules.as_dict())
+        return make_key("stat", signature, asdict(self.work.rules))
 
     def _choice_key(self, content: str) -> str:
         size = self.vocab_size if self.kind == "bpe" else None
-        return make_key("vocab", content, self.work.rules.as_dict(), self.kind, size)
+        return make_key("vocab", content, asdict(self.work.rules), self.kind, size)
 
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
-        return make_key(kind, content, self.work.rules.as_dict(), fingerprint)
+        return make_key(kind, content, asdict(self.work.rules), fingerprint)
 
 
 def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:
@@ -340,7 +340,7 @@ def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:
 
 
 def _spool(work: Pass, directory: Path) -> Source:
-    """Copies pipes and stdin to files, since every pass must read them."""
+    """Copies pipes and stdin to files, which every pass can read."""
     source = work.source
     for index, document in enumerate(source.documents):
         if not document.is_stream:
@@ -363,7 +363,7 @@ def _open_pipe(document: Document) -> int:
     try:
         if document.path is None:
             if sys.stdin is None or sys.stdin.closed:
-                raise DataError("stdin is closed; pipe a text into it or name a file")
+                raise DataError("stdin is closed; pipe text into it or name a file")
             return sys.stdin.fileno()
         return os.open(str(document.path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -371,9 +371,9 @@ def _open_pipe(document: Document) -> int:
 
 
 def _read_pipe(descriptor: int, work: Pass, done: int) -> bytes:
-    """Waits for data without losing sight of `should_stop`."""
+    """Waits for data while polling `should_stop`."""
     work.poll(done, 0)
     while not select.select([descriptor], [], [], 0.2)[0]:
         if work.should_stop is not None and work.should_stop():
-            raise Stopped(f"stopped while reading {work.source.name}; nothing was kept")
+            raise Stopped(f"stopped while reading {work.source.name}; nothing was stored")
     return os.read(descriptor, _SPOOL_BYTES)

@@ -16,14 +16,14 @@ from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer, smalles
 
 @dataclass(frozen=True)
 class Meta:
-    """What meta.json says of an entry.
+    """The content of meta.json.
 
     Attributes:
         num_tokens: ids in ids.bin.
         num_bytes: UTF-8 bytes of the clean text.
-        num_chars: characters of it.
+        num_chars: its characters.
         fingerprint: of the tokenizer.
-        unknown: characters that are left out of the ids, with the first place of each; up to ten.
+        unknown: up to ten characters left out of the ids, with the first position of each.
     """
 
     num_tokens: int
@@ -35,7 +35,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Entry:
-    """An encoded text, open for reading; `ids` is mapped, not loaded."""
+    """An encoded text; `ids` is memory-mapped."""
 
     key: str
     ids: Ids
@@ -50,7 +50,7 @@ class TextCache(Cache):
         super().__init__(directory, "text")
 
     def find(self, key: str) -> Entry | None:
-        """Opens an entry; None when there is none, or a damaged one (which is encoded again)."""
+        """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
         directory = self.path(key)
         try:
             meta = Meta(**read_json(directory / "meta.json"))
@@ -69,7 +69,7 @@ class TextCache(Cache):
         return Entry(key, ids, tokenizer, meta)
 
     def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
-        """Turns a work directory that holds ids.bin into the entry `key`."""
+        """Turns a work directory with ids.bin into the entry `key`."""
         write_file(work / "tokenizer.json", tokenizer.to_json())
         write_json(work / "meta.json", asdict(meta))
         return self.place(key, work, lambda: self.find(key))

@@ -1,4 +1,4 @@
-"""Vocabularies: how text becomes token ids and back; char and byte here, BPE in bpe.py."""
+"""Tokenizers: text to token ids and back; char and byte here, BPE in bpe.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Tokenizer(ABC):
     """A vocabulary of V tokens, each a string of bytes.
 
     Attributes:
-        kind: ``char``, ``byte`` or ``bpe``; the --vocab that made it.
+        kind: ``char``, ``byte`` or ``bpe``.
         pieces: the bytes of every token, by id.
     """
 
@@ -61,19 +61,16 @@ class Tokenizer(ABC):
         """Returns the ids of `text`, 1-d, in `dtype`.
 
         Raises:
-            DataError: characters that are not in the vocabulary; up to ten are listed.
+            DataError: characters that are not in the vocabulary; lists up to ten.
         """
 
-    @abstractmethod
     def encode_utf8(self, data: bytes) -> Ids:
-        """Returns the ids of UTF-8 text that is known to hold nothing unseen; thread-safe.
-
-        Cost: one pass; this is the path that encodes files.
-        """
+        """Returns the ids of UTF-8 text without unknown characters; thread-safe, for files."""
+        return self.encode(data.decode("utf-8"))
 
     @abstractmethod
     def _fields(self) -> dict[str, Any]:
-        """Returns what to_json stores besides the kind."""
+        """Returns the fields of `to_json` besides the kind."""
 
     @property
     def vocab_size(self) -> int:
@@ -92,24 +89,24 @@ class Tokenizer(ABC):
 
     @cached_property
     def token_chars(self) -> NDArray[np.float64]:
-        """Characters of every token, shape ``(V,)``; a UTF-8 continuation byte counts none.
+        """Characters of every token, shape ``(V,)``; UTF-8 continuation bytes are not counted.
 
-        Summed over any whole text this is its number of characters, whatever the vocabulary.
+        The sum over a text is its number of characters, for any vocabulary.
         """
         counts = [sum((byte & 0xC0) != 0x80 for byte in piece) for piece in self.pieces]
         return np.array(counts, dtype=np.float64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of `ids`; bytes that form no character become U+FFFD."""
+        """Returns the text of `ids`; invalid bytes become U+FFFD."""
         pieces = self.pieces
         return b"".join([pieces[int(token)] for token in ids]).decode("utf-8", "replace")
 
     def stream_decoder(self, held: bytes = b"") -> StreamDecoder:
-        """Returns a decoder that takes ids as they come and never splits a character."""
+        """Returns a decoder for ids that arrive one by one; it never splits a character."""
         return StreamDecoder(self.pieces, held)
 
     def to_json(self) -> bytes:
-        """Returns the canonical JSON that `load_tokenizer` reads."""
+        """Returns canonical JSON for `load_tokenizer`."""
         record = {
             "format": "fastlstm-tokenizer",
             "format_version": FORMAT_VERSION,
@@ -118,11 +115,6 @@ class Tokenizer(ABC):
         text = json.dumps({**record, **self._fields()}, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8")
 
-    @staticmethod
-    def from_json(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
-        """Same as `load_tokenizer`."""
-        return load_tokenizer(data, origin)
-
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of `to_json()`, hexadecimal."""
@@ -130,14 +122,14 @@ class Tokenizer(ABC):
 
 
 class StreamDecoder:
-    """Turns ids into text as they come, holding back bytes of an unfinished character.
+    """Decodes ids as they arrive, holding back bytes of an incomplete character.
 
     Args:
-        pieces: the bytes of every id.
-        held: bytes that an earlier decoder held back.
+        pieces: bytes of every id.
+        held: bytes held back by an earlier decoder.
 
     Raises:
-        ValueError: `held` is no unfinished character.
+        ValueError: `held` is not an incomplete character.
     """
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
@@ -157,11 +149,11 @@ class StreamDecoder:
         return self._decoder.decode(b"".join([pieces[token] for token in tokens]))
 
     def push(self, token: int) -> str:
-        """Returns the text that `token` completes, often one character, sometimes none."""
+        """Returns the text that `token` completes; may be empty."""
         return self._decoder.decode(self._pieces[token])
 
     def flush(self) -> str:
-        """Returns what is left: U+FFFD for an unfinished character, else nothing."""
+        """Returns U+FFFD for an incomplete character, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -176,7 +168,7 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, chars: str) -> None:
         if not chars or list(chars) != sorted(set(chars)):
-            raise DataError("characters of a vocabulary must be distinct, ascending and not none")
+            raise DataError("characters of a vocabulary must be distinct and ascending")
         self.chars = chars
         self.pieces = [char.encode("utf-8") for char in chars]
         self._table = np.zeros(_NUM_CODE_POINTS, dtype=smallest_dtype(len(chars)))
@@ -203,11 +195,11 @@ class CharTokenizer(Tokenizer):
         return self._table.take(code_points(data.decode("utf-8")), mode="clip")
 
     def holds_any(self, seen: NDArray[np.bool_]) -> bool:
-        """Returns whether one of the characters marked in `seen` (by code point) has a token."""
+        """Returns whether any character marked in `seen` (by code point) has a token."""
         return bool((seen & self._known).any())
 
     def unseen(self, seen: NDArray[np.bool_]) -> str:
-        """Returns the characters marked in `seen` (by code point) that have no token."""
+        """Returns the characters marked in `seen` (by code point) without a token."""
         return "".join(map(chr, np.flatnonzero(seen & ~self._known)))
 
     def _fields(self) -> dict[str, Any]:
@@ -215,24 +207,24 @@ class CharTokenizer(Tokenizer):
 
 
 class KnownCharacters(CharTokenizer):
-    """The vocabulary of a `CharTokenizer`; what it does not hold is left out of the ids."""
+    """A `CharTokenizer` that skips unknown characters."""
 
     def encode(self, text: str) -> Ids:
-        """See `Tokenizer.encode`; nothing is refused."""
+        """Returns the ids of the known characters of `text`."""
         points = code_points(text)
         return self._table[points[self._known[points]]]
 
     def encode_utf8(self, data: bytes) -> Ids:
-        """See `Tokenizer.encode_utf8`; the text may hold anything."""
+        """Returns the ids of the known characters of UTF-8 text."""
         return self.encode(data.decode("utf-8"))
 
     def unknown_in(self, text: str) -> list[tuple[str, int]]:
-        """Returns up to ten of the characters that have no token, with the first place of each."""
+        """Returns up to ten unknown characters, with the first position of each."""
         points = code_points(text)
         places = np.flatnonzero(~self._known[points])
         chars, first = np.unique(points[places], return_index=True)
-        found = sorted((int(places[at]), chr(char)) for char, at in zip(chars, first, strict=True))
-        return [(char, place) for place, char in found[:10]]
+        unknown = sorted((int(places[at]), chr(c)) for c, at in zip(chars, first, strict=True))
+        return [(char, place) for place, char in unknown[:10]]
 
 
 def shown_characters(found: Sequence[tuple[str, int]]) -> str:
@@ -241,15 +233,15 @@ def shown_characters(found: Sequence[tuple[str, int]]) -> str:
 
 
 def describe_unseen(found: list[tuple[str, int]]) -> Message:
-    """Returns the message for (character, position) pairs that a vocabulary does not hold."""
+    """Returns the message for unknown characters, as (character, position) pairs."""
     first: dict[str, int] = {}
     for char, position in found:
         first.setdefault(char, position)
     listed = ", ".join(f"{char!r} at {position}" for char, position in list(first.items())[:10])
     more = f" and {len(first) - 10} more" if len(first) > 10 else ""
     return Message(
-        f"characters that the vocabulary does not hold: {listed}{more}; leave them out, or train"
-        " with ", Setting("vocab", "byte"), " or bpe, which hold every character",
+        f"characters that are not in the vocabulary: {listed}{more}; remove them, or train with ",
+        Setting("vocab", "byte"), " or bpe, which encode any text",
     )  # fmt: skip
 
 
@@ -274,11 +266,11 @@ class ByteTokenizer(Tokenizer):
 
 
 def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
-    """Reads what `Tokenizer.to_json` wrote; trusts nothing in it.
+    """Reads the JSON of `Tokenizer.to_json` and checks it.
 
     Raises:
-        CorruptFileError: not the JSON of a tokenizer; `origin` is named.
-        FormatError: a newer format.
+        CorruptFileError: invalid; names `origin`.
+        FormatError: of a newer format.
     """
     record = parse_json(data, Path(origin))
     if not isinstance(record, dict):

@@ -1,0 +1,110 @@
+"""`Stream`: one text being written by a `Decoder`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import NonFiniteError
+from fastlstm.system import hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.sampling import Sampling
+
+
+class Stream:
+    """One text being written: what the model has read, what it is to read, how it chooses.
+
+    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
+    only; everything else raises a RuntimeError.
+
+    Attributes:
+        decoder: the model.
+        native: the stream as the kernels know it.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.native = hardware.native().DecodeStream(
+            config.vocab_size, config.rnn_size, config.num_layers
+        )
+
+    def set(
+        self,
+        sampling: Sampling,
+        *,
+        stops: Iterable[Sequence[int]] = (),
+        num_top: int | None = None,
+        scores_given: bool = False,
+    ) -> None:
+        """Says how to choose from now on; a seed of None is drawn.
+
+        Args:
+            sampling: the settings; `stop` is the caller's affair.
+            stops: sequences of up to 64 tokens that end the text.
+            num_top: report the log probability of every token written and of so many likeliest
+                beside it, 0 to 20; None reports nothing.
+            scores_given: report those of the tokens fed, too, after the first.
+        """
+        settings = sampling.native(self.decoder.config.vocab_size, stops)
+        settings.num_top = -1 if num_top is None else num_top
+        settings.scores_given = scores_given
+        self.native.set(settings)
+
+    def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Adds tokens to be read; for the frequency and presence penalties a new turn begins."""
+        self.native.feed([int(token) for token in tokens])
+
+    def begin(self, max_tokens: int) -> None:
+        """Lets it write so many tokens from now on; with 0 it only reads."""
+        self.native.begin(max_tokens)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has more to do."""
+        return bool(self.native.status == "running")
+
+    @property
+    def status(self) -> str:
+        """ "running", or why not: "length", "stop", "not finite", "bad token"."""
+        return str(self.native.status)
+
+    def take(self) -> list[int]:
+        """Returns the tokens written since the last call.
+
+        Raises:
+            NonFiniteError: the model's output is NaN or infinite.
+        """
+        if self.native.status == "not finite":
+            raise NonFiniteError("the model's output is not finite; its weights are damaged")
+        tokens: list[int] = self.native.take()
+        return tokens
+
+    def take_scores(self) -> tuple[list[float], list[int], list[float]]:
+        """Returns what was reported since the last call, for streams that report scores.
+
+        Returns:
+            Log probabilities of the tokens; the likeliest tokens, `num_top` each; theirs.
+        """
+        scores: tuple[list[float], list[int], list[float]] = self.native.take_scores()
+        return scores
+
+    def save(self) -> bytes:
+        """Returns everything that decides what comes next, but for the settings."""
+        blob: bytes = self.native.save()
+        return blob
+
+    def restore(self, blob: bytes) -> None:
+        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
+        self.native.restore(blob)
+
+    def fork(self) -> Stream:
+        """Returns a stream at the same place; settings are the default."""
+        other = self.decoder.stream()
+        other.restore(self.save())
+        return other

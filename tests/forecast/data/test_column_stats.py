@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastlstm.forecast.data.column_stats import ColumnMoments, ColumnStats, shown
+
+
+def stats(*batches: list[float], **given: Any) -> ColumnStats:
+    column = ColumnStats(**given)
+    for batch in batches:
+        values = np.array(batch, dtype=np.float64)
+        assert column.add(values, column.stored(values)) is None
+    return column
+
+
+def test_range_and_missing_values_are_over_all_batches() -> None:
+    column = stats([3.0, np.nan], [-2.0, 7.0], [np.nan])
+    assert (column.low, column.high, column.missing) == (-2.0, 7.0, 2)
+
+
+def test_the_first_value_beyond_float32_is_reported() -> None:
+    column = ColumnStats()
+    values = np.array([1.0, 1e39, -1e39])
+    assert column.add(values, column.stored(values)) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "is_short"),
+    [
+        ([1.0, -32767.0, 32767.0], True),
+        ([0.5], False),
+        ([32768.0], False),
+        ([-32768.0, 1.0], False),  # stands for missing values
+        ([np.nan, 4.0], True),
+    ],
+)
+def test_whole_numbers_within_int16_are_short(values: list[float], is_short: bool) -> None:
+    assert stats(values).is_short is is_short
+
+
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        ([1.0, 2.0, -9999.0], [-9999.0]),
+        ([1.0, 2.0, 9999.0], []),  # positive and once: may be a value
+        ([1.0, 2.0, 9999.0, 9999.0], [9999.0]),
+        ([1.0, 2.0, 1e20], [1e20]),
+        ([-9000.0, 9000.0, -9999.0], []),  # within the range of the others
+        ([-9999.0, -9999.0], []),  # nothing else to compare with
+    ],
+)
+def test_sentinels_far_from_all_other_values(values: list[float], far: list[float]) -> None:
+    assert stats(values).far_sentinels() == far
+
+
+def test_declared_values_are_no_sentinels() -> None:
+    assert stats([1.0, -9999.0], kept=(-9999.0,)).far_sentinels() == []
+
+
+def test_a_sentinel_near_the_others_is_one_to_ask_about() -> None:
+    column = stats([-6000.0, 9000.0, -9999.0])
+    assert column.far_sentinels() == []
+    assert column.near_sentinels() == [-9999.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "origin"),
+    [
+        ([1e9, 1e9 + 1, 1e9 + 3], 1e9 + 2),
+        ([0.1, 5.0], 0.0),
+        ([3.0, 4.0], 0.0),  # short
+        ([2.0**25 + 1, 2.0**25 + 1], 2.0**25 + 1),  # constant, not exact in float32
+        ([2.0**25, 2.0**25], 0.0),
+    ],
+)
+def test_the_origin_keeps_digits_of_large_values(values: list[float], origin: float) -> None:
+    assert stats(values).best_origin() == origin
+
+
+def test_values_are_stored_minus_the_origin() -> None:
+    stored = ColumnStats(origin=1e9).stored(np.array([1e9 + 1, 1e9 + 2]))
+    assert stored.dtype == np.float32
+    assert stored.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("value", "text"), [(-9999.0, "-9999"), (1e20, "1e+20"), (0.1, "0.1")])
+def test_numbers_are_shown_shortly(value: float, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_moments_are_those_of_numpy() -> None:
+    rows = np.random.default_rng(0).normal(1e6, 3.0, (50, 2))
+    rows[3, 1] = np.nan
+    moments = ColumnMoments(2)
+    moments.add(rows[:20])
+    moments.add(rows[20:])
+    mean, variance = moments.result()
+    assert moments.center is not None
+    np.testing.assert_allclose(mean + moments.center, np.nanmean(rows, 0))
+    np.testing.assert_allclose(variance, np.nanvar(rows, 0))
+
+
+def test_a_column_without_values_has_moments_of_zero() -> None:
+    moments = ColumnMoments(1)
+    assert moments.center is None
+    moments.add(np.full((3, 1), np.nan))
+    mean, variance = moments.result()
+    assert (mean.tolist(), variance.tolist()) == ([0.0], [0.0])

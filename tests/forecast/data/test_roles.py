@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
+
+NAMES = ["unique_id", "ds", "y", "temp", "note"]
+NUMBERS = ["y", "temp"]
+
+
+def roles(
+    names: list[str] = NAMES,
+    numbers: list[str] = NUMBERS,
+    times: tuple[str, ...] = (),
+    **asked: Any,
+) -> Roles:
+    problems = Problems("t")
+    found = find_roles(names, numbers, times, RoleRequest(**asked), "t", problems)
+    problems.raise_all()
+    return found
+
+
+def test_usual_names_have_their_usual_roles() -> None:
+    found = roles()
+    assert (found.target, found.time, found.series, found.past) == (
+        ("y",), "ds", "unique_id", ("temp",),
+    )  # fmt: skip
+    assert found.values == ("y", "temp")
+    assert found.notes == (
+        "past covariates: temp",
+        "ignored columns (not numbers and without a role): note",
+    )
+
+
+def test_without_series_all_numbers_are_targets() -> None:
+    found = roles(["when", "a", "b", "Unnamed: 0"], ["a", "b", "Unnamed: 0"], ("when",))
+    assert (found.target, found.time, found.series) == (("a", "b"), "when", None)
+
+
+def test_the_only_column_of_times_is_the_time() -> None:
+    assert roles(["t1", "y"], ["y"], ("t1",)).time == "t1"
+    assert roles(["t1", "t2", "y"], ["y"], ("t1", "t2")).time is None
+
+
+def test_given_roles_are_kept() -> None:
+    found = roles(target=("temp",), future=("y",), categorical=("note",), static=("note",))
+    assert (found.target, found.past, found.future, found.static) == (
+        ("temp",), (), ("y",), ("note",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"future": ("temp",), "static": ("temp",)}, "cannot be both future and static"),
+        ({"target": ("yy",)}, r"no column 'yy' \(given as target\) \(did you mean 'y'\?\)"),
+        ({"target": ("y",), "categorical": ("y",)}, "is categorical and target"),
+        (
+            {"categorical": ("note",), "ignore": ("note",), "past": ()},
+            "is categorical and left out",
+        ),
+    ],
+)
+def test_roles_that_contradict_each_other_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        roles(**asked)
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "message"),
+    [
+        (["y", "y"], ["y"], "two columns called 'y'"),
+        (["ds", "a"], [], "no numeric column to forecast"),
+        (["unique_id", "a"], ["a"], "no column 'y' to forecast"),
+        (["ds", "cutoff"], ["cutoff"], "column name 'cutoff' is reserved"),
+        (["step"], ["step"], "target name 'step' is reserved"),
+    ],
+)
+def test_columns_without_a_role_are_refused(
+    names: list[str], numbers: list[str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        roles(names, numbers)
+
+
+def test_a_table_of_future_covariates_has_no_target() -> None:
+    found = roles(["ds", "plan"], ["plan"], future=("plan",), past=(), has_target=False)
+    assert (found.target, found.future) == ((), ("plan",))
+
+
+def test_of_many_names_the_first_are_listed() -> None:
+    text = listed([f"c{n}" for n in range(50)])
+    assert text.startswith("c0, c1, ")
+    assert text.endswith("c39 … (50 in all)")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.table import (
+    MISSING_INT16,
+    Segments,
+    Table,
+    require_matrix,
+    row_blocks,
+    rows_at_once,
+    table_from_array,
+)
+
+
+def segments(series: list[int], first: list[int], num: list[int]) -> Segments:
+    arrays = (np.array(values, dtype=np.int64) for values in (series, first, num, series))
+    return Segments(*arrays)
+
+
+@pytest.mark.parametrize(
+    ("series", "first", "num", "covers"),
+    [
+        ([0, 0, 1], [0, 3, 5], [3, 2, 5], True),
+        ([0, 1], [0, 4], [3, 6], False),  # a row in none
+        ([0, 1], [0, 2], [3, 8], False),  # a row in two
+        ([0, 1], [0, 5], [5, 4], False),  # ends early
+        ([0, 1], [0, 10], [10, 0], False),  # an empty one
+        ([1, 0], [0, 5], [5, 5], False),  # series not in order
+        ([0, 2], [0, 5], [5, 5], False),  # a series that does not exist
+        ([-1, 0], [0, 5], [5, 5], False),
+        ([], [], [], False),
+    ],
+)
+def test_segments_must_cover_all_rows(
+    series: list[int], first: list[int], num: list[int], covers: bool
+) -> None:
+    assert segments(series, first, num).cover(10, 2) is covers
+
+
+def test_every_row_knows_its_segment() -> None:
+    found = segments([0, 0, 1], [0, 3, 5], [3, 2, 5]).of_rows(np.array([0, 2, 3, 4, 9]))
+    assert found.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_rows_of_int16_are_scaled_and_missing_ones_are_nan() -> None:
+    values = np.array([[10, MISSING_INT16], [-20, 4]], dtype=np.int16)
+    plain = table_from_array(values)
+    scale, offset = np.array([0.5, 1.0], np.float32), np.array([1.0, 0.0], np.float32)
+    table = Table(values, ("a", "b"), plain.segments, scale, offset)
+    np.testing.assert_array_equal(table.rows(0, 2), [[6.0, np.nan], [-9.0, 4.0]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int16"])
+def test_arrays_of_a_stored_dtype_are_not_copied(dtype: str) -> None:
+    array = np.zeros((4, 2), dtype=dtype)
+    assert np.shares_memory(table_from_array(array).values, array)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool", "uint8"])
+def test_other_numbers_become_float32(dtype: str) -> None:
+    table = table_from_array(np.ones(3, dtype=dtype))
+    assert (table.values.dtype, table.values.shape, table.columns) == (np.float32, (3, 1), ("0",))
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 2, 2)), np.array("x"), np.array(["a"]), 3.0])
+def test_what_is_no_matrix_of_numbers_is_refused(array: Any) -> None:
+    with pytest.raises(DataError, match=r"expected numbers of shape \(rows, columns\)"):
+        require_matrix(np.asarray(array))
+
+
+def test_there_is_a_name_for_every_column() -> None:
+    with pytest.raises(DataError, match="got 1 name for 2 columns"):
+        table_from_array(np.zeros((3, 2)), ("a",))
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(1, 100), (1 << 23, 1), (1 << 24, 1), (1 << 18, 32)])
+def test_wide_tables_are_read_in_fewer_rows(columns: int, rows: int) -> None:
+    assert rows_at_once(columns, 100) == rows
+
+
+def test_blocks_are_consecutive_and_end_with_the_last_row() -> None:
+    assert list(row_blocks(3, 11, 1, 4)) == [(3, 7), (7, 11)]
+    assert list(row_blocks(0, 5, 1, 4)) == [(0, 4), (4, 5)]
+    assert list(row_blocks(5, 5, 1, 4)) == []

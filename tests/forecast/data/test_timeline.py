@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.timeline import (
+    BUSINESS_DAYS,
+    DAYS,
+    ROWS,
+    Frequency,
+    are_business_days,
+    find_frequency,
+    show_time,
+)
+
+HOUR = 3_600_000_000
+
+
+def times(*texts: str) -> NDArray[np.int64]:
+    return np.array(texts, dtype="datetime64[us]").astype(np.int64)
+
+
+def days(first: str, last: str, unit: str = "D") -> NDArray[np.int64]:
+    steps = np.arange(first, last, dtype=f"datetime64[{unit}]")
+    return steps.astype("datetime64[us]").astype(np.int64)
+
+
+def frequency_of(found: NDArray[np.int64], has_clock: bool = True) -> Frequency:
+    return find_frequency(found, np.ones(len(found) - 1, dtype=np.bool_), "t", has_clock)
+
+
+WEEKDAYS = np.array([t for t in days("2024-01-01", "2024-02-01") if are_business_days(t[None])])
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (days("2024-01-01", "2024-01-09"), "1 day"),
+        (days("2024-01-01", "2024-01-02", "h"), "1 hour"),
+        (days("2024-01-01", "2024-01-29")[::7], "1 week"),
+        (WEEKDAYS, "1 business day"),
+        (days("2024-01", "2025-01", "M"), "1 month"),
+        (days("2020-01", "2025-01", "M")[::3], "3 months"),
+        (times("2024-01-31", "2024-02-29", "2024-03-31", "2024-04-30"), "1 month"),
+    ],
+)
+def test_the_usual_step_is_found(found: NDArray[np.int64], text: str) -> None:
+    frequency = frequency_of(found)
+    assert str(frequency) == text
+    assert (np.diff(frequency.ticks(found)) == 1).all()
+    assert frequency.are_whole_steps(found).all()
+    np.testing.assert_array_equal(frequency.after(int(found[0]), len(found)), found)
+
+
+def test_a_gap_is_whole_steps_and_more_than_one_tick() -> None:
+    found = np.delete(days("2024-01-01", "2024-01-15"), [4, 5])
+    frequency = frequency_of(found)
+    assert frequency == DAYS
+    assert frequency.are_whole_steps(found).all()
+    assert np.diff(frequency.ticks(found)).tolist() == [1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_irregular_times_are_refused() -> None:
+    with pytest.raises(DataError, match=r"no regular frequency \(most often 1 hour \(25%\)"):
+        frequency_of(np.cumsum([0, HOUR, HOUR * 2, HOUR * 5, HOUR * 11]))
+
+
+def test_whole_numbers_step_by_rows_and_a_single_time_by_days() -> None:
+    assert frequency_of(np.array([3, 5, 7, 9]), has_clock=False) == Frequency(2, "rows")
+    assert frequency_of(np.array([3])) == DAYS
+    assert frequency_of(np.array([3]), has_clock=False) == ROWS
+
+
+def test_a_month_ends_on_its_last_day() -> None:
+    frequency = Frequency(1, "months", is_month_end=True)
+    expected = times("2024-01-31", "2024-02-29", "2024-03-31")
+    np.testing.assert_array_equal(frequency.after(int(expected[0]), 3), expected)
+
+
+def test_business_days_skip_the_weekend() -> None:
+    expected = times("2024-01-05 09:00", "2024-01-08 09:00", "2024-01-09 09:00")
+    np.testing.assert_array_equal(BUSINESS_DAYS.after(int(expected[0]), 3), expected)
+    assert not BUSINESS_DAYS.are_whole_steps(times("2024-01-05", "2024-01-06")).any()
+
+
+def test_a_frequency_fits_times_that_mostly_step_by_it() -> None:
+    found = days("2024-01-01", "2024-01-09")
+    same = np.ones(len(found) - 1, dtype=np.bool_)
+    assert DAYS.fits(found, same)
+    assert not DAYS.fits(found[::2], same[::2][:3])
+    assert not Frequency(7 * HOUR).fits(found, same)
+
+
+@pytest.mark.parametrize("frequency", [ROWS, DAYS, BUSINESS_DAYS, Frequency(3, "months", True)])
+def test_a_frequency_is_read_back_from_json(frequency: Frequency) -> None:
+    assert Frequency.from_json(frequency.to_json()) == frequency
+
+
+@pytest.mark.parametrize("changes", [{"step": 0}, {"step": 1.0}, {"unit": "s"}, {"more": 1}])
+def test_what_is_no_frequency_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="frequency"):
+        Frequency.from_json({**DAYS.to_json(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("2024-01-02", "2024-01-02"), ("2024-01-02 03:04:05.5", "2024-01-02 03:04:05.500000")],
+)
+def test_times_are_shown_without_zeros(text: str, shown: str) -> None:
+    assert show_time(int(times(text)[0])) == shown

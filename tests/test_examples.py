@@ -1,0 +1,27 @@
+"""Examples that take seconds run as they are written."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastlstm.report.history import read_history
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, table = tmp_path / "book.txt", tmp_path / "table.npy"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 1000)
+    noise = 0.01 * np.random.default_rng(0).normal(size=800)
+    np.save(table, np.sin(np.arange(800) / 4) + noise)
+    monkeypatch.setattr(sys, "argv", ["callbacks.py", str(text), str(table), str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "callbacks.py"), run_name="__main__")
+    for name, goal in (("text", 2.5), ("table", 0.5)):
+        history = read_history(tmp_path / name / "metrics.jsonl")
+        assert history.end["reason"] == f"validation loss {goal} reached"
+        assert all(event["largest_gradient"] > 0 for event in history.validations)
