@@ -32,8 +32,11 @@ TESTS_OF_SERIES = [
     "tests/forecast/data",
     "tests/forecast/model/test_network.py",
     "tests/forecast/test_calibration.py",
+    "tests/forecast/test_closing.py",
     "tests/forecast/test_forecaster.py",
+    "tests/forecast/test_recovery.py",
     "tests/forecast/test_train.py",
+    "tests/forecast/test_training_options.py",
     "tests/sequence/test_estimators.py",
 ]
 TESTS_OF_PROJECTION = ["tests/ops/test_projection.py", "tests/nn/test_loss.py"]
@@ -80,7 +83,8 @@ NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/counts.py", "forecast/data/error_measures.py"
-FUTURE_COVARIATES, FORECAST_TRAINER = "forecast/future_covariates.py", "forecast/trainer.py"
+FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
+FORECAST_TASK, RECOVERY = "forecast/task.py", "training/recovery.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -402,14 +406,23 @@ BUGS = (
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
         "np.where(np.isnan(codes), codes, at_fit)", "codes"),
-    Bug("series: resumed without its best weights", FORECAST_TRAINER,
-        'found.tensors.get("best", {})', "{}"),
-    Bug("series: resumed from the first window", FORECAST_TRAINER,
-        "self._loader.load_state_dict(self._state.restore(found.tensors, found.meta))",
-        "self._state.restore(found.tensors, found.meta)"),
-    Bug("series: the last weights are judged", FORECAST_TRAINER,
-        "self.model.load_state_dict(self._best)\n            self.model.eval()",
-        "pass\n            self.model.eval()"),
+    Bug("series: resumed without its best weights", TRAINER, "tensors.get(BEST, {})", "{}"),
+    Bug("series: resumed from the first window", TRAINER,
+        "self.task.loader.load_state_dict(self.state.restore(tensors, meta, keep_guard))",
+        "self.state.restore(tensors, meta, keep_guard)"),
+    Bug("series: the last weights are judged", TRAINER,
+        "            self.best.into_model()\n            finish =", "            finish ="),
+    Bug("series: each part of a batch has its own mean", FORECAST_TASK,
+        "yield self._summed(parameters.float(), wanted) / count",
+        "yield self._summed(parameters.float(), wanted) / wanted.numel()"),
+    Bug("series: missing values count", FORECAST_TASK, "return int((~target.isnan()).sum())",
+        "return target.numel()"),
+    Bug("series: parts continue from the state of the first", FORECAST_TASK,
+        "cells = slice(part.start * each, part.stop * each)",
+        "cells = slice(0, (part.stop - part.start) * each)"),
+    Bug("series: the carried state is not reset", RECOVERY, "    task.reset_state()\n", ""),
+    Bug("series: the same learning rate after a roll-back", RECOVERY,
+        "before.lr_scale * 0.5", "before.lr_scale"),
     Bug("series: the center for its quantiles", CALIBRATION,
         "calibration.quantiles(output.quantiles(parameters, LEVELS), wide",
         "calibration.quantiles(output.center(parameters)[..., None], wide"),

@@ -10,7 +10,7 @@ BUDGET = StopCriterion("budget", None, 100.0, "budget 100s")
 
 
 def test_set_up_gives_evaluations_no_time() -> None:
-    progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 8.0})
+    progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 1.0})
     schedule = EvaluationSchedule(None, 5, BUDGET)
     assert not schedule.is_due(progress, 0.5, 60.0)
     assert schedule.is_due(progress, 0.5, 75.0)
