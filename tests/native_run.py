@@ -11,6 +11,7 @@ from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
 from fastlstm.ops.cell_call import CellCall
 from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.lstm import lstm
 
 
 def run_native(args: LSTMArgs, dtype: torch.dtype, *, keep: bool = True, **call: Any) -> LSTMOutput:
@@ -25,3 +26,10 @@ def with_cell(args: LSTMArgs, cell: CellCall) -> tuple[LSTMArgs, CellOptions]:
     tensors = dict(zip(("gamma_ih", "gamma_hh", "gamma_c", "beta_c"), norm, strict=True))
     args = args._replace(mask=cell.mask, seed=cell.seed, **tensors)
     return args, replace(cell.options, layer_norm=cell.norm is not None)
+
+
+def lstm_tokens(
+    tokens: torch.Tensor, embedding: torch.Tensor, *args: torch.Tensor | None, **call: Any
+) -> LSTMOutput:
+    """`lstm` on tokens, in the order in which a model has them."""
+    return lstm(embedding, *args, tokens=tokens, **call)

@@ -1,29 +1,27 @@
-"""The short examples run as printed, with fewer steps."""
+"""Examples that take seconds run as they are written."""
 
 from __future__ import annotations
 
-import json
+import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fastlstm.report.history import read_history
 
-def test_a_callback_prunes(
-    repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("book.txt").write_text("Well, Prince, so Genoa and Lucca are now just estates.\n" * 99)
-    monkeypatch.setattr(sys, "argv", ["callback.py", "book.txt"])
-    code = (repository / "examples" / "callback.py").read_text(encoding="utf-8")
-    exec(compile(code.replace('budget="60s"', "steps=20"), "callback.py", "exec"), {})
-    lines = Path("runs/pruned/metrics.jsonl").read_text().splitlines()
-    zeros = [event["zeros"] for line in lines if (event := json.loads(line))["event"] == "eval"]
-    assert zeros[-1] == pytest.approx(0.75, abs=0.01)
-    shown = capsys.readouterr().out
-    assert "zeros 0.75" in shown
-    assert "75% zeros" in shown
-    assert "<th>zeros</th>" in Path("runs/pruned/report.html").read_text()
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, table = tmp_path / "book.txt", tmp_path / "table.npy"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 1000)
+    noise = 0.01 * np.random.default_rng(0).normal(size=800)
+    np.save(table, np.sin(np.arange(800) / 4) + noise)
+    monkeypatch.setattr(sys, "argv", ["callbacks.py", str(text), str(table), str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "callbacks.py"), run_name="__main__")
+    for name, goal in (("text", 2.5), ("table", 0.5)):
+        history = read_history(tmp_path / name / "metrics.jsonl")
+        assert history.end["reason"] == f"validation loss {goal} reached"
+        assert all(event["largest_gradient"] > 0 for event in history.validations)

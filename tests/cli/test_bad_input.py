@@ -70,7 +70,7 @@ def test_flags_and_keys(capsys, tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("rnn_sizes: 5\n")
     assert "'rnn_size'" in train(capsys, text, tmp_path, "--config", config)
-    assert "contradict" in train(capsys, text, tmp_path, "--budget", "1m")
+    assert "exclude" in train(capsys, text, tmp_path, "--budget", "1m")
 
 
 def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
@@ -88,7 +88,7 @@ def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; leave them out, or train with --vocab byte"),
+        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; remove them, or train with --vocab byte"),
         (["--temperature", "-1"], "--temperature is -1"),
         (["--temperature", "nan"], "nan"),
         (["--top-p", "2"], "--top-p is 2"),

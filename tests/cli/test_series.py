@@ -107,7 +107,7 @@ def test_a_file_that_lacks_a_column_is_named_with_it(
     for column, told in (
         ("y", f"{other} has no column 'y'"),
         ("temp", f"{other} has no column 'temp', which this forecaster was fitted on (y, temp)"),
-        ("ds", f"{other} has no column of times, the table at fit had one"),
+        ("ds", f"{other} has no time column, the table at fit had one"),
     ):
         csv.write_csv(table.drop_columns([column]), other)
         assert main(["forecast", run[1], str(other)]) == 2

@@ -143,6 +143,25 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
         assert [one.calibration for one in published[-2:]] == [0, used]
 
 
+def test_the_best_weights_are_published_and_handed_out(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, seen = ForecastTask.evaluate, []
+
+    def worse(task: ForecastTask, *given: Any) -> Any:
+        score = evaluate(task, *given)
+        seen.append({name: tensor.clone() for name, tensor in task.model.state_dict().items()})
+        return dataclasses.replace(score, loss=float(len(seen)))
+
+    monkeypatch.setattr(ForecastTask, "evaluate", worse)
+    trained = train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
+    assert trained.fitted.best_step == 6
+    assert len(seen) == 5
+    for stored in (trained.stored, Forecaster.load(tmp_path / "run").stored_):
+        for name, tensor in stored.network.state_dict().items():
+            assert torch.equal(tensor, seen[0][name]), name
+
+
 def test_a_run_that_ends_on_nan_keeps_the_best_weights(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

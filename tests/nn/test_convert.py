@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 import fastlstm
 from fastlstm.errors import UsageError, kind_of_value
 from fastlstm.nn import lstm
+from fastlstm.nn.dropout import WeightDrop
 
 I, H = 5, 7  # noqa: E741
 
@@ -158,10 +159,19 @@ def test_options_that_were_set_back_leave_nothing_behind():
     assert fastlstm.restore(layer).__dict__.keys() == nn.LSTM(I, H).__dict__.keys()
 
 
+def given(**attributes):
+    layer = fastlstm.LSTM(I, H)
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
+
+
 REFUSED = {
     "layer norm": (lambda: fastlstm.LSTM(I, H, layer_norm=True), "no layer_norm=True"),
     "zoneout": (lambda: fastlstm.LSTM(I, H, zoneout=0.1), r"no zoneout=\(0.1, 0.1\)"),
     "activation": (lambda: fastlstm.LSTM(I, H, activation="relu"), "no activation='relu'"),
+    "weight hook": (lambda: given(weight_hook=WeightDrop(0.5)), "no weight_hook"),
+    "part of a model": (lambda: given(is_drop_in=False), r"its model calls run\(\)"),
     "subclass": (lambda: type("Mine", (fastlstm.LSTM,), {})(I, H), "Mine is a subclass"),
     "parametrized": (
         lambda: parametrizations.weight_norm(fastlstm.LSTM(I, H), "weight_hh_l0"),

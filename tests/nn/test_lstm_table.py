@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 import fastlstm
 from fastlstm.errors import FastLSTMError, KernelError
 from fastlstm.nn import lstm
+from fastlstm.nn.dropout import WeightDrop
 from fastlstm.ops import native_call
 
 T, B, I, H = 4, 3, 5, 7  # noqa: E741
@@ -69,6 +70,13 @@ def _(make):
 @row("`lengths=`")
 def _(make):
     make(I, H)(given(), lengths=[4, 0, 2])[0].sum().backward()
+
+
+@row("`weight_hook`")
+def _(make):
+    layer = make(I, H, 2)
+    layer.weight_hook = WeightDrop(0.5)
+    train(layer, given())
 
 
 @row("`proj_size`")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fastlstm.ops.variant import Extras
 
 import fastlstm
-from fastlstm.ops.call import TORCHS_CELL, LSTMArgs, LSTMCall
+from fastlstm.ops.call import LSTMArgs, LSTMCall
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.custom_op import (
     all_tensors,
     options_of,
@@ -20,7 +20,12 @@ from native_run import run_native
 pytestmark = pytest.mark.isa
 
 T, B, I, H, V = 7, 3, 5, 9, 6  # noqa: E741
-OPTIONS = Extras(True, 0.0, (0.25, 1 / 3), "softsign", "hard_sigmoid")
+OPTIONS = CellOptions(
+    layer_norm=True,
+    zoneout=(0.25, 1 / 3),
+    activation="softsign",
+    recurrent_activation="hard_sigmoid",
+)
 CASES = {
     "plain": (TORCHS_CELL, ()),
     "no bias": (TORCHS_CELL, ("b_ih", "b_hh")),

@@ -2,18 +2,19 @@
 
 import pytest
 import torch
-from fastlstm.nn.drop_in import LSTM
-from fastlstm.ops.variant import Extras
 
 from fastlstm.errors import KernelError
+from fastlstm.nn.lstm import LSTM
 from fastlstm.ops import registry
 from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Kernel, LSTMCall
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
-from fastlstm.ops.lstm import lstm, lstm_tokens
+from fastlstm.ops.lstm import lstm
 from fastlstm.ops.registry import BACKENDS, select
+from native_run import lstm_tokens
 
 pytestmark = pytest.mark.isa
 
@@ -79,12 +80,17 @@ def test_the_last_backend_runs_everything():
 
 
 def test_calls_that_are_alike_are_one_key():
-    calls = {make_call(), make_call(), make_call(options=Extras(layer_norm=True)), make_call(T=9)}
+    calls = {
+        make_call(),
+        make_call(),
+        make_call(options=CellOptions(layer_norm=True)),
+        make_call(T=9),
+    }
     assert len(calls) == 3
 
 
 def test_options_and_lengths_are_for_those_who_know_them():
-    for changes in ({"options": Extras(layer_norm=True)}, {"has_lengths": True}):
+    for changes in ({"options": CellOptions(layer_norm=True)}, {"has_lengths": True}):
         call = make_call(**changes)
         assert select(call).backend.name == "native"
         assert select(call._replace(dtype=torch.float64)).backend.name == "reference"

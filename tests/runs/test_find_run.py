@@ -42,8 +42,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("runs/book/config.json", "text", ["is a file of a run, expected the run: ", "runs/book"]),
         ("runs", "text", ["runs is not a run", "runs/book, runs/etth"]),
         ("empty", None, ["empty: has no model and no checkpoint", "fastlstm train SOURCE"]),
-        ("runs/etth", "text", ["holds a forecaster", "fastlstm forecast runs/etth DATA"]),
-        ("runs/book", "forecaster", ["holds a text model", "fastlstm generate runs/book"]),
+        ("runs/etth", "text", ["is a forecaster", "fastlstm forecast runs/etth DATA"]),
+        ("runs/book", "forecaster", ["is a text model", "fastlstm generate runs/book"]),
     ],
 )
 def test_what_is_no_such_run_is_said_with_what_to_do(

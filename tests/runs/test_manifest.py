@@ -39,7 +39,7 @@ def test_round_trip(directory):
 
 def test_manifest_is_written_last(tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr(manifest, "write_new", lambda path, data: order.append(path.name))
+    monkeypatch.setattr(manifest.storage, "write_new", lambda path, data: order.append(path.name))
     manifest.write_directory(tmp_path / "set", FILES, Manifest({}))
     assert order == [*FILES, "manifest.json"]
 

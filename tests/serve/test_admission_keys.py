@@ -104,7 +104,7 @@ def test_one_key_cannot_fill_the_sequences(serve: Callable[..., Running], plain_
         sequence(server, ANN, rows(0, 24), sequence_id=k, sequence_start=True) for k in range(1, 7)
     ]
     assert [answer.status_code for answer in begun] == [200] * 4 + [503] * 2
-    assert "this API key has 4 sequences, which is all it may now" in begun[-1].json()["error"]
+    assert "this API key has 4 sequences, the limit now" in begun[-1].json()["error"]
     assert sequence(server, BOB, rows(0, 24), sequence_start=True).status_code == 200
     assert sequence(server, ANN, rows(24, 25), sequence_id=1, sequence_end=True).status_code == 200
     again = sequence(server, ANN, rows(0, 24), sequence_id=9, sequence_start=True)

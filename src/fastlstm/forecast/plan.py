@@ -18,8 +18,8 @@ from fastlstm.forecast.model.config import ForecasterConfig
 
 _PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
 _LONGEST_INPUT = 720
-LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 0.5}
-"""Peak learning rates."""
+LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
+"""Peak learning rates, measured on ETTh1 at H = 128 (docs/log.md)."""
 _SHARE_OF_SHORT = 0.1
 """Of the series, too short for the input that is chosen where none is asked for."""
 
@@ -34,15 +34,15 @@ def choose_architecture(
         ConfigError: sizes that do not go together.
     """
     roles, table = dataset.roles, dataset.table
-    stretches = longest_stretches(table, split)
-    longest = int(stretches.max())
+    segments = longest_segments(table, split)
+    longest = int(segments.max())
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest segment of training rows has {longest}, a horizon of {config.horizon}"
             f" needs at least {config.horizon + 1}; give longer series or a smaller ",
             Setting("horizon"),
         )
-    usual = int(np.quantile(stretches, _SHARE_OF_SHORT))
+    usual = int(np.quantile(segments, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
     input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
     in_rows = [name for name in roles.categorical if name in table.columns]
@@ -77,7 +77,7 @@ def choose_architecture(
 
 
 def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
-    """Returns steps of the past and of a patch for training stretches of `longest` rows."""
+    """Returns steps of the past and of a patch for training segments of `longest` rows."""
     wanted, patch = config.input_size, config.patch
     if wanted is None:
         wanted = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
@@ -131,7 +131,7 @@ def note_of_short_series(
 ) -> str | None:
     """Returns a line about series too short to be trained on, if there are any."""
     needed = (config.tbptt or sizes.input_size) + sizes.horizon
-    longest = longest_stretches(dataset.table, split)
+    longest = longest_segments(dataset.table, split)
     short = np.flatnonzero(longest < needed)
     if len(short) == 0:
         return None
@@ -146,8 +146,8 @@ def note_of_short_series(
     return Message(f"{told}; ", Setting("input_size", fitting), " takes all")
 
 
-def longest_stretches(table: Table, split: Split) -> NDArray[np.int64]:
-    """Returns the longest stretch of training rows of every series, shape ``(series,)``."""
+def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
+    """Returns the longest run of training rows without gaps of every series, shape ``(series,)``."""
     found = table.segments
     rows = np.clip(split.train_ends - found.first_rows, 0, None)
     begins = np.flatnonzero(np.diff(found.series, prepend=found.series[0] - 1))

@@ -13,7 +13,7 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import ConfigError, ShapeError, UsageError
-from fastlstm.nn.cell_parameters import add_norms, norms, reset_norms
+from fastlstm.nn.cell_parameters import add_parameters, norms, reset_parameters
 from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
@@ -22,7 +22,7 @@ from fastlstm.nn.torch_fallback import is_torchs, run_lengths
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import options_of
-from fastlstm.ops.lstm import checked_run
+from fastlstm.ops.lstm import check_args, run
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
@@ -125,8 +125,7 @@ class LSTM(nn.LSTM):
             self.max_activation_bytes = max_activation_bytes
         options = dataclasses.replace(TORCHS_CELL if options is None else options, **own)
         self._set_options(options)
-        if options.layer_norm:
-            add_norms(self)
+        add_parameters(self)
 
     @property
     def options(self) -> CellOptions:
@@ -176,8 +175,7 @@ class LSTM(nn.LSTM):
     def reset_parameters(self) -> None:
         """Draws the weights as torch does; layer norms start at 1 and 0."""
         super().reset_parameters()
-        if self.options.layer_norm:
-            reset_norms(self)
+        reset_parameters(self)
 
     def extra_repr(self) -> str:
         """As torch's, and the options in use."""
@@ -317,7 +315,8 @@ class LSTM(nn.LSTM):
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
         norm = next(norms(self, x.device)) if self.options.layer_norm else None
         args = call_args(self, x, h0, c0, weights, lanes, norm, embedding)
-        return checked_run(
+        check_args(args)
+        return run(
             args,
             options_of(self),
             backend=self.backend,

@@ -68,8 +68,11 @@ class LSTMArgs(NamedTuple):
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """T, B, I, H."""
-        T, B = (self.rows if self.tokens is None else self.tokens).shape[:2]
-        return T, B, self.rows.shape[-1], self.w_hh.shape[1]
+        if self.tokens is None:
+            T, B, I = self.rows.shape  # noqa: E741
+        else:
+            (T, B), (_, I) = self.tokens.shape, self.rows.shape  # noqa: E741
+        return T, B, I, self.w_hh.shape[1]
 
     @property
     def weights(self) -> LSTMWeights:

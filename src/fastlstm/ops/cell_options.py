@@ -74,6 +74,13 @@ class CellOptions:
         pairs = ((name, getattr(self, name)) for name in OPTION_NAMES)
         return ", ".join(f"{n}={v!r}" for n, v in pairs if v != getattr(TORCHS_CELL, n))
 
+    @property
+    def parameters(self) -> dict[str, tuple[int, float]]:
+        """Of every layer and direction: name -> its length in units of H, its first value."""
+        if not self.layer_norm:
+            return {}
+        return {"gamma_ih": (4, 1.0), "gamma_hh": (4, 1.0), "gamma_c": (1, 1.0), "beta_c": (1, 0.0)}
+
     def in_evaluation(self) -> CellOptions:
         """Returns the options that count in evaluation."""
         return replace(self, recurrent_dropout=0.0) if self.recurrent_dropout else self

@@ -26,7 +26,7 @@ from fastlstm.ops.cost import lstm_flop
 from fastlstm.ops.kernels import element_dtype, empty, fastest_kernels
 from fastlstm.ops.native_call import Gradients, SavedActivations
 
-_OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
+_OWN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _OUTPUTS = 1 + len(SavedActivations._fields)
 """`y` and what was kept, as the backward operator takes them."""
 
@@ -43,7 +43,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
         or torch.utils._python_dispatch._get_current_dispatch_mode() is not None
-        or any(type(t) not in _OWN_TYPES for t in tensors)
+        or not _OWN_TYPES.issuperset(map(type, tensors))
     )
 
 

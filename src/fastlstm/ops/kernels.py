@@ -10,6 +10,8 @@ import torch
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch import Tensor
 
 _INNER = 32
@@ -56,14 +58,19 @@ def address_of(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def dense(t: Tensor | None) -> Tensor | None:
+def dense(t: Tensor) -> Tensor:
     """Returns contiguous values, the tensor itself where it is so already."""
-    return t if t is None or t.is_contiguous() else t.detach().contiguous()
+    return t if t.is_contiguous() else t.detach().contiguous()
 
 
-def floats(t: Tensor | None) -> Tensor | None:
+def floats(t: Tensor) -> Tensor:
     """Returns contiguous float32 values, the tensor itself where it holds such already."""
-    return dense(t) if t is None or t.dtype is torch.float32 else t.detach().float().contiguous()
+    return dense(t if t.dtype is torch.float32 else t.detach().float())
+
+
+def each(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Returns `convert` of every tensor, None where there is none."""
+    return [None if t is None else convert(t) for t in tensors]
 
 
 def element_dtype(is_bf16: bool) -> torch.dtype:
@@ -78,12 +85,13 @@ def padded_columns(I: int, is_bf16: bool) -> int:  # noqa: E741
 
 def elements(rows: Tensor, is_bf16: bool) -> Tensor:
     """Returns rows `(…, I)` in memory format, bf16 padded with zeros to whole tiles."""
+    if not is_bf16:
+        return floats(rows)
     I = rows.shape[-1]  # noqa: E741
-    columns, dtype = padded_columns(I, is_bf16), element_dtype(is_bf16)
+    columns = padded_columns(I, is_bf16)
     if columns == I:
-        rows = rows if rows.dtype is dtype else rows.detach().to(dtype)
-        return rows if rows.is_contiguous() else rows.detach().contiguous()
+        return rows.detach().to(torch.bfloat16).contiguous()
     flat = rows.detach().reshape(-1, I)
-    padded = flat.new_zeros((flat.shape[0], columns), dtype=dtype)
+    padded = flat.new_zeros((flat.shape[0], columns), dtype=torch.bfloat16)
     padded[:, :I] = flat
     return padded

@@ -27,19 +27,21 @@ def lstm(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
     *,
+    tokens: Tensor | None = None,
     backend: str | None = None,
     strict: bool = False,
 ) -> LSTMOutput:
     """One LSTM layer, one direction, over a whole sequence.
 
     Args:
-        x: `(T, B, I)`, any strides; T and B may be 0.
+        x: `(T, B, I)`, any strides; T and B may be 0. With `tokens` an embedding `(V, I)`.
         h0: `(B, H)` initial output.
         c0: `(B, H)` initial cell.
         w_ih: `(4H, I)`, gate order i, f, g, o.
         w_hh: `(4H, H)`.
         b_ih: `(4H,)`; give both biases or none.
         b_hh: `(4H,)`.
+        tokens: `(T, B)` int64 in `[0, V)`: rows of the embedding, which the kernels gather.
         backend: run this one instead of the best; a call it cannot run is a KernelError.
         strict: a slow path is a KernelError.
 
@@ -53,53 +55,16 @@ def lstm(
     Numerics:
         The compute dtype is autocast's where autocast is on, else `x`'s. The matrix operands are
         rounded to it; the kernels sum in float32. Gradients arrive in the dtype of each argument.
+        With tokens the native kernel multiplies the embedding by `w_ih` once, `(V, 4H)`, and
+        gathers its rows: the same sums, for `V` rows instead of `T*B`, where that is fewer.
 
     Cost:
-        `8 T B H (I + H)` floating-point operations forward, twice that backward.
+        `8 T B H (I + H)` floating-point operations forward, twice that backward; with tokens
+        `8 T B H H + 8 V H I`.
     """
-    args = LSTMArgs(x, None, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    return checked_run(args, backend=backend, strict=strict)
-
-
-def lstm_tokens(
-    tokens: Tensor,
-    embedding: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-    *,
-    backend: str | None = None,
-    strict: bool = False,
-) -> LSTMOutput:
-    """`lstm` on rows of an embedding, without forming them where the kernel can.
-
-    Args:
-        tokens: `(T, B)` int64 in `[0, V)`.
-        embedding: `(V, I)`.
-        h0: as in `lstm`, like everything after it.
-        c0: `(B, H)`.
-        w_ih: `(4H, I)`.
-        w_hh: `(4H, H)`.
-        b_ih: `(4H,)`; give both biases or none.
-        b_hh: `(4H,)`.
-        backend: run this one instead of the best.
-        strict: a slow path is a KernelError.
-
-    Returns:
-        As `lstm`.
-
-    Numerics:
-        The native kernel multiplies the embedding by `w_ih` once, `(V, 4H)`, and gathers its rows:
-        the same sums, for `V` rows instead of `T*B`. It does so where `V` is the smaller number.
-
-    Cost:
-        `8 T B H H + 8 V H I` floating-point operations forward, twice that backward.
-    """
-    args = LSTMArgs(embedding, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    return checked_run(args, backend=backend, strict=strict)
+    args = LSTMArgs(x, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
+    check_args(args)
+    return run(args, backend=backend, strict=strict)
 
 
 def run(
@@ -110,7 +75,7 @@ def run(
     strict: bool = False,
     max_activation_bytes: int | None = None,
 ) -> LSTMOutput:
-    """Runs tensors that are known to fit each other on the best backend.
+    """As `lstm`, for tensors that are known to fit each other (`check_args`).
 
     Args:
         args: the tensors.
@@ -118,41 +83,11 @@ def run(
         backend: run this one instead of the best; a call it cannot run is a KernelError.
         strict: a slow path is a KernelError.
         max_activation_bytes: how much may be kept for the backward pass (`LSTMCall`).
-
-    Returns:
-        `y` in the compute dtype; `hT` and `cT` in it or in float32.
     """
-    call = describe_call(
-        args,
-        options,
-        max_activation_bytes=max_activation_bytes,
-        strict=strict or backend is not None,
-    )
+    must = strict or backend is not None
+    call = describe_call(args, options, max_activation_bytes=max_activation_bytes, strict=must)
     runner = select(call, backend=backend, strict=strict).backend
-    return _empty_output(call, args) if 0 in (call.T, call.B) else runner.run(call, args)
-
-
-def checked_run(
-    args: LSTMArgs,
-    options: CellOptions = TORCHS_CELL,
-    *,
-    backend: str | None = None,
-    strict: bool = False,
-    max_activation_bytes: int | None = None,
-) -> LSTMOutput:
-    """As `run`, with `hT` and `cT` in the dtypes of `h0` and `c0`.
-
-    Raises:
-        ShapeError: an argument of the wrong shape, dtype or device; the text names it.
-    """
-    _check(args)
-    y, hT, cT = run(
-        args,
-        options,
-        backend=backend,
-        strict=strict,
-        max_activation_bytes=max_activation_bytes,
-    )
+    y, hT, cT = runner.run(call, args) if call.T and call.B else _empty_output(call, args)
     return LSTMOutput(y, hT.to(args.h0.dtype), cT.to(args.c0.dtype))
 
 
@@ -166,7 +101,7 @@ def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     return LSTMOutput(gates[..., : call.H], args.h0.clone(), args.c0.clone())
 
 
-def _check(args: LSTMArgs) -> None:
+def check_args(args: LSTMArgs) -> None:
     """Raises ShapeError for an argument of the wrong shape, device or dtype."""
     rows, tokens, w_hh, weights = args.rows, args.tokens, args.w_hh, args.weights
     if tokens is None:

@@ -5,7 +5,6 @@ Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from fastlstm.errors import ShapeError
 from fastlstm.ops import kernels
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL
-from fastlstm.ops.kernels import address_of, dense, element_dtype, elements, empty, floats
+from fastlstm.ops.kernels import address_of, dense, each, element_dtype, elements, empty, floats
 from fastlstm.ops.packed_weights import packed
 from fastlstm.system import hardware
 
@@ -109,20 +108,21 @@ def forward(
     threads = kernels.num_threads(B, I, H)
     weights = packed(args, kernel, threads, in_training=keep).memory
     rows = elements(args.rows, is_bf16)
+    num_rows = T * B if args.tokens is None else args.rows.shape[0]
     y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
     hT, cT = empty((B, H)), empty((B, H))
     saved = None
     if keep:
         layout = saved_layout(kernel, T, B, H, args.gamma_hh is not None)
         saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
-    state = [floats(t) for t in (args.h0, args.c0, args.mask)]
-    whole = [dense(t) for t in (args.tokens, args.begins, args.ends)]
+    state = each(floats, (args.h0, args.c0, args.mask))
+    whole = each(dense, (args.tokens, args.begins, args.ends))
     tokens, *ends = map(address_of, whole)
     variant = _native_options(args, options, first_row, saved)
     with kernels.profiled("fastlstm::lstm", rows, args.w_ih, args.w_hh):
         kernel.forward(
             threads, T, B, I, H,
-            rows.data_ptr(), *_input_sizes(args, is_bf16), tokens,
+            rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), tokens,
             weights.data_ptr(), *map(address_of, state), *ends,
             y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
             *(map(address_of, saved[:2]) if saved is not None else (0, 0)),
@@ -165,8 +165,9 @@ def backward(
     threads = kernels.num_threads(B, I, H)
     weights = packed(args, kernel, threads, is_backward=True, in_training=True).memory
     rows = elements(args.rows, is_bf16)
+    num_rows = T * B if args.tokens is None else args.rows.shape[0]
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
-    d_state = [floats(t) for t in grads[1:]]
+    d_state = each(floats, grads[1:])
     d_rows = None
     if needs.rows:
         d_rows = empty(args.rows.shape, y.dtype if args.tokens is None else torch.float32)
@@ -175,24 +176,19 @@ def backward(
     dw_hh = empty((4 * H, H)) if needs.w_hh else None
     db = empty((4 * H,)) if needs.b_ih or needs.b_hh else None
     d_norm = [None if t is None else empty(t.shape) for t in args.norm]
-    h0, mask = floats(args.h0), floats(args.mask)
-    tokens, begins, ends = (dense(t) for t in (args.tokens, args.begins, args.ends))
+    h0, mask = each(floats, (args.h0, args.mask))
+    tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
     variant = _native_options(args, options, first_row, saved)
     with kernels.profiled("fastlstm::lstm_backward", rows, args.w_ih, args.w_hh):
         kernel.backward(
             threads, T, B, I, H,
-            rows.data_ptr(), *_input_sizes(args, is_bf16), address_of(tokens), weights.data_ptr(),
+            rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), address_of(tokens),
+            weights.data_ptr(),
             *map(address_of, (h0, mask, begins, ends, y, saved.cells, saved.gates, dy, *d_state)),
             *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
             0 if variant is None else variant.native.address,
         )  # fmt: skip
     return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
-
-
-def _input_sizes(args: LSTMArgs, is_bf16: bool) -> tuple[int, int]:
-    """Rows of the input, or of the embedding, and their columns in memory."""
-    *sizes, I = args.rows.shape  # noqa: E741
-    return math.prod(sizes), kernels.padded_columns(I, is_bf16)
 
 
 def _check_tokens(args: LSTMArgs) -> None:
@@ -223,7 +219,8 @@ def _native_options(
         return None
     names = options.activation, options.recurrent_activation
     tensors = (
-        *(dense(args.seed), *map(floats, args.norm)),
+        *each(dense, (args.seed,)),
+        *each(floats, args.norm),
         *(saved[2:] if saved is not None else (None, None)),
     )
     native = hardware.native().LSTMVariant(

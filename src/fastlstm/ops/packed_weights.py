@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastlstm.ops.kernels import address_of, empty, floats
+from fastlstm.ops.kernels import address_of, each, empty, floats
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
     """Lays the weights out as the kernels read them."""
     _, _, I, H = args.sizes  # noqa: E741
-    weights = [floats(t) for t in args.weights]
+    weights = each(floats, args.weights)
     kernel.pack(threads, is_backward, I, H, *map(address_of, weights), memory.data_ptr())
 
 

@@ -11,21 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import CorruptFileError, FormatError, counted
-from fastlstm.system.storage import (
-    MAX_JSON_BYTES,
-    encode_json,
-    fsync_dir,
-    fsync_file,
-    make_dir,
-    open_regular,
-    parse_json,
-    read_bytes,
-    read_open,
-    remove_tree,
-    storage_errors,
-    truncate_file,
-    write_new,
-)
+from fastlstm.system import storage
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = "fastlstm-manifest"
@@ -84,7 +70,7 @@ class Manifest:
             CorruptFileError: changed or invalid.
             FormatError: written by a newer fastlstm.
         """
-        body = parse_json(data, origin)
+        body = storage.parse_json(data, origin)
         if not isinstance(body, dict) or body.get("format") != MANIFEST_FORMAT:
             raise CorruptFileError(f"{origin}: is not a manifest of fastlstm")
         body.pop("sha256", None)
@@ -102,7 +88,9 @@ class Manifest:
 
 
 def _seal(body: dict[str, Any]) -> bytes:
-    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+    return storage.encode_json(
+        {**body, "sha256": hashlib.sha256(storage.encode_json(body)).hexdigest()}
+    )
 
 
 def _records(body: dict[str, Any], origin: Path) -> dict[str, FileRecord]:
@@ -148,7 +136,7 @@ def _digest(descriptor: int, size: int) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """Reads a directory's manifest. Raises CorruptFileError, FormatError or StorageError."""
     path = directory / MANIFEST
-    return Manifest.from_bytes(read_bytes(path, limit=MAX_JSON_BYTES), path)
+    return Manifest.from_bytes(storage.read_bytes(path, limit=storage.MAX_JSON_BYTES), path)
 
 
 def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = False) -> Manifest:
@@ -169,7 +157,7 @@ def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = 
         refuse_unlisted(directory, manifest)
     for name, record in manifest.files.items():
         path = directory / name
-        with open_regular(path) as (descriptor, size):
+        with storage.open_regular(path) as (descriptor, size):
             if from_disk and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             _check_size(path, size, record)
@@ -179,9 +167,9 @@ def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = 
 
 def read_file(path: Path, record: FileRecord) -> bytes:
     """Reads a file and returns the checked bytes. Raises CorruptFileError."""
-    with open_regular(path) as (descriptor, size):
+    with storage.open_regular(path) as (descriptor, size):
         _check_size(path, size, record)
-        data = read_open(path, descriptor, size)
+        data = storage.read_open(path, descriptor, size)
     _check_digest(path, hashlib.sha256(data).hexdigest(), record)
     return data
 
@@ -213,12 +201,12 @@ def _check_digest(path: Path, digest: str, record: FileRecord) -> None:
 def write_directory(directory: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
     """Creates a directory of fsynced files, the manifest last. Raises OSError."""
     if directory.exists():
-        remove_tree(directory)
-    make_dir(directory)
+        storage.remove_tree(directory)
+    storage.make_dir(directory)
     for name, data in files.items():
-        write_new(directory / name, data)
-    write_new(directory / MANIFEST, manifest.to_bytes())
-    fsync_dir(directory)
+        storage.write_new(directory / name, data)
+    storage.write_new(directory / MANIFEST, manifest.to_bytes())
+    storage.fsync_dir(directory)
 
 
 def metrics_mark(path: Path) -> dict[str, Any]:
@@ -227,11 +215,11 @@ def metrics_mark(path: Path) -> dict[str, Any]:
     Raises:
         StorageError: fsync failed.
     """
-    with storage_errors(path, "fsync"):
+    with storage.storage_errors(path, "fsync"):
         record = FileRecord.of(b"")
         if path.exists():
-            fsync_file(path)
-            with open_regular(path) as (descriptor, size):
+            storage.fsync_file(path)
+            with storage.open_regular(path) as (descriptor, size):
                 record = FileRecord(size, _digest(descriptor, size))
     return {"size": record.size, "sha256": record.sha256}
 
@@ -249,7 +237,7 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
         raise CorruptFileError(f"{path}: the mark of its checkpoint is not a size and a SHA-256")
     found = FileRecord.of(b"").sha256
     if size:
-        with open_regular(path) as (descriptor, num_bytes):
+        with storage.open_regular(path) as (descriptor, num_bytes):
             if num_bytes < size:
                 raise CorruptFileError(
                     f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint recorded {size:,};"
@@ -272,5 +260,5 @@ def truncate_metrics(path: Path, mark: Mapping[str, Any]) -> None:
     """
     verify_metrics_mark(path, mark)
     if path.exists():
-        with storage_errors(path, "cut"):
-            truncate_file(path, mark["size"])
+        with storage.storage_errors(path, "cut"):
+            storage.truncate_file(path, mark["size"])

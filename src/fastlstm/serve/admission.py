@@ -191,7 +191,7 @@ class Admission:
             raise Unavailable(ENDING)
 
     def close(self) -> None:
-        """Admits nothing more; what was admitted goes on."""
+        """Admits nothing more; requests already admitted continue."""
         self.is_closed = True
 
     def stop(self) -> None:

@@ -123,7 +123,7 @@ class _Pages:
         self._service.text_engine  # noqa: B018  a forecaster has an error of its own
         raise ApiError(
             404,
-            "this model writes on from a text, it was not trained to chat; send the text as"
+            "this model continues a text and was not trained to chat; send the text as"
             " 'prompt' to /v1/completions",
             None,
             "not_a_chat_model",

@@ -59,7 +59,7 @@ class Service:
             return engine
         raise ApiError(
             404,
-            f"'{engine.name}' is a forecaster and writes no text; its forecasts are at"
+            f"'{engine.name}' is a forecaster, not a language model; its forecasts are at"
             f" /v2/models/{engine.name}/infer",
             None,
             "not_a_text_model",
@@ -72,7 +72,7 @@ class Service:
         if isinstance(engine, ForecastEngine):
             return engine
         raise ApiError(
-            404, f"'{engine.name}' writes text and forecasts nothing; it is at /v1/completions"
+            404, f"'{engine.name}' is a language model, not a forecaster; it is at /v1/completions"
         )
 
     @property
@@ -83,7 +83,7 @@ class Service:
         """Raises Unavailable while requests should not be sent here: as `engine`, or stuck."""
         self.engine  # noqa: B018
         if self.is_stuck:
-            raise Unavailable("requests are under way and nothing moves; ask another server")
+            raise Unavailable("requests are under way but make no progress; ask another server")
 
     @property
     def is_full(self) -> bool:

@@ -29,13 +29,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
-from fastlstm.system.storage import (
-    fsync_dir,
-    read_json,
-    remove_tree,
-    storage_errors,
-    write_json,
-)
+from fastlstm.system import storage
 
 FoundT = TypeVar("FoundT")
 FORMAT_VERSION = 1
@@ -91,13 +85,13 @@ class Cache:
         An entry that another process made meanwhile is kept unless it is damaged.
         """
         target = self.path(key)
-        with storage_errors(target, "write"):
+        with storage.storage_errors(target, "write"):
             for path in (work, *work.iterdir()):
                 _make_private(path)
             for _ in range(8):
                 try:
                     os.rename(work, target)
-                    fsync_dir(self._entries)
+                    storage.fsync_dir(self._entries)
                     break
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -114,21 +108,21 @@ class Cache:
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
         try:
-            return read_json(self._memos / f"{key}.json")
+            return storage.read_json(self._memos / f"{key}.json")
         except (OSError, FastLSTMError):
             return None
 
     def remember(self, key: str, value: Any) -> None:
         """Stores a small JSON value."""
         path = self._memos / f"{key}.json"
-        write_json(path, value)
+        storage.write_json(path, value)
         _make_private(path)
 
     @contextmanager
     def work_directory(self) -> Iterator[Path]:
         """Yields a new directory on the cache's disk, locked until the block ends, then removed."""
         path = self._root / f"work-{secrets.token_hex(8)}"
-        with storage_errors(self._root, "make a work directory"), self._exclusive():
+        with storage.storage_errors(self._root, "make a work directory"), self._exclusive():
             self._sweep()
             path.mkdir(mode=0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -137,7 +131,7 @@ class Cache:
             yield path
         finally:
             with suppress(FileNotFoundError):
-                remove_tree(path)
+                storage.remove_tree(path)
             os.close(lock)
 
     @contextmanager
@@ -157,7 +151,7 @@ class Cache:
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_tree(path)
+                    storage.remove_tree(path)
                 finally:
                     os.close(descriptor)
 

@@ -11,11 +11,11 @@ from fastlstm.errors import DataError, counted
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
 from fastlstm.text.data.tokenizer import Ids
+from fastlstm.training.evaluations import EVALUATION_SHARE
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.precision import PrecisionChoice
 from fastlstm.training.schedule import StopCriterion
 
-_EVALUATION_SHARE = 0.05
 _EVALUATION_COST = 0.7
 """Cost of scoring a token in float32 over training on one in bf16 (three times as fast)."""
 LONG, SHORT = 128, 64
@@ -151,7 +151,7 @@ def resolve(
         scored = valid_tokens
         if ending.budget_s is not None:  # the trainer scores no more than a tenth of it can pay
             scored = min(scored, int(0.1 * total))
-        every = math.ceil(scored * _EVALUATION_COST / _EVALUATION_SHARE / step_tokens)
+        every = math.ceil(scored * _EVALUATION_COST / EVALUATION_SHARE / step_tokens)
         every = max(1, every, math.ceil(total / step_tokens / 20))
     chosen = replace(
         config,

@@ -200,9 +200,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"layers.{k}.weight_ih_l0"] = (4 * H, H if k else E)
         shapes[f"layers.{k}.weight_hh_l0"] = (4 * H, H)
         shapes[f"layers.{k}.bias_ih_l0"] = shapes[f"layers.{k}.bias_hh_l0"] = (4 * H,)
-        if config.layer_norm:
-            shapes[f"layers.{k}.gamma_ih_l0"] = shapes[f"layers.{k}.gamma_hh_l0"] = (4 * H,)
-            shapes[f"layers.{k}.gamma_c_l0"] = shapes[f"layers.{k}.beta_c_l0"] = (H,)
+        for name, (length, _) in config.parameters.items():
+            shapes[f"layers.{k}.{name}_l0"] = (length * H,)
         if config.output_norm:
             shapes[f"norms.{k}.weight"] = shapes[f"norms.{k}.bias"] = (H,)
     if not config.tie_weights:

@@ -11,9 +11,9 @@ from fastlstm.training.task import Task
 _FIRST = 0.5
 """Of a budget, at most, before the first evaluation: what it takes is kept for the last one. Until
 then that is a guess from steps, often twice too much on a busy machine."""
-_SHARE_OF_ALL, _SHARE_OF_ONE = 0.4, 0.1
-"""Of a budget, at most, for all evaluations that are spread evenly over the run; for one of those
-that come every so many steps."""
+EVALUATION_SHARE, _SHARE_OF_ONE = 0.05, 0.1
+"""Of a budget, at most, for all evaluations that are spread evenly over the run (docs/log.md); for
+one of those that come every so many steps."""
 _SCORED_PER_TRAINED = 4
 """Units that all evaluations score, at most, per unit trained on: forward alone is a third."""
 
@@ -54,7 +54,7 @@ class EvaluationSchedule:
         if self.ending.budget_s is None:
             return True
         spent_s = progress.spent.get("evaluations", 0.0)
-        return spent_s <= _SHARE_OF_ALL * (elapsed_s - progress.setup_s)
+        return spent_s <= EVALUATION_SHARE * (elapsed_s - progress.setup_s)
 
     def left(self, progress: Progress) -> int:
         """Returns how many evaluations are still to come, about."""
@@ -72,7 +72,7 @@ class EvaluationSchedule:
         """
         if self.ending.budget_s is not None:
             left_s = max(self.ending.budget_s - progress.setup_s, 0.0)
-            share = _SHARE_OF_ALL / self.count if self.every is None else _SHARE_OF_ONE
+            share = EVALUATION_SHARE / self.count if self.every is None else _SHARE_OF_ONE
             fitting = share * left_s / unit_s if unit_s else float(task.num_valid)
         elif self.every is None:
             trained = (self.ending.total_steps or 0) * task.step_units

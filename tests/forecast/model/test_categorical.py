@@ -66,7 +66,7 @@ def test_a_category_that_comes_after_training_is_forecast_like_the_known_ones(ro
             [last, set_columns(last, unique_id="s1", place="b"), short(last, rows)]
         )
         model = Forecaster(**given, static=["place"], categorical=["place"], ignore=["kind"])
-        with pytest.warns(UserWarning, match="1 of 3 series have no 15 training rows"):
+        with pytest.warns(UserWarning, match="1 of 3 series lack 15 consecutive training rows"):
             model.fit(other)
         features = model.network_.statics
     else:

@@ -236,17 +236,17 @@ def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) ->
 
 def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
     done = threading.Event()
-    batches = DynamicBatcher(
+    batcher = DynamicBatcher(
         held,
         max_batch=4,
         max_queue=0,
         threads=1,
         deliver=lambda batch: done.set(),  # type: ignore[arg-type]
     )
-    batches.stop()
+    batcher.stop()
     pending: Any = Reservation()
     with pytest.raises(Unavailable, match="shutting down"):
-        batches.admission.reserve(pending)
+        batcher.admission.reserve(pending)
     with pytest.raises(Unavailable, match="shutting down"):
-        batches.submit(ForecastRequest(pending, windows(1), None, None))
+        batcher.submit(ForecastRequest(pending, windows(1), None, None))
     assert done.is_set()

@@ -62,6 +62,10 @@ def test_what_is_wrong_is_named(name: str, value: Any, message: str) -> None:
     assert (error.message, error.param) == (message, name)
 
 
+def test_fields_are_checked_in_their_own_order() -> None:
+    assert refused(name=7, count=9).param == "count"
+
+
 def test_an_object_takes_its_fields_only_and_no_null() -> None:
     error = refused(options={"lowd": True})
     hint = "unknown field 'lowd' of options (did you mean 'loud'?); leave it out"

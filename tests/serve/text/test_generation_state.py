@@ -1,4 +1,4 @@
-"""States that clients keep: exact to go on from, and nothing but ours."""
+"""States that clients keep: continued exactly, and only those that this server signed."""
 
 from __future__ import annotations
 

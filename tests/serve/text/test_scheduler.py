@@ -319,7 +319,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     is_broken = True
     for sink in sinks:
         assert sink.texts()[0].endswith(
-            "<the engine failed, no text could go on; send the request again>"
+            "<the engine failed and no text could be continued; send the request again>"
         )
     is_broken = False
     assert waiting.texts()[0]  # its text, or that the engine failed under it, too

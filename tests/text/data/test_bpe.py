@@ -169,7 +169,7 @@ def test_json_and_back(tokenizer: BpeTokenizer) -> None:
         ("vocab", lambda v: [*v, 3], "vocab must be a list of tokens"),
         ("vocab", lambda v: [*v, v[0]], "a token occurs twice"),
         ("vocab", lambda v: [s for s in v if s != "a"], "lacks some of the 256 bytes"),
-        ("vocab", lambda v: [*v, "東"], "stands for no byte"),
+        ("vocab", lambda v: [*v, "東"], "not a byte symbol"),
         ("merges", lambda m: None, "merges must be a list"),
         ("merges", lambda m: [*m, ["q", "q"]], "does not join two known tokens"),
         ("merges", lambda m: [*m, "t h"], "does not join"),

@@ -1,8 +1,8 @@
 """Parallel passes give what one line of Python gives, and stop when told."""
 
-import os
-from collections.abc import Callable
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_invalid_utf8_names_the_byte_and_the_switches() -> None:
         scan(work(text))
     assert str(caught.value) == (
         f"made: invalid UTF-8 at byte {text.index(0xE9)}; convert the file to UTF-8, or pass"
-        " invalid_utf8='replace' (writes U+FFFD there) or vocab='byte' (takes any bytes)"
+        " invalid_utf8='replace' (writes U+FFFD) or vocab='byte' (accepts any bytes)"
     )
 
 
@@ -96,21 +96,21 @@ def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: object) -> int:
-        raise OSError(28, "No space left on device")
-
     job = work("abc" * 10)
     found = scan(job)
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: io.FileIO("/dev/full", "wb"))
     with pytest.raises(StorageError, match="No space left"):
         write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write: Callable[[int, bytes], int] = os.write
+    class ShortWrites(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data[:2]))
+
     job = work("abcabcaab", 100)
     found = scan(job)
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:2])))
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: ShortWrites(path, mode))
     write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
     assert (tmp_path / "ids.bin").read_bytes() == bytes([0, 1, 2, 0, 1, 2, 0, 0, 1])
 

@@ -70,7 +70,7 @@ def test_missing_file_names_the_nearest(tree: Path) -> None:
 
 def test_directory_without_text_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"has no text files; it holds 1 \.png\. Known suffixes"):
+    with pytest.raises(DataError, match=r"has no text files, only 1 \.png; known suffixes"):
         open_source(tmp_path)
 
 

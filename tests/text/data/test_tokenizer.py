@@ -120,9 +120,9 @@ def record(**changes: object) -> bytes:
         (record(format_version=True), "format_version is True"),
         (record(kind="word"), "kind is 'word', expected char, byte or bpe"),
         (record(chars=3), "chars is int"),
-        (record(chars=""), "distinct, ascending"),
-        (record(chars="ba"), "distinct, ascending"),
-        (record(chars="aa"), "distinct, ascending"),
+        (record(chars=""), "distinct and ascending"),
+        (record(chars="ba"), "distinct and ascending"),
+        (record(chars="aa"), "distinct and ascending"),
         (record(chars="a\ud800"), "surrogates not allowed"),
     ],
 )

@@ -78,7 +78,7 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class SeriesDataset:
-    """A prepared table.
+    """A prepared table; see also `IngestResult`.
 
     Attributes:
         table: memory-mapped rows.
@@ -87,9 +87,6 @@ class SeriesDataset:
         series: names, by number.
         statics: one number per series, by static column.
         categories: names by number, by categorical column.
-        time_zone: of the times, or None.
-        has_clock: times are dates and times; else whole numbers, or rows are counted.
-        is_wall: times are local times of the zone, else UTC.
         has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.

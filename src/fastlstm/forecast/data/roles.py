@@ -49,16 +49,11 @@ class RoleRequest:
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of a table by role.
+    """The columns of a table by role, as in `RoleRequest`.
 
     Attributes:
-        target: numbers to forecast.
-        time: column of times; None if rows are counted.
-        series: column of series names; None for a single series.
-        past: known for the past only.
-        future: known ahead.
-        static: one value per series.
-        categorical: those of past, future and static that hold names.
+        time: None if rows are counted.
+        series: None for a single series.
         notes: choices made for the user, a line each.
     """
 

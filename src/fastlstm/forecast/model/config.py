@@ -12,11 +12,11 @@ from fastlstm.system.fields import check_values
 
 @dataclass(frozen=True)
 class ForecasterConfig:
-    """Architecture of a forecaster.
+    """Architecture of a forecaster; fields of `ForecastConfig` mean the same here.
 
     Attributes:
-        input_size: L, steps of the past; a multiple of `patch`.
-        horizon: h, steps ahead.
+        input_size: L, a multiple of `patch`.
+        horizon: h.
         num_targets: C.
         num_past: past covariates.
         num_future: future covariates.
@@ -24,18 +24,8 @@ class ForecasterConfig:
         num_static: static columns.
         static_categories: (position, size) of categorical static columns.
         patch: s, steps read or forecast per LSTM step.
-        hidden_size: H.
-        num_layers: of the LSTM.
         embed_size: d, width of an embedded patch.
-        channels: shared gives every target its own pass through one network, joint reads all.
-        decoder: direct forecasts all patches at once, autoregressive one after the other.
-        bidirectional: reads the input in both directions (direct only).
-        normalize: subtracts a window's last value, standardises by its mean and deviation, or
-            does nothing; counts are divided by one plus their mean instead.
-        dropout: before the last layer.
         has_missing: values may be missing; adds a mask to the input.
-        output: point, quantiles, student_t or negative_binomial (for counts).
-        loss: of a point output: mae, mse or huber.
         stateful: carries state from chunk to chunk (`ForecastNetwork.read_chunk`).
     """
 

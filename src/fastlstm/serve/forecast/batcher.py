@@ -149,6 +149,7 @@ class DynamicBatcher:
                 batch = self._next_batch()
                 self.num_active = sum(map(len, batch))
             self._compute(batch)
+            del batch  # not kept in memory until the next pass
             self.num_active = 0
         error = Unavailable(ENDING)
         self._deliver(BatchResult(0.0, [(request, error) for request in self._waiting]))
@@ -178,7 +179,7 @@ class DynamicBatcher:
             try:
                 return self._forecast([request])[0][1]
             except Exception:
-                _LOG.exception("a request failed; the others go on")
+                _LOG.exception("a request failed; the others continue")
         return ApiError(500, _FAILED)
 
     def _forecast(

@@ -117,7 +117,7 @@ class SequenceStore:
                 who, count = "this API key has", self._places.held(tenant)
             raise ApiError(
                 503,
-                f"{who} {counted(count, 'sequence')}, which is all it may now; end one"
+                f"{who} {counted(count, 'sequence')}, the limit now; end one"
                 " (sequence_end), or send this one again later",
                 headers={"retry-after": "5"},
             )

@@ -118,13 +118,13 @@ class Object(Field):
 
 
 def parse_fields(values: Mapping[str, Any], fields: Fields, kind: str = "field") -> dict[str, Any]:
-    """Returns the given values, checked; null counts as not given.
+    """Returns the given values, checked in the order of `fields`; null counts as not given.
 
     Raises:
         ApiError: 400, an unknown name or a wrong value.
     """
     check_names(values, fields, kind)
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {name: values[name] for name in fields if values.get(name) is not None}
     return {name: fields[name].parse(name, value) for name, value in given.items()}
 
 

@@ -254,7 +254,7 @@ class ActiveSequence:
             self.stream.begin(self._room - self._num_written)
             return OutputChunk(self.index, text, num_tokens)
         if not is_stopped and status not in ("stop", "length"):
-            return self.failed("the model cannot go on from here")
+            return self.failed("the model cannot continue from here")
         state = State(self.stream.save(), self._text.held) if self.request.returns_state else None
         if not is_stopped:
             text += self._stop_text.flush() + ("" if state else self._text.flush())

@@ -36,7 +36,7 @@ _TOO_MANY = (
     " time; ask for fewer"
 )
 _FAILED = "writing this text failed; other requests are not affected, send it again"
-_ALL_FAILED = "the engine failed, no text could go on; send the request again"
+_ALL_FAILED = "the engine failed and no text could be continued; send the request again"
 _DAMAGED = "the model's output is not finite, this text ends here; other requests are not affected"
 _CONGESTED_WAIT_S = 0.05
 _STOP_S = 5.0
@@ -271,7 +271,7 @@ class Scheduler:
             try:
                 sequence.prepare()
             except Exception:
-                _LOG.exception("a text failed; the others go on")
+                _LOG.exception("a text failed; the others continue")
                 failed.add(id(sequence))
         whole = [sequence for sequence in sequences if id(sequence) not in failed]
         try:
@@ -286,7 +286,7 @@ class Scheduler:
                 sequence.go_back()
                 self._decoder.run([sequence.stream], num_tokens, self._threads)
             except Exception:
-                _LOG.exception("a text failed; the others go on")
+                _LOG.exception("a text failed; the others continue")
                 failed.add(id(sequence))
         return failed
 
@@ -296,7 +296,7 @@ class Scheduler:
         except NonFiniteError:
             return sequence.failed(_DAMAGED)
         except Exception:
-            _LOG.exception("a text failed; the others go on")
+            _LOG.exception("a text failed; the others continue")
             return sequence.failed(_FAILED)
 
     def _replace(

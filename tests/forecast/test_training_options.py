@@ -1,0 +1,266 @@
+"""The options of training, callbacks and run directories of `Forecaster`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastlstm
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, RunDirectoryError, Stopped
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.plan import LEARNING_RATES
+from fastlstm.forecast.train import train_forecaster
+from fastlstm.training import signals
+from series_frames import long_table
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 8, "steps": 12, "dropout": 0.0,
+    "split": "60/20/20", "batch_size": 8, "evaluations": 3, "threads": 1, "tensorboard": False,
+}  # fmt: skip
+OPTIMIZERS = ("muon", "adam", "adamw", "nadam", "sgd")
+
+
+def waves(num_rows: int = 240, missing: float = 0.0) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    y = np.sin(np.arange(num_rows) * (2 * np.pi / 12)) + 0.1 * rng.normal(size=num_rows)
+    y[rng.random(num_rows) < missing] = np.nan
+    return y.astype(np.float32)[:, None]
+
+
+def test_every_field_of_the_configuration_is_an_argument() -> None:
+    found = dict(inspect.signature(Forecaster).parameters)
+    config = ForecastConfig()
+    assert next(iter(found)) == "horizon"
+    assert found.pop("observers").default == found.pop("callbacks").default == ()
+    assert {name: one.default for name, one in found.items()} == vars(config)
+    with pytest.raises(ConfigError, match=r"no parameter 'lerning_rate' \(did you mean 'learning_"):
+        Forecaster(lerning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("missing", "given"),
+    [(0.0, {}), (0.4, {}), (0.0, {"tbptt": 12}), (0.4, {"tbptt": 12})],
+    ids=["windows", "missing values", "streams", "streams with missing values"],
+)
+def test_accumulation_gives_the_step_of_the_large_batch(
+    missing: float, given: dict[str, Any]
+) -> None:
+    table = long_table(240, 32, y=np.tile(waves(240, missing)[:, 0], 32))
+    found = []
+    for sizes in ({"batch_size": 32}, {"batch_size": 8, "accumulate": 4}):
+        model = Forecaster(**{
+            **QUICK, "target": "y", "steps": 3, "optimizer": "sgd", "learning_rate": 0.05,
+            "grad_clip": 1e9, "warmup": 0.0, "cooldown": 0.0, "ema": 0.0, "evaluations": 1,
+            **given, **sizes,
+        })  # fmt: skip
+        found.append(model.fit(table))
+    large, parts = (model.network_.state_dict() for model in found)
+    for name, tensor in large.items():
+        assert torch.allclose(tensor, parts[name], rtol=0, atol=1e-6), name
+    assert found[0].fitted_.units == found[1].fitted_.units
+    start = Forecaster(**{**QUICK, "target": "y", "steps": 1, "learning_rate": 0.0}, **given)
+    before = start.fit(table).network_.state_dict()
+    assert max(float((before[name] - large[name]).abs().max()) for name in large) > 1e-3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_trains(optimizer: str) -> None:
+    model = Forecaster(**{**QUICK, "steps": 150}, optimizer=optimizer, ema=0.0).fit(waves())
+    found = model.backtest()
+    assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_of_every_optimizer_is_resumed_bit_equal(tmp_path: Path, optimizer: str) -> None:
+    given = {**QUICK, "optimizer": optimizer, "dropout": 0.3, "weight_decay": 0.01}
+    whole = Forecaster(**given).fit(waves())
+
+    class StopAtStep5(fastlstm.Callback):
+        def on_update(self, trainer: Any) -> None:
+            if trainer.progress.step == 4:
+                trainer.stop.set("test")
+
+    out = tmp_path / "run"
+    with pytest.raises(Stopped, match="checkpoint-5 is saved"):
+        Forecaster(**given, callbacks=[StopAtStep5()]).fit(waves(), out=out)
+    resumed = Forecaster(**given).fit(waves(), out=out, resume=True)
+    own, other = whole.network_.state_dict(), resumed.network_.state_dict()
+    for name, tensor in own.items():
+        assert torch.equal(tensor, other[name]), name
+    assert resumed.fitted_.best_loss == whole.fitted_.best_loss
+
+
+def test_bf16_learns_as_fp32_does() -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        model = Forecaster(**{**QUICK, "steps": 60}, precision=precision).fit(waves())
+        losses[precision] = model.fitted_.best_loss
+        assert model.stored_.config.precision == precision
+        assert all(p.dtype == torch.float32 for p in model.network_.parameters())
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+
+
+def test_automatic_precision_says_why() -> None:
+    events: list[dict[str, Any]] = []
+    model = Forecaster(**QUICK, precision="auto", observers=[events.append]).fit(waves())
+    start = next(event for event in events if event["event"] == "start")
+    assert start["precision"] == model.stored_.config.precision != "auto"
+    assert start["precision_why"] not in ("", "as asked")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"device": "cuda"}, "no usable NVIDIA GPU here"),
+        ({"memory_limit_gb": 1.0}, "bounds GPU memory and this run is on the CPU"),
+        ({"precision": "fp16"}, "precision='fp16' needs an NVIDIA GPU"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', expected"),
+        ({"accumulate": 0}, "accumulate is 0, expected"),
+        ({"warmup": 0.6, "cooldown": 0.6}, "more than the whole run"),
+    ],
+)
+def test_what_this_machine_or_no_machine_can_do_is_said(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Forecaster(**{**QUICK, **given}).fit(waves())
+
+
+def test_evaluations_and_progress_come_every_so_many_steps() -> None:
+    events: list[dict[str, Any]] = []
+    Forecaster(**QUICK, eval_every=5, log_every=4, observers=[events.append]).fit(waves())
+    assert [e["step"] for e in events if e["event"] == "eval"] == [5, 10, 12]
+    assert [e["step"] for e in events if e["event"] == "step"] == [4, 8, 12]
+
+
+def test_gradients_are_clipped_and_weights_decay() -> None:
+    moved = []
+    for given in ({"grad_clip": 1e-6}, {"grad_clip": 1e-6, "weight_decay": 10.0}):
+        fixed: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e-3, "ema": 0.0}
+        first = Forecaster(**{**QUICK, "steps": 1, **fixed, "learning_rate": 0.0}).fit(waves())
+        model = Forecaster(**QUICK, **fixed, **given).fit(waves())
+        before, after = (m.network_.state_dict() for m in (first, model))
+        moved.append(max(float((before[n] - after[n]).abs().max()) for n in before))
+    assert moved[0] < 1e-7
+    assert moved[1] > 1e-3
+
+
+def test_slow_kernels_are_an_error_where_asked_for() -> None:
+    model = Forecaster(**QUICK, strict_kernels=True).fit(waves())
+    assert model.network_.lstm.strict
+
+
+class Watching(fastlstm.Callback):
+    """Notes what it is called for; ends the run after an evaluation."""
+
+    def __init__(self, last: int = 10**9) -> None:
+        self.calls: list[str] = []
+        self.num_updates, self._last = 0, last
+
+    def on_begin(self, trainer: Any) -> None:
+        self.calls.append("begin")
+
+    def on_gradients(self, trainer: Any) -> None:
+        assert all(p.grad is not None for p in trainer.model.parameters())
+        self.calls.append("gradients")
+
+    def on_update(self, trainer: Any) -> None:
+        self.num_updates += 1
+        self.calls.append("update")
+
+    def on_evaluate(self, trainer: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append("evaluate")
+        if trainer.progress.step >= self._last:
+            trainer.end("seen enough")
+        return {"updates": self.num_updates}
+
+    def on_end(self, trainer: Any) -> None:
+        self.calls.append("end")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_updates": self.num_updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_updates = state["num_updates"]
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_callbacks_see_a_run_and_may_end_it(tmp_path: Path, has_run: bool) -> None:
+    events: list[dict[str, Any]] = []
+    watching = Watching(last=8)
+    model = Forecaster(**QUICK, callbacks=[watching], observers=[events.append])
+    model.fit(waves(), out=tmp_path / "run" if has_run else None)
+    step = ["gradients", "update"] * 4
+    assert watching.calls == ["begin", *step, "evaluate", *step, "evaluate", "end"]
+    assert model.fitted_.steps == 8
+    assert model.fitted_.reason == "seen enough"
+    assert [e["updates"] for e in events if e["event"] == "eval"] == [4, 8]
+    assert model.predict() is not None
+
+
+def test_callbacks_keep_their_state_through_a_resume(tmp_path: Path) -> None:
+    first, second = Watching(), Watching()
+    config = ForecastConfig(**QUICK)
+    train_forecaster(waves(), config, out=tmp_path / "run", callbacks=[first])
+    longer = ForecastConfig(**{**QUICK, "steps": 16})
+    train_forecaster(
+        waves(), longer, out=tmp_path / "run", resume=True, given=["steps"], callbacks=[second]
+    )
+    assert second.num_updates == 16
+
+
+def test_what_is_no_callback_is_refused() -> None:
+    with pytest.raises(ConfigError, match="callbacks holds"):
+        Forecaster(**QUICK, callbacks=[print]).fit(waves())
+
+
+def test_fit_in_a_run_directory_leaves_what_the_command_line_leaves(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    model = Forecaster(**QUICK).fit(waves(), out=out)
+    for name in ("config.json", "model.safetensors", "metrics.jsonl", "report.html"):
+        assert (out / name).is_file()
+    assert (out / "checkpoint-12").is_dir()
+    again = Forecaster.load(out)
+    np.testing.assert_array_equal(again.predict(waves()), model.predict())
+    with pytest.raises(RunDirectoryError, match="already contains a run"):
+        Forecaster(**QUICK).fit(waves(), out=out)
+    with pytest.raises(ConfigError, match="hidden_size=16: this run was started with 8"):
+        Forecaster(**{**QUICK, "hidden_size": 16}).fit(waves(), out=out, resume=True)
+    longer = Forecaster(**{**QUICK, "steps": 20}).fit(waves(), out=out, resume=True)
+    assert longer.fitted_.steps == 20
+    given = json.loads((out / "config.json").read_text())["given"]
+    assert given["hidden_size"] == 8
+    with pytest.raises(ConfigError, match="resume=True continues a run directory; give out"):
+        Forecaster(**QUICK).fit(waves(), resume=True)
+
+
+def test_a_signal_saves_the_state_of_a_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals.StopFlag, "__call__", lambda flag: True)
+    with pytest.raises(Stopped, match="the same command with resume=True continues it"):
+        Forecaster(**QUICK).fit(waves(), out=tmp_path / "run")
+    Forecaster(**QUICK).fit(waves())  # without a directory there is nothing to save to
+
+
+def test_more_training_takes_the_rate_of_another_optimizer() -> None:
+    model = Forecaster(**QUICK).fit(waves())
+    rates = []
+
+    class Rate(fastlstm.Callback):
+        def on_begin(self, trainer: Any) -> None:
+            rates.append(trainer.optimizers.learning_rate)
+
+    model.set_params(optimizer="sgd", callbacks=[Rate()]).partial_fit(waves())
+    model.set_params(learning_rate=0.01).partial_fit(waves())
+    model.set_params(learning_rate=None, optimizer="adamw").partial_fit(waves())
+    assert rates == [LEARNING_RATES["sgd"], 0.01, LEARNING_RATES["adamw"]]

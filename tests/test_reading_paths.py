@@ -1,0 +1,68 @@
+"""The paths that docs/architecture.md gives to readers: what is on the stack, and no more."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastlstm
+from fastlstm.ops import native_call
+from fastlstm.text.data import lanes
+
+SRC = Path(fastlstm.__file__).resolve().parent
+ENTRY = ["text/train.py", "training/session.py"]
+STEP = ["training/trainer.py", "training/stepper.py", "text/task.py", "text/model.py", "nn/lstm.py"]
+CALL = ["ops/lstm.py", "ops/backends/native.py", "ops/autograd.py", "ops/native_call.py"]
+BATCH = ["training/trainer.py", "text/data/loader.py"]
+
+
+def files_on_stack() -> list[str]:
+    """Returns the files of the package that lead here, each once, outermost first."""
+    frames = (Path(frame.filename).resolve() for frame in traceback.extract_stack())
+    names = [str(path.relative_to(SRC)) for path in frames if path.is_relative_to(SRC)]
+    return list(dict.fromkeys(names))
+
+
+def train(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    (folder / "text.txt").write_text("".join(rng.choice(list("abc \n"), 3000)))
+    fastlstm.train(
+        folder / "text.txt", out=folder / "run", steps=1, rnn_size=16, embed_size=8,
+        batch_size=2, seq_length=8, precision="fp32", device="cpu", tensorboard=False, observers=(),
+    )  # fmt: skip
+
+
+def test_from_a_step_to_the_native_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, stacks = native_call.forward, []
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        stacks.append([*files_on_stack(), "ops/native_call.py"])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(native_call, "forward", seen)
+    train(tmp_path)
+    steps = [stack for stack in stacks if "training/stepper.py" in stack]
+    assert steps
+    for stack in steps:
+        assert stack == [*ENTRY, *STEP, *CALL]
+
+
+def test_from_a_batch_to_its_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reset, threads = lanes.LaneBatches._reset, []
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        threads.append(files_on_stack())
+        return reset(*args, **kwargs)
+
+    monkeypatch.setattr(lanes.LaneBatches, "_reset", seen)
+    train(tmp_path)
+    assert threads[0] == ["system/prefetch.py", "text/data/lanes.py"]
+
+
+@pytest.mark.parametrize("name", sorted({*ENTRY, *STEP, *CALL, *BATCH, "text/data/lanes.py"}))
+def test_the_documentation_names_the_files(name: str, repository: Path) -> None:
+    assert f"`{name}" in (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
