@@ -194,9 +194,6 @@ class Trainer:
             self._emit_end(self._reason, {"final": self._last_event, **finish})
         except Stopped:
             self._stopped()
-        except NonFiniteError:
-            self.best.publish_if_possible()
-            raise
         finally:
             self.best.into_model()
             self.model.eval()
