@@ -87,7 +87,7 @@ def test_resume_asks_for_nothing_twice(
     assert main(["train", path, "--out", out, "--resume", "--steps", "6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 6
     assert main(["train", path, "--out", out, *SMALL]) == 2
-    assert "holds a run already (step 6)" in capsys.readouterr().err
+    assert "already contains a run (step 6)" in capsys.readouterr().err
 
 
 def test_a_binary_table_needs_a_horizon_too(
