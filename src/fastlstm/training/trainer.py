@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import CorruptFileError, NonFiniteError, Setting, Stopped, StorageError
+from fastlstm.errors import CorruptFileError, Setting, Stopped, StorageError
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.hardware import peak_memory_bytes
 from fastlstm.training.averaging import WeightAverage
