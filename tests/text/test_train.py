@@ -761,7 +761,10 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
     )  # fmt: skip
     assert EvaluationSchedule(7, 16, ending).limit(task, progress, unit_s=1e-4) == 80_000
     trainer: Any = SimpleNamespace(
-        progress=progress, plan=SimpleNamespace(ending=ending), elapsed_s=lambda: 45.0, task=task,
+        progress=progress,
+        plan=SimpleNamespace(stop_criterion=ending),
+        elapsed_s=lambda: 45.0,
+        task=task,
         _meter=SimpleNamespace(unit_s=1.0, evaluation_s=0.0, save_s=2.5),
     )  # fmt: skip
     reserve_s = 7 + 2.5 + trainer_module._CLOSING_S + 20

@@ -35,7 +35,7 @@ def test_every_number_has_bounds_that_hold_its_default() -> None:
         ({"ema": 1.0}, r"ema is 1\.0, expected a number from 0"),
         ({"optimizer": "adamax"}, "optimizer is 'adamax', expected one of"),
         ({"device": "tpu"}, "device is 'tpu', expected one of auto, cpu, cuda"),
-        ({"steps": 5, "epochs": 2}, "steps and epochs contradict each other"),
+        ({"steps": 5, "epochs": 2}, "steps and epochs exclude each other"),
         ({"warmup": 0.6, "cooldown": 0.6}, "is more than the whole run; their sum must be at most"),
         ({"strict_kernels": 1}, "strict_kernels is 1, expected True or False"),
     ],

@@ -58,7 +58,7 @@ def backtest(
     config = network.config
     L, h, C = config.input_size, config.horizon, config.num_targets
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
-    unit = np.ones_like(std) if is_scaled else std
+    unit, shift = (np.ones_like(std), 0.0) if is_scaled else (std, mean)
     center = mean - inputs.table.origin[:C]  # mean of rows without their origin
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
@@ -72,10 +72,8 @@ def backtest(
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
         if quantiles is not None and calibration is not None:
             wide = spread(values, config)
-            values_at = quantiles_of(
-                network.output, parameters, wide, calibration, quantiles.levels
-            )
-            quantiles.add(values_at.numpy(), target, unit)
+            at = quantiles_of(network.output, parameters, wide, calibration, quantiles.levels)
+            quantiles.add(at.numpy(), target, unit)
         scale = None
         if naive_error is not None:
             scale = naive_error[segments.series[segments.of_rows(origins - 1)]][:, None]
@@ -86,7 +84,6 @@ def backtest(
             "naive": np.nan_to_num(naive),
             "seasonal_naive": np.nan_to_num((seasonal.forecast(origins, h) - center) / std),
         }
-        shift = 0.0 if is_scaled else mean
         plain = {name: answer * unit + shift for name, answer in answers.items()}
         for name, errors in (by_step or {}).items():
             errors.add(plain[name], target * unit + shift)

@@ -163,8 +163,8 @@ class _Session(RunSession):
         callbacks: Sequence[Callback],
         base: StoredForecaster | None,
     ) -> Trained:
-        config, device, found = start.options, start.device, start.found
-        dataset = self._prepare(config, found, base)
+        config, device, checkpoint = start.options, start.device, start.checkpoint
+        dataset = self._prepare(config, checkpoint, base)
         self.mark()
         if config.output == "negative_binomial":
             require_counts(dataset)
@@ -181,26 +181,29 @@ class _Session(RunSession):
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         loader = training_loader(config, sizes, dataset.table, split, self.stop)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        ending = self.ending(config, found, loader.steps_per_epoch)
+        stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         plan = TrainingPlan(
-            config, ending, device, config.eval_every, config.evaluations,
+            config, stop_criterion, device, config.eval_every, config.evaluations,
             ceiling.get("ceiling_gflops", 0.0), self.began,
         )  # fmt: skip
-        closing = Closing(self, stored, dataset, split, inputs, valid, ending.budget_s)
+        closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         task = ForecastTask(config, network, inputs, loader, valid, device, closing)
         self.notes += dataset.notes
-        with self.files(found, config.tensorboard):
+        with self.files(checkpoint, config.tensorboard):
             self.announce(
-                task, plan, found, {**ceiling, **self._about(task, stored, dataset, precision.why)}
+                task,
+                plan,
+                checkpoint,
+                {**ceiling, **self._about(task, stored, dataset, precision.why)},
             )
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            result = self.fit(task, plan, found, callbacks)
+            result = self.fit(task, plan, checkpoint, callbacks)
         return Trained(closing.stored, dataset, split, inputs, result)
 
     def _prepare(
-        self, config: ForecastConfig, found: Checkpoint | None, base: StoredForecaster | None
+        self, config: ForecastConfig, checkpoint: Checkpoint | None, base: StoredForecaster | None
     ) -> SeriesDataset:
         dataset = prepare(
             self._frame,
@@ -217,7 +220,7 @@ class _Session(RunSession):
                     " another with ",
                     Setting("target", ...),
                 )
-        if found is not None and _key_of(found) != dataset.key:
+        if checkpoint is not None and _key_of(checkpoint) != dataset.key:
             assert self.run is not None
             begun = read_history(self.run.metrics_path).start.get("source") or "another table"
             raise FormatError(
@@ -254,8 +257,8 @@ class _Session(RunSession):
         }
 
 
-def _stored_configs(found: Checkpoint) -> tuple[ForecastConfig, ForecastConfig]:
-    return stored_configs(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
+def _stored_configs(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig]:
+    return stored_configs(checkpoint.files[CONFIG_FILE], checkpoint.path / CONFIG_FILE)
 
 
 def _untrained(
@@ -331,10 +334,10 @@ def _precision(
     return choose_precision(config.precision, device, about, time_pass)
 
 
-def _key_of(found: Checkpoint) -> object:
+def _key_of(checkpoint: Checkpoint) -> object:
     """Returns the key of the table that a run was begun with."""
-    with reading(found):
-        return json.loads(found.files[CONFIG_FILE])["data"]["key"]
+    with reading(checkpoint):
+        return json.loads(checkpoint.files[CONFIG_FILE])["data"]["key"]
 
 
 def _source_text(frame: Any) -> str:

@@ -116,10 +116,10 @@ class _Session(RunSession):
     def train(self, config: SequenceConfig, resume: bool, callbacks: Sequence[Callback]) -> Trained:
         names = [field.name for field in dataclasses.fields(config)]
         with self.start(
-            config, names, resume, lambda found: _options(found)[:2], MAY_CHANGE
+            config, names, resume, lambda checkpoint: _options(checkpoint)[:2], MAY_CHANGE
         ) as start:
             key = self._data.key
-            if start.found is not None and key != _options(start.found)[2]:
+            if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
                 assert self.run is not None
                 raise FormatError(
                     f"'{self.run.path}' was started with other sequences or answers; resume with"
@@ -132,7 +132,7 @@ class _Session(RunSession):
         self, start: Start[SequenceConfig], key: str, callbacks: Sequence[Callback]
     ) -> Trained:
         self.mark()
-        config, device, found = start.options, start.device, start.found
+        config, device, checkpoint = start.options, start.device, start.checkpoint
         data, labelled = self._data, self._data.labelled
         if (config.steps, config.epochs, config.budget) == (None, None, None):
             config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
@@ -148,20 +148,20 @@ class _Session(RunSession):
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
-        with self.files(found, config.tensorboard):
+        with self.files(checkpoint, config.tensorboard):
             task = SequenceTask(
                 stored, labelled, data.train, data.held_out, device, files, self.run,
                 self.report_s(),
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
-                config, self.ending(config, found, steps), device,
+                config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
                 ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
             )  # fmt: skip
             about = self._about(task, stored, precision.why, device)
-            self.announce(task, plan, found, {**ceiling, **about})
-            result = self.fit(task, plan, found, callbacks)
+            self.announce(task, plan, checkpoint, {**ceiling, **about})
+            result = self.fit(task, plan, checkpoint, callbacks)
         return stored, result
 
     def _precision(
@@ -197,9 +197,9 @@ class _Session(RunSession):
         }
 
 
-def _options(found: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
+def _options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
     """Returns the options of a checkpoint, resolved and as given, and the key of its data."""
-    return read_options(found.files[CONFIG_FILE], found.path / CONFIG_FILE)
+    return read_options(checkpoint.files[CONFIG_FILE], checkpoint.path / CONFIG_FILE)
 
 
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:

@@ -36,13 +36,13 @@ class Resolved:
 
     Attributes:
         config: every field that matters is set.
-        ending: when the run stops.
+        stop_criterion: when the run stops.
         precision: the number format and the measurement behind it.
         notes: sentences to say aloud.
     """
 
     config: TrainConfig
-    ending: StopCriterion
+    stop_criterion: StopCriterion
     precision: PrecisionChoice
     notes: tuple[str, ...]
 
@@ -65,8 +65,8 @@ def choose_seq_length(
     elif config.epochs is not None:
         total = config.epochs * train_tokens
     else:
-        ending = StopCriterion.of(config, 1)
-        total = _expected_tokens(ending, precision, step_tokens, config.accumulate)
+        stop_criterion = StopCriterion.of(config, 1)
+        total = _expected_tokens(stop_criterion, precision, step_tokens, config.accumulate)
     return replace(config, seq_length=SHORT if total < SHORT_RUN_TOKENS else LONG)
 
 
@@ -129,10 +129,10 @@ def resolve(
         steps_per_epoch: optimizer steps of one pass over the training split.
         num_parameters: of the model.
     """
-    ending = StopCriterion.of(config, steps_per_epoch)
+    stop_criterion = StopCriterion.of(config, steps_per_epoch)
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length
-    total = _expected_tokens(ending, precision, step_tokens, config.accumulate)
+    total = _expected_tokens(stop_criterion, precision, step_tokens, config.accumulate)
     epochs = total / train_tokens
     notes = []
     dropout = config.dropout
@@ -149,7 +149,9 @@ def resolve(
     every = config.eval_every
     if every is None:
         scored = valid_tokens
-        if ending.budget_s is not None:  # the trainer scores no more than a tenth of it can pay
+        if (
+            stop_criterion.budget_s is not None
+        ):  # the trainer scores no more than a tenth of it can pay
             scored = min(scored, int(0.1 * total))
         every = math.ceil(scored * _EVALUATION_COST / EVALUATION_SHARE / step_tokens)
         every = max(1, every, math.ceil(total / step_tokens / 20))
@@ -162,17 +164,17 @@ def resolve(
         device="cuda" if device.type == "cuda" else "cpu",
         threads=torch.get_num_threads(),
     )
-    return Resolved(chosen, ending, precision, tuple(notes))
+    return Resolved(chosen, stop_criterion, precision, tuple(notes))
 
 
 def _expected_tokens(
-    ending: StopCriterion, precision: PrecisionChoice, step_tokens: int, accumulate: int
+    stop_criterion: StopCriterion, precision: PrecisionChoice, step_tokens: int, accumulate: int
 ) -> float:
-    if ending.total_steps is not None:
-        return float(ending.total_steps * step_tokens)
-    assert ending.budget_s is not None
+    if stop_criterion.total_steps is not None:
+        return float(stop_criterion.total_steps * step_tokens)
+    assert stop_criterion.budget_s is not None
     step_s = max(precision.step_s, 1e-4) * accumulate * _STEP_OVER_PASS
-    return ending.budget_s / step_s * step_tokens
+    return stop_criterion.budget_s / step_s * step_tokens
 
 
 def default_dropout(epochs: float, parameters_per_token: float) -> float:

@@ -182,9 +182,9 @@ class _Session(RunSession):
             return self._train(start, callbacks)
 
     def _train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
-        config, device, found = start.options, start.device, start.found
+        config, device, checkpoint = start.options, start.device, start.checkpoint
         assert self.run is not None
-        texts = self._prepare(config, found)
+        texts = self._prepare(config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
         model = LanguageModel(
@@ -193,7 +193,7 @@ class _Session(RunSession):
         precision = _precision(config, model, device)
         model.strict_kernels = config.strict_kernels
         notes: tuple[str, ...] = ()
-        if found is None:
+        if checkpoint is None:
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
         loader = TextLoader(open_batches(config, splits.train), self.stop)
@@ -206,21 +206,22 @@ class _Session(RunSession):
         if precision.is_recalled:
             self.notes.append(measurements.note("the times of a pass were"))
         self.notes += [*texts.notes(), *notes, *resolved.notes]
+        stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
-            config, self.ending(config, found, loader.steps_per_epoch), device, config.eval_every,
+            config, stop_criterion, device, config.eval_every,
             ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
         )  # fmt: skip
         files = model_files(model.config, config, text, given=start.given, held_out=texts.held_out)
-        with self.files(found, config.tensorboard):
+        with self.files(checkpoint, config.tensorboard):
             task = TextTask(
                 config, model, loader, splits.valid, text.tokenizer, device, files,
                 lambda weights: self._publish(files, weights), self.report_s(),
                 self._final_test(texts, plan),
             )  # fmt: skip
             about = self._about(text, splits, plan, model, resolved)
-            self.announce(task, plan, found, {**ceiling, **about})
+            self.announce(task, plan, checkpoint, {**ceiling, **about})
             own = [_samples(config, text.tokenizer)] if config.sample_every else []
-            result = self.fit(task, plan, found, [*own, *callbacks])
+            result = self.fit(task, plan, checkpoint, [*own, *callbacks])
         return Run(self.run.path, result.last.detail, task.tested)
 
     def _final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -229,7 +230,7 @@ class _Session(RunSession):
         assert self.run is not None
         path, text = self.run.path, texts.held_out["test"]
         return FinalTest(
-            text.source, text.ids, plan.ending.budget_s,
+            text.source, text.ids, plan.stop_criterion.budget_s,
             lambda: load_language_model(path).model.to(plan.device),
             self.watch("scoring the test text", "tokens"),
         )  # fmt: skip
@@ -238,14 +239,14 @@ class _Session(RunSession):
         assert self.run is not None
         self.run.publish({**files, "model.safetensors": weights_file(weights)})
 
-    def _prepare(self, config: TrainConfig, found: Checkpoint | None) -> RunText:
+    def _prepare(self, config: TrainConfig, checkpoint: Checkpoint | None) -> RunText:
         assert self.run is not None
         opened = open_held_out(config, self._source)
         tokenizer, begun = None, None
-        if found is not None:
-            with reading(found):
-                tokenizer = load_tokenizer(found.files["tokenizer.json"])
-                begun = _begun_with(found)
+        if checkpoint is not None:
+            with reading(checkpoint):
+                tokenizer = load_tokenizer(checkpoint.files["tokenizer.json"])
+                begun = _begun_with(checkpoint)
             for part in PARTS:
                 if (part in begun) != (part in opened):
                     raise another_text(self.run.path, begun.get(part), opened.get(part), part)
@@ -345,9 +346,9 @@ def explain_training(
         return explain(model, tokens)
 
 
-def _begun_with(found: Checkpoint) -> dict[str, Any]:
+def _begun_with(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns what a checkpoint says of the text that the run was started with."""
-    data: dict[str, Any] = json.loads(found.files["config.json"])["data"]
+    data: dict[str, Any] = json.loads(checkpoint.files["config.json"])["data"]
     kinds = {"source": str, "key": str, "num_chars": int}
     for text in (data, *(data[part] for part in PARTS if part in data)):
         for name, kind in kinds.items():
@@ -356,9 +357,9 @@ def _begun_with(found: Checkpoint) -> dict[str, Any]:
     return data
 
 
-def stored_configs(found: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
+def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options of a checkpoint, resolved and as the user first gave them."""
-    stored = in_todays_names(json.loads(found.files["config.json"]))
+    stored = in_todays_names(json.loads(checkpoint.files["config.json"]))
     begun, first = (from_dict(stored[name], "config.json") for name in ("train", "given"))
     return begun, first
 

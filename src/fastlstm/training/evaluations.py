@@ -25,12 +25,12 @@ class EvaluationSchedule:
     Attributes:
         every: steps between evaluations, or None.
         count: evaluations in the run, where `every` is None.
-        ending: when the run stops.
+        stop_criterion: when the run stops.
     """
 
     every: int | None
     count: int
-    ending: StopCriterion
+    stop_criterion: StopCriterion
 
     def slot(self, done: float) -> int:
         """Returns how many of `count` evaluations are due when so much of the run is done."""
@@ -46,12 +46,12 @@ class EvaluationSchedule:
         """
         if progress.step == 0 or progress.evaluated_step == progress.step:
             return False
-        is_late = progress.evaluations == 0 and self.ending.budget_s is not None
+        is_late = progress.evaluations == 0 and self.stop_criterion.budget_s is not None
         if self.every is not None:
             return progress.step % self.every == 0 or (is_late and done >= _FIRST)
         if self.slot(done) <= progress.slot:
             return False
-        if self.ending.budget_s is None:
+        if self.stop_criterion.budget_s is None:
             return True
         spent_s = progress.spent.get("evaluations", 0.0)
         return spent_s <= EVALUATION_SHARE * (elapsed_s - progress.setup_s)
@@ -60,7 +60,7 @@ class EvaluationSchedule:
         """Returns how many evaluations are still to come, about."""
         if self.every is None:
             return self.count - progress.slot
-        return ((self.ending.total_steps or 0) - progress.step) // self.every
+        return ((self.stop_criterion.total_steps or 0) - progress.step) // self.every
 
     def limit(self, task: Task, progress: Progress, unit_s: float) -> int:
         """Returns how many validation units an evaluation scores.
@@ -70,12 +70,12 @@ class EvaluationSchedule:
             progress: of the run.
             unit_s: seconds of scoring a unit, 0 where unknown.
         """
-        if self.ending.budget_s is not None:
-            left_s = max(self.ending.budget_s - progress.setup_s, 0.0)
+        if self.stop_criterion.budget_s is not None:
+            left_s = max(self.stop_criterion.budget_s - progress.setup_s, 0.0)
             share = EVALUATION_SHARE / self.count if self.every is None else _SHARE_OF_ONE
             fitting = share * left_s / unit_s if unit_s else float(task.num_valid)
         elif self.every is None:
-            trained = (self.ending.total_steps or 0) * task.step_units
+            trained = (self.stop_criterion.total_steps or 0) * task.step_units
             fitting = _SCORED_PER_TRAINED * trained / self.count
         else:
             fitting = float(task.num_valid)

@@ -71,7 +71,7 @@ class EventHub:
                 self.say("warning", f"{name} stopped ({error.strerror}); the run continues")
 
     @contextmanager
-    def files(self, found: Checkpoint | None, tensorboard: bool) -> Iterator[None]:
+    def files(self, checkpoint: Checkpoint | None, tensorboard: bool) -> Iterator[None]:
         """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
         run = self._run
         if run is None:
@@ -84,11 +84,11 @@ class EventHub:
                 Setting("tensorboard", False),
             )
         run.unseal_metrics()
-        if found is not None and "metrics" in found.meta:
-            self._continue_metrics(found)
+        if checkpoint is not None and "metrics" in checkpoint.meta:
+            self._continue_metrics(checkpoint)
         self._files = [MetricsFile(run.metrics_path)]
         if tensorboard:
-            first = 0 if found is None else found.step
+            first = 0 if checkpoint is None else checkpoint.step
             self._files.append(TensorBoardWriter(run.tensorboard_dir, first))
         for event in self._early:
             self._hand_out(event, self._files)
@@ -98,7 +98,7 @@ class EventHub:
             yield
         except BudgetError as error:
             is_trained = False
-            step = 0 if found is None else found.step
+            step = 0 if checkpoint is None else checkpoint.step
             self._hand_out({"event": "end", "reason": str(error), "step": step}, self._files)
             raise
         finally:
@@ -130,10 +130,10 @@ class EventHub:
         except (FastLSTMError, OSError) as error:
             self.say("warning", str(error))
 
-    def _continue_metrics(self, found: Checkpoint) -> None:
+    def _continue_metrics(self, checkpoint: Checkpoint) -> None:
         assert self._run is not None
         try:
-            truncate_metrics(self._run.metrics_path, found.meta["metrics"])
+            truncate_metrics(self._run.metrics_path, checkpoint.meta["metrics"])
         except CorruptFileError as error:
             aside = self._run.metrics_path.with_suffix(".damaged")
             self._run.metrics_path.replace(aside)

@@ -47,8 +47,8 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
     """
     _emit_skip(trainer, culprit, "rolled back to the last good checkpoint")
     guard, before = trainer.state.guard, trainer.progress
-    found = trainer.snapshots.last_good()
-    if guard.roll_back() or found is None:
+    checkpoint = trainer.snapshots.last_good()
+    if guard.roll_back() or checkpoint is None:
         raise NonFiniteError(
             f"step {before.step}: {culprit} is NaN or Inf and came back after"
             f" {counted(guard.rollbacks - 1, 'roll-back')}; lower ",
@@ -58,13 +58,13 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
             ", or try ",
             Setting("precision", "fp32"),
         )
-    trainer.restore(found.tensors, found.meta, keep_guard=True)
+    trainer.restore(checkpoint.tensors, checkpoint.meta, keep_guard=True)
     progress = trainer.progress
     progress.lr_scale = before.lr_scale * 0.5
     progress.best_step, progress.best_loss = before.best_step, before.best_loss
     progress.best_bits_per_char = before.best_bits_per_char
     progress.spent, progress.scored = before.spent, before.scored
-    trainer.say("warning", f"continuing from {found.path.name} with half the learning rate")
+    trainer.say("warning", f"continuing from {checkpoint.path.name} with half the learning rate")
 
 
 def _emit_skip(trainer: Trainer, culprit: str, action: str) -> None:

@@ -32,10 +32,10 @@ def checkpoint_to_resume(
         RunDirectoryError: there is a run, and it is not to be resumed.
         CorruptFileError: all its checkpoints are damaged.
     """
-    found, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
-    if found is not None and not resume:
+    checkpoint, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
+    if checkpoint is not None and not resume:
         raise RunDirectoryError(
-            f"'{run.path}' already contains a run (step {found.step}); give ",
+            f"'{run.path}' already contains a run (step {checkpoint.step}); give ",
             Setting("resume", True),
             " to continue it, or another ",
             Setting("out"),
@@ -47,46 +47,52 @@ def checkpoint_to_resume(
             Setting("out"),
         )
     for error in damage:
-        if found is None:
+        if checkpoint is None:
             raise error
-        say("warning", f"{error}; continuing from {found.path.name}")
-    return found
+        say("warning", f"{error}; continuing from {checkpoint.path.name}")
+    return checkpoint
 
 
 def remaining(
-    run: RunDirectory, found: Checkpoint, ending: StopCriterion, notes: list[str]
+    run: RunDirectory, checkpoint: Checkpoint, stop_criterion: StopCriterion, notes: list[str]
 ) -> StopCriterion:
     """Returns the end of a resumed run.
 
     Args:
         run: its directory.
-        found: the checkpoint that it continues from.
-        ending: as the options say.
+        checkpoint: the checkpoint that it continues from.
+        stop_criterion: as the options say.
         notes: receives a sentence where nothing is left to train.
 
     Raises:
         BudgetError: the run ended by this very budget before.
     """
-    if ending.total_steps is not None and found.step >= ending.total_steps:
-        told = f"already complete: it ends after {ending.text} and has trained {found.step:,};"
-        notes.append(Message(f"{told} nothing is left to train, give more ", Setting(ending.kind)))
+    if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
+        told = f"already complete: it ends after {stop_criterion.text}"
+        told += f" and has trained {checkpoint.step:,};"
+        notes.append(
+            Message(f"{told} nothing is left to train, give more ", Setting(stop_criterion.kind))
+        )
     end = read_history(run.metrics_path).end or {}
     reason = str(end.get("reason"))
     by_budget = reason.startswith(("budget", "trained 0"))
-    if ending.budget_s is None or not by_budget or end.get("step") != found.step:
-        return ending
-    ending = dataclasses.replace(ending, over_at=found.step)
-    if reason == ending.text:
-        ending.require_steps(found.step, 0.0)
-    return ending
+    if stop_criterion.budget_s is None or not by_budget or end.get("step") != checkpoint.step:
+        return stop_criterion
+    stop_criterion = dataclasses.replace(stop_criterion, over_at=checkpoint.step)
+    if reason == stop_criterion.text:
+        stop_criterion.require_steps(checkpoint.step, 0.0)
+    return stop_criterion
 
 
-def resumed(found: Checkpoint | None) -> Event:
+def resumed(checkpoint: Checkpoint | None) -> Event:
     """Returns what a start event says of the checkpoint that a run continues from."""
-    if found is None:
+    if checkpoint is None:
         return {"resumed_from": None, "resumed_s": None}
-    with reading(found):
-        return {"resumed_from": found.step, "resumed_s": float(found.meta["progress"]["elapsed_s"])}
+    with reading(checkpoint):
+        return {
+            "resumed_from": checkpoint.step,
+            "resumed_s": float(checkpoint.meta["progress"]["elapsed_s"]),
+        }
 
 
 def resumed_config(

@@ -47,13 +47,13 @@ class Start(Generic[OptionsT]):
         options: resolved where the run continues, else as given.
         given: as the user first gave them.
         device: where it runs.
-        found: the checkpoint that it continues from, or None.
+        checkpoint: the checkpoint that it continues from, or None.
     """
 
     options: OptionsT
     given: OptionsT
     device: torch.device
-    found: Checkpoint | None
+    checkpoint: Checkpoint | None
 
 
 class RunSession:
@@ -91,9 +91,11 @@ class RunSession:
         """Hands out a message; level is info or warning."""
         self._hub.say(level, text)
 
-    def files(self, found: Checkpoint | None, tensorboard: bool) -> AbstractContextManager[None]:
+    def files(
+        self, checkpoint: Checkpoint | None, tensorboard: bool
+    ) -> AbstractContextManager[None]:
         """Opens metrics.jsonl and TensorBoard's files; the report is written at the end."""
-        return self._hub.files(found, tensorboard)
+        return self._hub.files(checkpoint, tensorboard)
 
     @contextmanager
     def start(
@@ -113,31 +115,31 @@ class RunSession:
             stored: returns the options of a checkpoint, resolved and as they were given.
             may_change: options that a resumed run may be given anew.
         """
-        given, found = options, None
+        given, checkpoint = options, None
         if self.run is not None:
-            found = checkpoint_to_resume(self.run, resume, self.say)
-        if found is not None:
-            with reading(found):
-                begun, given = stored(found)
+            checkpoint = checkpoint_to_resume(self.run, resume, self.say)
+        if checkpoint is not None:
+            with reading(checkpoint):
+                begun, given = stored(checkpoint)
             options = resumed_config(options, names, begun, given, may_change)
         if self.run is not None or options.threads is not None:
             self.set_threads(options.threads)
         device = set_up_device(options)
         with torch.random.fork_rng(generators(device)):
-            yield Start(options, given, device, found)
+            yield Start(options, given, device, checkpoint)
 
-    def ending(
-        self, options: TrainingOptions, found: Checkpoint | None, steps_per_epoch: int
+    def stop_criterion(
+        self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int
     ) -> StopCriterion:
         """Returns when the run ends.
 
         Raises:
             BudgetError: it is resumed and ended by this very budget before.
         """
-        ending = StopCriterion.of(options, steps_per_epoch)
-        if found is None or self.run is None:
-            return ending
-        return remaining(self.run, found, ending, self.notes)
+        stop_criterion = StopCriterion.of(options, steps_per_epoch)
+        if checkpoint is None or self.run is None:
+            return stop_criterion
+        return remaining(self.run, checkpoint, stop_criterion, self.notes)
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; more than cores are said at once."""
@@ -151,7 +153,7 @@ class RunSession:
         self,
         task: Task,
         plan: TrainingPlan,
-        found: Checkpoint | None,
+        checkpoint: Checkpoint | None,
         callbacks: Sequence[Callback],
     ) -> TrainingResult:
         """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
@@ -162,17 +164,17 @@ class RunSession:
             task, plan, self.emit, self.stop, snapshots, callbacks,
             None if run is None else str(run.path), self.watch("evaluating", task.unit),
         )  # fmt: skip
-        return trainer.fit(found)
+        return trainer.fit(checkpoint)
 
     def announce(
-        self, task: Task, plan: TrainingPlan, found: Checkpoint | None, about: Event
+        self, task: Task, plan: TrainingPlan, checkpoint: Checkpoint | None, about: Event
     ) -> None:
         """Emits the `start` event, then the notes.
 
         Args:
             task: what is trained.
             plan: how.
-            found: the checkpoint that it continues from.
+            checkpoint: the checkpoint that it continues from.
             about: what the event holds beside what all tasks share.
         """
         options = plan.options
@@ -186,10 +188,10 @@ class RunSession:
                 "num_parameters": sum(p.numel() for p in task.model.parameters()),
                 "flop_per_unit": task.flop_per_unit,
                 "ceiling_gflops": plan.ceiling_gflops,
-                "end": plan.ending.text,
+                "end": plan.stop_criterion.text,
                 **{name: getattr(options, name) for name in _ANNOUNCED},
                 "threads": torch.get_num_threads(),
-                **resumed(found),
+                **resumed(checkpoint),
                 **about,
             }
         )
@@ -213,14 +215,14 @@ class RunSession:
         What was measured in an earlier run goes into `notes`.
         """
         threads = torch.get_num_threads()
-        found = hardware.ceilings(precision, threads, device=device)
+        ceilings = hardware.ceilings(precision, threads, device=device)
         shape = "x".join(map(str, hardware.GEMM_SHAPE))
-        how = f"{found.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
-        if found.is_busy:
+        how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        if ceilings.is_busy:
             how += ", while the machine was busy"
-        if found.is_recalled:
+        if ceilings.is_recalled:
             self.notes.append(measurements.note("the ceiling was"))
-        return {"ceiling_gflops": found.gemm_gflops, "ceiling_how": how}
+        return {"ceiling_gflops": ceilings.gemm_gflops, "ceiling_how": how}
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""

@@ -41,7 +41,7 @@ class TrainingPlan:
 
     Attributes:
         options: resolved; the learning rate is not None.
-        ending: when the run stops.
+        stop_criterion: when the run stops.
         device: where it runs.
         eval_every: steps between evaluations; None spreads `evaluations` evenly over the run.
         evaluations: in the run.
@@ -50,7 +50,7 @@ class TrainingPlan:
     """
 
     options: TrainingOptions
-    ending: StopCriterion
+    stop_criterion: StopCriterion
     device: torch.device
     eval_every: int | None = None
     evaluations: int = 16
@@ -136,13 +136,15 @@ class Trainer:
             task, options, self.state,
             lambda: self.callbacks.gradients(self), lambda: self.callbacks.update(self), self.say,
         )  # fmt: skip
-        self._evaluations = EvaluationSchedule(plan.eval_every, plan.evaluations, plan.ending)
+        self._evaluations = EvaluationSchedule(
+            plan.eval_every, plan.evaluations, plan.stop_criterion
+        )
         self._meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._started = time.perf_counter() if plan.started is None else plan.started
         self._saves, self._saved_step = SaveTimes(options.checkpoint_every), -1
         self._last: Score | None = None
         self._last_event: Event = {}
-        self._reason = plan.ending.text
+        self._reason = plan.stop_criterion.text
         self._is_ended = False
 
     @property
@@ -160,12 +162,12 @@ class Trainer:
         """The optimizers."""
         return self.state.optimizers
 
-    def fit(self, found: Checkpoint | None = None) -> TrainingResult:
+    def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
         """Runs to the end. A task that does not publish at once has the best weights in its model
         afterwards.
 
         Args:
-            found: a verified checkpoint to continue from, or None to start.
+            checkpoint: a verified checkpoint to continue from, or None to start.
 
         Raises:
             Stopped: `stop` said so; the state is saved.
@@ -174,9 +176,9 @@ class Trainer:
             BudgetError: the budget was over before the first step.
         """
         self._seed()
-        if found is not None:
-            with reading(found):
-                self.restore(found.tensors, found.meta)
+        if checkpoint is not None:
+            with reading(checkpoint):
+                self.restore(checkpoint.tensors, checkpoint.meta)
         progress = self.progress
         before_s, self._started = progress.elapsed_s, self._started - progress.elapsed_s
         progress.add("setup", self.elapsed_s() - before_s)
@@ -185,7 +187,7 @@ class Trainer:
         self.callbacks.begin(self)
         try:
             with closing(self.task.loader):
-                if found is None and self.done() < 1.0:
+                if checkpoint is None and self.done() < 1.0:
                     self._save_if_possible()
                 self._train()
                 self._save_last()
@@ -208,10 +210,10 @@ class Trainer:
     def _train(self) -> None:
         """Steps and evaluates to the end; the last step is evaluated."""
         self._loop()
-        self.plan.ending.require_steps(self.progress.step, self.progress.setup_s)
+        self.plan.stop_criterion.require_steps(self.progress.step, self.progress.setup_s)
         while self._last is None or self.progress.evaluated_step != self.progress.step:
             if not self.evaluate():  # rolled back: the steps since are taken again
-                self._is_ended, self._reason = False, self.plan.ending.text
+                self._is_ended, self._reason = False, self.plan.stop_criterion.text
                 self._loop()
 
     def _loop(self) -> None:
@@ -246,11 +248,11 @@ class Trainer:
     def done(self) -> float:
         """Returns how much of the training is done, 0..1."""
         progress, reserve_s = self.progress, 0.0
-        if self.plan.ending.budget_s is not None:
+        if self.plan.stop_criterion.budget_s is not None:
             unit_s = self._meter.unit_s
             reserve_s = self._meter.evaluation_s or unit_s * (progress.scored or self._limit())
             reserve_s += self._meter.save_s + _CLOSING_S + self.task.finish_s(unit_s)
-        return self.plan.ending.progress(
+        return self.plan.stop_criterion.progress(
             progress.step, self.elapsed_s(), progress.setup_s, reserve_s
         )
 
@@ -441,11 +443,13 @@ class Trainer:
     # events -------------------------------------------------------------------------------------
 
     def _emit_step(self, rate: float) -> None:
-        progress, ending = self.progress, self.plan.ending
-        if ending.budget_s is not None:
-            eta_s = max(ending.budget_s - self.elapsed_s(), 0.0)
+        progress, stop_criterion = self.progress, self.plan.stop_criterion
+        if stop_criterion.budget_s is not None:
+            eta_s = max(stop_criterion.budget_s - self.elapsed_s(), 0.0)
         else:
-            eta_s = self._meter.seconds_per_step * ((ending.total_steps or 0) - progress.step)
+            eta_s = self._meter.seconds_per_step * (
+                (stop_criterion.total_steps or 0) - progress.step
+            )
             eta_s += self._evaluations.left(progress) * self._meter.evaluation_s
         rates = self._meter.take(self.task.loader.wait_s)
         self.emit(
