@@ -160,7 +160,7 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/config.json").read_text())["kind"] == "forecaster"
     assert trained.stored.config.input_size == 24
     report = (tmp_path / "run" / "report.html").read_text()
-    for part in ("On the test part", "Forecast of y", "Calibration of the intervals", "windows/s"):
+    for part in ("Test set", "Forecast of y", "Calibration of the intervals", "windows/s"):
         assert part in report
 
 
