@@ -142,7 +142,7 @@ def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_pat
 
 def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    config = ForecastConfig(**QUICK)
+    config = ForecastConfig(**QUICK, log_every=10)
     trained = train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
     kinds = [event["event"] for event in events]
     assert kinds[-1] == "end"
@@ -544,7 +544,12 @@ def test_rates_of_a_resumed_run_are_of_its_own_steps(
     monkeypatch.setattr(WindowLoader, "wait_s", waited, raising=False)
     events: list[dict[str, Any]] = []
     found = train_forecaster(
-        path, ForecastConfig(**QUICK, log_every=1), out=out, resume=True, observers=[events.append]
+        path,
+        ForecastConfig(**QUICK, log_every=1),
+        out=out,
+        resume=True,
+        given=["log_every"],
+        observers=[events.append],
     )
     first = next(event for event in events if event["event"] == "step")
     assert first["units_per_s"] > 1.0
