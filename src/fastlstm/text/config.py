@@ -195,6 +195,12 @@ class TrainConfig(TrainingOptions, CellOptions):
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
         self.check_schedule()
+        names = self.active(training=False)
+        if self.strict_kernels and self.sample_every > 0 and names:
+            raise ConfigError(
+                f"the native decoder has no {', '.join(names)}: samples would be written on torch,"
+                " which ", Setting("strict_kernels"), " refuses; give ", Setting("sample_every", 0),
+            )  # fmt: skip
         if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError(
                 Setting("lane_reset"), " works on lanes; with ", Setting("order", "windows"),
