@@ -194,6 +194,9 @@ class Trainer:
             self._emit_end(self._reason, {"final": self._last_event, **finish})
         except Stopped:
             self._stopped()
+        except NonFiniteError:
+            self.best.publish_if_possible()
+            raise
         finally:
             self.best.into_model()
             self.model.eval()
@@ -209,7 +212,7 @@ class Trainer:
         """Steps and evaluates to the end; the last step is evaluated."""
         self._loop()
         self.plan.ending.require_steps(self.progress.step, self.progress.setup_s)
-        while self._last is None or self.progress.evaluated_step != self.progress.step:
+        while self._last is None:
             if not self.evaluate():  # rolled back: the steps since are taken again
                 self._is_ended, self._reason = False, self.plan.ending.text
                 self._loop()
