@@ -35,6 +35,8 @@ def test_a_measurement_is_found_again_for_the_same_only(cache: Path) -> None:
     measurements.remember("pass", ABOUT, {"seconds": 0.5})
     assert measurements.recall("pass", ABOUT) == {"seconds": 0.5}
     assert len(list(cache.iterdir())) == 1
+    measurements.remember("pass", {"zoneout": (0.0, 0.1)}, {"seconds": 1.0})
+    assert measurements.recall("pass", {"zoneout": (0.0, 0.1)}) == {"seconds": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return None
     value = content.get("value")
-    return value if content.get("of") == dict(of) and isinstance(value, dict) else None
+    is_same = content.get("of") == json.loads(json.dumps(dict(of)))  # a tuple is stored as a list
+    return value if is_same and isinstance(value, dict) else None
 
 
 def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -> None:
