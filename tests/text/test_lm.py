@@ -104,7 +104,7 @@ def test_a_character_is_never_split(byte_lm):
 
 
 def test_unseen_characters_in_the_prompt_are_named(lm):
-    with pytest.raises(PromptError, match=r"the prompt has .* not hold: 'X' at 1, 'Y' at 3"):
+    with pytest.raises(PromptError, match=r"not in the vocabulary: 'X' at 1, 'Y' at 3"):
         lm.generate("aXbY")
 
 
