@@ -46,12 +46,12 @@ def signature_of(config: type[Any], positional: str, **more: Any) -> inspect.Sig
 
     Args:
         config: a dataclass; every field has a default.
-        positional: the field that comes first and may be given without its name.
-        more: further arguments, by name, with their defaults.
+        positional: field that comes first and can be given by position.
+        more: defaults of further arguments, by name.
     """
     hints = get_type_hints(config)
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    found = [
+    parameters = [
         inspect.Parameter(
             field.name,
             kinds[field.name == positional],
@@ -60,6 +60,6 @@ def signature_of(config: type[Any], positional: str, **more: Any) -> inspect.Sig
         )
         for field in dataclasses.fields(config)
     ]
-    found.sort(key=lambda parameter: parameter.kind)
-    found += [inspect.Parameter(name, kinds[0], default=more[name]) for name in more]
-    return inspect.Signature(found)
+    parameters.sort(key=lambda parameter: parameter.kind)
+    parameters += [inspect.Parameter(name, kinds[0], default=more[name]) for name in more]
+    return inspect.Signature(parameters)

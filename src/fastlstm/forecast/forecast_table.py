@@ -54,7 +54,7 @@ def predict_table(
     if future is not None:
         known = future_covariates(future, dataset, stored.schema, series, times)
     begins = table.segments.first_rows[last] + rows - sizes.input_size
-    found = []
+    answers = []
     for first in range(0, len(last), _SERIES_AT_ONCE):
         part = slice(first, first + _SERIES_AT_ONCE)
         past = read_windows(table, begins[part], sizes.input_size)
@@ -64,8 +64,8 @@ def predict_table(
             place = sizes.num_targets + sizes.num_past
             scaled = (known[part] - stored.scaler.mean[place:]) / stored.scaler.std[place:]
             values[:, sizes.input_size :, place:] = torch.from_numpy(scaled).float()
-        found.append(answer(stored.network, values, statics, stored.calibration, quantiles))
-    columns = _columns(stored, torch.cat(found), dataset.roles.target, quantiles)
+        answers.append(answer(stored.network, values, statics, stored.calibration, quantiles))
+    columns = _columns(stored, torch.cat(answers), dataset.roles.target, quantiles)
     return forecast_table(dataset, series, times, columns)
 
 

@@ -147,7 +147,7 @@ def note_of_short_series(
 
 
 def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
-    """Returns the longest run of training rows without gaps of every series, shape ``(series,)``."""
+    """Returns every series' longest run of training rows without gaps, shape ``(series,)``."""
     found = table.segments
     rows = np.clip(split.train_ends - found.first_rows, 0, None)
     begins = np.flatnonzero(np.diff(found.series, prepend=found.series[0] - 1))

@@ -235,7 +235,7 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
     )
     if type(size) is not int or size < 0 or not isinstance(digest, str):
         raise CorruptFileError(f"{path}: the mark of its checkpoint is not a size and a SHA-256")
-    found = FileRecord.of(b"").sha256
+    actual = FileRecord.of(b"").sha256
     if size:
         with storage.open_regular(path) as (descriptor, num_bytes):
             if num_bytes < size:
@@ -243,8 +243,8 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
                     f"{path}: has {counted(num_bytes, 'byte')}, its checkpoint recorded {size:,};"
                     " it was cut or damaged"
                 )
-            found = _digest(descriptor, size)
-    if found != digest:
+            actual = _digest(descriptor, size)
+    if actual != digest:
         raise CorruptFileError(
             f"{path}: its first {counted(size, 'byte')} differ from its checkpoint's record; it"
             " was changed or damaged"

@@ -1,4 +1,4 @@
-"""Values and weights of a stored model, checked before they are used."""
+"""Checks values and weights of a stored model before use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 @contextmanager
 def checked_values(origin: Path) -> Iterator[None]:
-    """Turns what a file's values raise that make no sense into a CorruptFileError."""
+    """Turns errors of invalid values in a file into CorruptFileError."""
     try:
         yield
     except KeyError as error:
@@ -29,15 +29,11 @@ def checked_values(origin: Path) -> Iterator[None]:
 
 
 def json_object(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Returns the JSON object that a file holds.
-
-    Raises:
-        CorruptFileError: it holds something else, or more than `limit` bytes.
-    """
-    found = parse_json(data, origin, limit)
-    if not isinstance(found, dict):
-        raise CorruptFileError(f"{origin}: holds {type(found).__name__}, expected a JSON object")
-    return found
+    """Parses a JSON object of at most `limit` bytes; raises CorruptFileError for anything else."""
+    value = parse_json(data, origin, limit)
+    if not isinstance(value, dict):
+        raise CorruptFileError(f"{origin}: holds {type(value).__name__}, expected a JSON object")
+    return value
 
 
 def restored_network(
@@ -47,19 +43,17 @@ def restored_network(
     described_by: Path,
     num_parts: int,
 ) -> ModuleT:
-    """Returns the network that stored tensors are the weights of, in evaluation mode.
-
-    No memory is taken for what the file does not hold: the shapes are compared before.
+    """Returns a network with stored weights, in evaluation mode; shapes are compared first.
 
     Args:
-        build: makes the network that is described.
+        build: makes the described network.
         weights: its state by name.
-        origin: the file they came from.
-        described_by: the file that describes the network.
-        num_parts: of the network that have weights of their own, such as layers.
+        origin: file of the weights.
+        described_by: file that describes the network.
+        num_parts: number of its parts with weights, such as layers.
 
     Raises:
-        CorruptFileError: another network is described.
+        CorruptFileError: the weights are of another network.
         NonFiniteError: a weight is NaN or Inf.
     """
     if num_parts > len(weights):  # each would take time
@@ -71,14 +65,14 @@ def restored_network(
         reason = str(error).splitlines()[0][:200]
         raise CorruptFileError(f"{described_by}: no such network ({reason})") from None
     for name in sorted(described.keys() | weights.keys()):
-        came, wanted = (
+        actual, expected = (
             None if t is None else f"{tuple(t.shape)} {t.dtype}"
             for t in (weights.get(name), described.get(name))
         )
-        if came != wanted:
+        if actual != expected:
             raise CorruptFileError(
-                f"{origin}: {name:.80} is {came}, {described_by.name} describes {wanted}; put the"
-                " right file back"
+                f"{origin}: {name:.80} is {actual}, {described_by.name} describes {expected}; put"
+                " the right file back"
             )
         if not bool(torch.isfinite(weights[name]).all()):
             raise NonFiniteError(f"{origin}: {name} is NaN or Inf; train it again")

@@ -30,14 +30,14 @@ def _groups(root: Path) -> list[tuple[Path, bool]]:
             own[True] = path
         elif "cpu" in controllers.split(","):
             own[False] = path
-    found = []
+    groups = []
     for mount_root, mount_point, is_v2 in _mounts(root):
         if is_v2 not in own:
             continue
         top = root / mount_point.lstrip("/")
         inner = _below(own[is_v2], mount_root)
-        found += [(top / part, is_v2) for part in (inner, *inner.parents)]
-    return found
+        groups += [(top / part, is_v2) for part in (inner, *inner.parents)]
+    return groups
 
 
 def _mounts(root: Path) -> list[tuple[str, str, bool]]:

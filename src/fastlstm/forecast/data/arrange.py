@@ -286,12 +286,12 @@ class Arrangement:
         is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
         if like is not None and is_alike and like.fits(sample, same):
             return like
-        found = find_frequency(sample, same, self._origin, self._in.has_clock)
-        if found == BUSINESS_DAYS and not all(
+        frequency = find_frequency(sample, same, self._origin, self._in.has_clock)
+        if frequency == BUSINESS_DAYS and not all(
             are_business_days(times[first:last]) for first, last in self._blocks()
         ):
             return DAYS
-        return found
+        return frequency
 
     def _cut(self, times: NDArray[np.int64], frequency: Frequency) -> Segments:
         """Cuts the rows at gaps and where a new series begins."""

@@ -66,13 +66,15 @@ def negative_binomial_quantiles(
     """
     m, d = mean.double().reshape(-1, 1), dispersion.double().reshape(-1, 1)
     shares = torch.tensor(levels, dtype=torch.float64)
-    found = torch.where(d * _LARGE_SHAPE > 1, _long(m, d, levels), _short(m, d, shares))
-    found = (found - 1e-9).ceil().clamp(min=0)
-    longest = 1.1 * found.amax(-1) + 30
+    counts_at = torch.where(d * _LARGE_SHAPE > 1, _long(m, d, levels), _short(m, d, shares))
+    counts_at = (counts_at - 1e-9).ceil().clamp(min=0)
+    longest = 1.1 * counts_at.amax(-1) + 30
     large = (longest >= _MAX_COUNT).nonzero()[:, 0]
     for part in large.split(_PART) if len(large) else ():
         first = torch.searchsorted(_below(m[part], d[part], _HEAD), shares.repeat(len(part), 1))
-        found[part] = torch.where(first < _HEAD, first.double(), found[part].clamp(min=_HEAD))
+        counts_at[part] = torch.where(
+            first < _HEAD, first.double(), counts_at[part].clamp(min=_HEAD)
+        )
     left = (longest < _MAX_COUNT).nonzero()[:, 0]
     while len(left):  # repeat with more counts if the largest level was not reached
         left, missed = left[longest[left].argsort()], []
@@ -80,11 +82,11 @@ def negative_binomial_quantiles(
             counts = int(longest[part[-1]]) + 1
             below = _below(m[part], d[part], counts)
             first = torch.searchsorted(below, shares.repeat(len(part), 1))
-            found[part] = first.double()
+            counts_at[part] = first.double()
             missed.append(part[(first == counts).any(-1)])
         left = torch.cat(missed)
         longest[left] *= 4
-    whole: Tensor = found.view(*mean.shape, len(levels))
+    whole: Tensor = counts_at.view(*mean.shape, len(levels))
     return whole.to(mean.dtype)
 
 
@@ -103,8 +105,8 @@ def _short(mean: Tensor, dispersion: Tensor, shares: Tensor) -> Tensor:
     """Returns quantiles of the gamma distribution with equal mean and variance, of large shape."""
     shape = mean / (1 + dispersion * mean)
     root = 1 - 1 / (9 * shape) + torch.special.ndtri(shares) / (3 * shape.sqrt())
-    found: Tensor = mean * root.clamp(min=0) ** 3 - 0.5
-    return found
+    counts_at: Tensor = mean * root.clamp(min=0) ** 3 - 0.5
+    return counts_at
 
 
 def _long(mean: Tensor, dispersion: Tensor, levels: Sequence[float]) -> Tensor:

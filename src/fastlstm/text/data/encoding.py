@@ -170,7 +170,7 @@ def learn_bpe(work: Pass, vocab_size: int, num_bytes: int) -> BpeTokenizer:
     return train_bpe(texts(), vocab_size)
 
 
-def write_ids(work: Pass, tokenizer: Tokenizer, found: Scan, path: Path) -> int:
+def write_ids(work: Pass, tokenizer: Tokenizer, scanned: Scan, path: Path) -> int:
     """Encodes the source into a new file of ids and fsyncs it; returns the number of ids.
 
     Raises:
@@ -187,7 +187,7 @@ def write_ids(work: Pass, tokenizer: Tokenizer, found: Scan, path: Path) -> int:
                 count += len(ids)
                 append(file, np.ascontiguousarray(ids, dtype=tokenizer.dtype).data.cast("B"))
         os.fsync(file.fileno())
-    if digest.hexdigest() != found.content:
+    if digest.hexdigest() != scanned.content:
         raise DataError(f"{work.source.name} changed while it was being read; run again")
     return count
 

@@ -1,4 +1,4 @@
-"""Training batches of a text, made ahead by a thread."""
+"""Training batches of a text, prefetched by a thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastlstm.text.data.lanes import Batch, Batches
 
 
 class TextLoader:
-    """Hands out batches; the thread that makes them starts with the first one.
+    """Hands out batches; the prefetching thread starts with the first one.
 
     Args:
-        batches: lanes or windows; they belong to the loader from here on.
+        batches: lanes or windows, owned by the loader from now on.
         should_stop: polled while waiting.
     """
 
@@ -28,29 +28,25 @@ class TextLoader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that `next` has waited in all."""
+        """Seconds that `next` has waited in total."""
         return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
 
     def next(self) -> Batch:
         """Returns the next batch.
 
         Raises:
-            Stopped: `should_stop` said so while waiting.
+            Stopped: `should_stop` returned True while waiting.
         """
         if self._ahead is None:
             self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
         return self._ahead.next()
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position behind the last batch handed out, whatever was made ahead."""
+        """Returns the position after the last batch handed out."""
         return (self._batches if self._ahead is None else self._ahead).state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a position of `state_dict`.
-
-        Raises:
-            CorruptFileError: no such position.
-        """
+        """Continues at a position of `state_dict`; raises CorruptFileError for an invalid one."""
         self.close()
         self._batches.load_state_dict(state)
 

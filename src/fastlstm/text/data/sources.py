@@ -215,13 +215,13 @@ def _walk(root: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
-    found: list[Path] = []
+    paths: list[Path] = []
     for directory, names, files in os.walk(root, onerror=refuse):
         names[:] = sorted(
             name for name in names if not name.startswith(".") and name != "__pycache__"
         )
-        found += [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
-    return sorted(found)
+        paths += [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
+    return sorted(paths)
 
 
 def _built_in(name: str) -> Source:

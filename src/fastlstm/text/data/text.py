@@ -267,37 +267,39 @@ class _Job:
         before, read_at = source.signature(), time.time_ns()
         passes = 3 if self.kind == "bpe" and self.tokenizer is None else 2
         self.work = replace(self.work, num_passes=passes)
-        found = scan(self.work)
-        entry = self._find(found.content)
+        scanned = scan(self.work)
+        entry = self._find(scanned.content)
         is_known = entry is not None
         if entry is None:
-            entry = self._encode(found, directory)
+            entry = self._encode(scanned, directory)
         if before and before == source.signature() and not _is_racy(before, read_at):
-            self.cache.remember(self._stat_key(before), found.content)
+            self.cache.remember(self._stat_key(before), scanned.content)
         return entry, is_known
 
-    def _encode(self, found: Scan, directory: Path) -> Entry:
-        tokenizer, unknown = self._tokenizer(found)
+    def _encode(self, scanned: Scan, directory: Path) -> Entry:
+        tokenizer, unknown = self._tokenizer(scanned)
         target = directory / "entry"
         with storage_errors(target, "write"):
             target.mkdir()
-        count = write_ids(self.work, tokenizer, found, target / "ids.bin")
-        meta = Meta(count, found.num_bytes, found.num_chars, tokenizer.fingerprint, unknown)
-        key = self._entry_key(found.content, tokenizer.fingerprint, bool(unknown))
+        count = write_ids(self.work, tokenizer, scanned, target / "ids.bin")
+        meta = Meta(count, scanned.num_bytes, scanned.num_chars, tokenizer.fingerprint, unknown)
+        key = self._entry_key(scanned.content, tokenizer.fingerprint, bool(unknown))
         entry = self.cache.store(key, target, tokenizer, meta)
         if self.tokenizer is None:
-            self.cache.remember(self._choice_key(found.content), tokenizer.fingerprint)
+            self.cache.remember(self._choice_key(scanned.content), tokenizer.fingerprint)
         if self.work.on_progress is not None:
             total = self.work.source.total_bytes
-            self.work.on_progress(found.num_bytes if total is None else total, total)
+            self.work.on_progress(scanned.num_bytes if total is None else total, total)
         return entry
 
-    def _tokenizer(self, found: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
+    def _tokenizer(self, scanned: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
         """Returns the tokenizer, and characters that it leaves out."""
         if isinstance(self.tokenizer, CharTokenizer):
-            unseen = self.tokenizer.unseen(found.seen)
+            unseen = self.tokenizer.unseen(scanned.seen)
             positions = find_unseen(self.work, unseen) if unseen else []
-            if positions and (self.unknown == "refuse" or not self.tokenizer.holds_any(found.seen)):
+            if positions and (
+                self.unknown == "refuse" or not self.tokenizer.holds_any(scanned.seen)
+            ):
                 raise UnknownCharacterError(
                     f"{self.work.source.name}: ", describe_unseen(positions)
                 )
@@ -306,10 +308,10 @@ class _Job:
         if self.tokenizer is not None:
             return self.tokenizer, []
         if self.kind == "char":
-            return CharTokenizer("".join(map(chr, np.flatnonzero(found.seen)))), []
+            return CharTokenizer("".join(map(chr, np.flatnonzero(scanned.seen)))), []
         if self.kind == "byte":
             return ByteTokenizer(), []
-        return learn_bpe(self.work, self.vocab_size, found.num_bytes), []
+        return learn_bpe(self.work, self.vocab_size, scanned.num_bytes), []
 
     def _find(self, content: str) -> Entry | None:
         if self.tokenizer is not None:
@@ -318,10 +320,10 @@ class _Job:
             fingerprint = self.cache.recall(self._choice_key(content))
         if not isinstance(fingerprint, str):
             return None
-        found = self.cache.find(self._entry_key(content, fingerprint))
-        if found is None and self.unknown == "count":
-            found = self.cache.find(self._entry_key(content, fingerprint, True))
-        return found
+        entry = self.cache.find(self._entry_key(content, fingerprint))
+        if entry is None and self.unknown == "count":
+            entry = self.cache.find(self._entry_key(content, fingerprint, True))
+        return entry
 
     def _stat_key(self, signature: list[list[str | int]]) -> str:
         return make_key("stat", signature, asdict(self.work.rules))

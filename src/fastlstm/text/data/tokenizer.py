@@ -184,8 +184,8 @@ class CharTokenizer(Tokenizer):
         points = code_points(text)
         unseen = np.flatnonzero(~self._known[points])
         if len(unseen):
-            found = [(chr(points[at]), int(at)) for at in unseen[:1000]]
-            raise UnknownCharacterError(describe_unseen(found))
+            characters = [(chr(points[at]), int(at)) for at in unseen[:1000]]
+            raise UnknownCharacterError(describe_unseen(characters))
         return self._table[points]
 
     def encode_utf8(self, data: bytes) -> Ids:
@@ -227,15 +227,15 @@ class KnownCharacters(CharTokenizer):
         return [(char, place) for place, char in unknown[:10]]
 
 
-def shown_characters(found: Sequence[tuple[str, int]]) -> str:
+def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
     """Returns ``'☃' at 12, 'ß' at 35`` for (character, position) pairs."""
-    return ", ".join(f"{char!r} at {position:,}" for char, position in found)
+    return ", ".join(f"{char!r} at {position:,}" for char, position in characters)
 
 
-def describe_unseen(found: list[tuple[str, int]]) -> Message:
+def describe_unseen(characters: list[tuple[str, int]]) -> Message:
     """Returns the message for unknown characters, as (character, position) pairs."""
     first: dict[str, int] = {}
-    for char, position in found:
+    for char, position in characters:
         first.setdefault(char, position)
     listed = ", ".join(f"{char!r} at {position}" for char, position in list(first.items())[:10])
     more = f" and {len(first) - 10} more" if len(first) > 10 else ""
