@@ -253,7 +253,7 @@ def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         (["--api-key", ""], "an API key is empty"),
         (["--api-key", "a b"], "an API key is empty or has blanks"),
         (["--api-key-file", str(empty)], "has no key"),
-        (["--api-key-file", str(latin)], r"latin: line 3 is not UTF-8; use keys"),
+        (["--api-key-file", str(latin)], r"latin: line 3 is not UTF-8; make a key with"),
         (["--api-key-file", str(tmp_path / "none")], "cannot read"),
         (["--session-key-file", str(empty)], "the session key has 0 bytes"),
         (["--max-queue", "-1"], "--max-queue is -1"),
