@@ -149,7 +149,7 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
         (["--horizon", "4", "--target", "z"], "no column 'z'"),
         (["--horizon", "4", "--split", "9"], "--split is '9', expected"),
         (["--horizon", "4", "--steps", "3", "--epochs", "1"], "exclude each other"),
-        (["--horizon", "400"], "needs 401 at least"),
+        (["--horizon", "400"], "needs at least 401"),
         (["--target", "y"], "--horizon is missing: give --horizon N to train a forecaster of the"),
         (["--hidden-size", "8"], "--horizon is missing"),
     ],
