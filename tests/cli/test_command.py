@@ -41,8 +41,9 @@ def test_help_is_grouped_with_text_and_defaults() -> None:
     text = help_text(COMMAND)
     headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == ["run", *dict.fromkeys(o.group for o in TEXT_OPTIONS), "examples"]
-    assert "  --batch-size N          lanes per forward pass, B [32]\n" in text
-    assert "  --[no-]output-norm      normalise the output of every layer [off]\n" in text
+    assert "  --rnn-size N            hidden units per layer, H\n" in text
+    assert "  --keep-checkpoints N    number of checkpoints to keep [2]\n" in text
+    assert "  --[no-]tensorboard      write TensorBoard event files [on]\n" in text
     assert "_size" not in text
 
 

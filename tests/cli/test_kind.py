@@ -131,6 +131,8 @@ def test_what_is_not_clear_is_refused_with_the_ways_out(argv: list[str], parts: 
 def test_what_is_evaluated_is_the_first_argument() -> None:
     assert meant("evaluate", ["--json", "begun", "data.csv"]) is evaluate.TABLE_COMMAND
     assert meant("evaluate", ["book", "begun"]) is evaluate.COMMAND
+    assert meant("evaluate", ["begun", "--help"]) is evaluate.TABLE_COMMAND
+    assert meant("evaluate", ["--help"]) is evaluate.COMMAND
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
-from fastlstm.errors import NonFiniteError
+from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.forecast import closing as closing_module
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
@@ -143,8 +143,9 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
         assert [one.calibration for one in published[-2:]] == [0, used]
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
 def test_the_best_weights_are_published_and_handed_out(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
     evaluate, seen = ForecastTask.evaluate, []
 
@@ -154,7 +155,11 @@ def test_the_best_weights_are_published_and_handed_out(
         return dataclasses.replace(score, loss=float(len(seen)))
 
     monkeypatch.setattr(ForecastTask, "evaluate", worse)
-    trained = train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
+    config, out = ForecastConfig(**QUICK), tmp_path / "run"
+    if is_resumed:
+        with pytest.raises(Stopped):
+            train_forecaster(path, config, out=out, stop=lambda: len(seen) == 2)
+    trained = train_forecaster(path, config, out=out, resume=is_resumed)
     assert trained.fitted.best_step == 6
     assert len(seen) == 5
     for stored in (trained.stored, Forecaster.load(tmp_path / "run").stored_):

@@ -102,3 +102,21 @@ def test_a_fourth_roll_back_ends_the_run_with_the_name_of_what_is_bad(
         fitted(events, tmp_path / "run" if has_run else None, **given)
     said = [event for event in events if "half the learning rate" in event.get("text", "")]
     assert len(said) == 3
+
+
+def test_a_carried_state_that_is_nan_costs_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, passes = ForecastTask.losses, []
+
+    def poisoned(task: ForecastTask, *given: Any) -> Iterator[torch.Tensor]:
+        passes.append(task)
+        if len(passes) == 10:
+            assert task._state is not None
+            task._state.hidden.fill_(math.nan)
+        yield from losses(task, *given)
+
+    monkeypatch.setattr(ForecastTask, "losses", poisoned)
+    events: list[dict[str, Any]] = []
+    model = fitted(events, None, tbptt=6, batch_size=1)
+    skips = [event for event in events if event["event"] == "skip"]
+    assert [(event["step"], event["tensor"]) for event in skips] == [(9, "carried hidden")]
+    assert model.fitted_.steps == 20

@@ -96,6 +96,16 @@ def test_the_first_losses_are_inside_the_chart(run_dir: Path) -> None:
     assert "bits/char, log scale" in "".join(svg.itertext()), "from 1.6 to 6"
 
 
+def test_a_curve_without_points_is_not_in_the_legend(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    for event in history.steps:
+        event["bits_per_char"] = None
+    (chart, *_) = draw_charts(history)
+    text = "".join(ElementTree.fromstring(chart.svg).itertext())
+    assert "validation" in text
+    assert "training" not in text
+
+
 def test_losses_of_either_sign_are_drawn_on_a_plain_axis(run_dir: Path) -> None:
     history = read_history(run_dir / "metrics.jsonl")
     history.steps[-1]["bits_per_char"] = -3.0

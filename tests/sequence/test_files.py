@@ -204,7 +204,7 @@ def test_info_says_what_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert info.run([str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
     assert "one of 3 classes for each sequence" in shown
-    assert "2 columns read; 1 LSTM layer of 4 units" in shown
+    assert "1 LSTM layer of 4 units" in shown
     assert info.run([str(tmp_path / "run"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["kind"], facts["answers"], facts["damage"]) == ("sequence", "labels", [])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastlstm
-from fastlstm.errors import ConfigError, KernelError, Stopped
+from fastlstm.errors import ConfigError, Stopped
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.files import load_language_model
 from fastlstm.text.loading import load_decoder
@@ -101,9 +101,11 @@ def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_training_with_strict_kernels_refuses_samples_on_torch(tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match="text would be written on torch"):
-        train(tmp_path, zoneout=0.1, strict_kernels=True, sample_every=1, eval_every=1)
+def test_strict_kernels_refuse_samples_on_torch() -> None:
+    with pytest.raises(ConfigError, match="has no zoneout: samples would be written on torch"):
+        TrainConfig(zoneout=0.1, strict_kernels=True)
+    TrainConfig(zoneout=0.1, strict_kernels=True, sample_every=0)
+    TrainConfig(recurrent_dropout=0.1, strict_kernels=True)
 
 
 def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:

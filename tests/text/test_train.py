@@ -29,14 +29,14 @@ from fastlstm.errors import (
 )
 from fastlstm.runs import publication
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import hardware, storage
+from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
 from fastlstm.text import train as train_module
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import Samples, TextTask
 from fastlstm.text.train import _MAY_CHANGE
-from fastlstm.training import snapshots
+from fastlstm.training import evaluations, snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.outputs import is_still_improving
@@ -382,7 +382,7 @@ def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(TextTask, "min_scored", 50)
-    monkeypatch.setattr(TextTask, "evaluation_share", 0.0)
+    monkeypatch.setattr(evaluations, "_SHARE_OF_ONE", 0.0)
     events: list[dict] = []
     fields = {**TINY, "budget": "8s", "eval_every": 3}
     fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
@@ -674,11 +674,11 @@ def test_a_refused_start_leaves_no_directory(tmp_path):
 
 def test_refusals(text, tmp_path):
     run = train(text, tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match="holds a run already"):
+    with pytest.raises(RunDirectoryError, match="already contains a run"):
         train(text, tmp_path / "run")
-    with pytest.raises(ConfigError, match="rnn_size=25: this run was begun with 24"):
+    with pytest.raises(ConfigError, match="rnn_size=25: this run was started with 24"):
         train(text, tmp_path / "run", resume=True, rnn_size=25)
-    with pytest.raises(ConfigError, match="num_layers=3: this run was begun without it; leave"):
+    with pytest.raises(ConfigError, match="num_layers=3: this run was started without it; leave"):
         train(text, tmp_path / "run", resume=True, num_layers=3)
     other = tmp_path / "other.txt"
     other.write_text(text.read_text() + "one more line\n")
@@ -756,7 +756,7 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
     progress = Progress(step=5, spent={"setup": 20.0}, scored=7)
     ending = StopCriterion("budget", None, 100.0, "budget 100s")
     task: Any = SimpleNamespace(
-        num_valid=10**6, min_scored=10_000, max_scored=None, evaluation_share=0.1,
+        num_valid=10**6, min_scored=10_000, max_scored=None,
         finish_s=lambda unit_s: 20.0,
     )  # fmt: skip
     assert EvaluationSchedule(7, 16, ending).limit(task, progress, unit_s=1e-4) == 80_000
@@ -772,6 +772,7 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
 
 def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
     told = []
     for name in ("one", "two"):
         events: list[dict] = []

@@ -350,8 +350,8 @@ def test_the_command_line_and_yaml(texts: Path, capsys: pytest.CaptureFixture[st
 def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(valid=Path("valid.txt"))
     assert main(["evaluate", "run", "book.txt", "--split", "valid"]) == 2
-    told = "the validation split of this run is valid.txt, no share of its text; evaluate valid.txt"
-    assert f"{told} without --split" in capsys.readouterr().err
+    told = "the validation split of this run is valid.txt, not a share of its text;"
+    assert f"{told} evaluate valid.txt without --split" in capsys.readouterr().err
     counts = {}
     for split in ("train", "test"):
         assert main(["evaluate", "run", "book.txt", "--split", split, "--json"]) == 0

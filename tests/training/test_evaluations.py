@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import Progress
@@ -14,3 +17,63 @@ def test_set_up_gives_evaluations_no_time() -> None:
     schedule = EvaluationSchedule(None, 5, BUDGET)
     assert not schedule.is_due(progress, 0.5, 60.0)
     assert schedule.is_due(progress, 0.5, 75.0)
+
+
+STEPS = StopCriterion("steps", 100, None, "100 steps")
+
+
+def test_every_so_many_steps_once_each() -> None:
+    schedule = EvaluationSchedule(10, 16, STEPS)
+    due = [step for step in range(41) if schedule.is_due(Progress(step=step), step / 100, 0.0)]
+    assert due == [10, 20, 30, 40]
+    assert not schedule.is_due(Progress(step=10, evaluated_step=10), 0.1, 0.0)
+    assert schedule.left(Progress(step=35)) == 6
+
+
+def test_slots_are_spread_evenly_over_the_run() -> None:
+    schedule, progress, due = EvaluationSchedule(None, 4, STEPS), Progress(), []
+    for progress.step in range(101):
+        done = progress.step / 100
+        if schedule.is_due(progress, done, 0.0):
+            due.append(progress.step)
+            progress.evaluated_step, progress.slot = progress.step, schedule.slot(done)
+    assert due == [25, 50, 75, 100]
+    assert schedule.left(Progress(slot=1)) == 3
+
+
+def test_a_slot_that_was_missed_is_not_made_up_for() -> None:
+    schedule = EvaluationSchedule(None, 4, STEPS)
+    assert schedule.slot(0.8) == 3
+    assert not schedule.is_due(Progress(step=80, slot=3), 0.8, 0.0)
+
+
+def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
+    schedule = EvaluationSchedule(10**6, 16, BUDGET)
+    assert not schedule.is_due(Progress(step=5), 0.49, 49.0)
+    assert schedule.is_due(Progress(step=5), 0.5, 50.0)
+    assert not schedule.is_due(Progress(step=5, evaluations=1), 0.5, 50.0)
+    assert not EvaluationSchedule(10**6, 16, STEPS).is_due(Progress(step=50), 0.5, 50.0)
+
+
+def test_evaluations_take_at_most_two_fifths_of_a_budget() -> None:
+    schedule = EvaluationSchedule(None, 5, BUDGET)
+    for spent_s, is_due in ((20.0, True), (20.1, False)):
+        assert (
+            schedule.is_due(Progress(step=5, spent={"evaluations": spent_s}), 0.5, 50.0) is is_due
+        )
+
+
+def test_how_much_an_evaluation_scores() -> None:
+    task: Any = SimpleNamespace(num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0)
+    limit = EvaluationSchedule(10, 16, STEPS).limit
+    assert limit(task, Progress(), 1e-3) == 10**6, "every so many steps: all"
+    assert EvaluationSchedule(None, 4, STEPS).limit(task, Progress(), 1e-3) == 4 * 100 * 8 // 4
+    task.max_scored = 500
+    assert limit(task, Progress(), 1e-3) == 500
+    task.max_scored, setup = None, Progress(spent={"setup": 20.0})
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 1e-3) == 8000, "a tenth of 80 s"
+    assert EvaluationSchedule(None, 4, BUDGET).limit(task, setup, 1e-3) == 8000, "0.4 over four"
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 10, "the least"
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 0.0) == 10**6, "not known yet"
+    task.num_valid = 7
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 7

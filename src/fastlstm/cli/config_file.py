@@ -63,7 +63,7 @@ def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
         if name not in known:
             raise ConfigError(f"{path}: unknown key '{key}'{nearest_hint(name, known)}")
         if name in found:
-            raise ConfigError(f"{path}: key '{key}' is given twice; keep one of the two")
+            raise ConfigError(f"{path}: key '{key}' is given twice; keep one of them")
         try:
             found[name] = typed(value, known[name].type)
         except ValueError:
@@ -85,7 +85,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         try:
             loaded = in_todays_names(loaded)["train"]
         except FormatError as error:
-            raise FormatError(f"--config {path}: {error}") from None
+            raise ConfigError(f"--config {path}: {error}") from None
     elif is_run and loaded.get("kind") == FORECASTER:
         loaded = loaded.get("train")
     if loaded is None:

@@ -144,8 +144,8 @@ def evaluate_text(
 
     if (file := _held_out(lm).get(split or "")) is not None:
         raise DataError(
-            f"the {PARTS[str(split)]} split of this run is {file}, no share of its text; evaluate"
-            f" {file} without ", Setting("split"),
+            f"the {PARTS[str(split)]} split of this run is {file}, not a share of its text;"
+            f" evaluate {file} without ", Setting("split"),
         )  # fmt: skip
     data = lm.read(text, unknown)
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)

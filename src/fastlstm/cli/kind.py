@@ -69,8 +69,7 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
     if "as_text" in values:
         for shown in told.values():
             raise UsageError(
-                f"--as-text trains a text model and {shown} is for a forecaster; give one of"
-                " the two"
+                f"--as-text trains a text model and {shown} is for a forecaster; give one of them"
             )
         return False
     if arguments.is_help:

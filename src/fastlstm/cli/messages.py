@@ -51,7 +51,8 @@ def messages_of(source: str) -> list[str]:
                     seen.update(inner for part in parts for inner in ast.walk(part))
                     text = "".join(map(reader.text, parts))
                     if not re.fullmatch(r"(\W|\{\w+\})*", text):  # else it is written elsewhere
-                        found.append(f"{kind}: {' '.join(text.split())}")
+                        text = " ".join(text.split()).removeprefix("note: ")
+                        found.append(f"{kind}: {text}")
     return found
 
 

@@ -118,8 +118,6 @@ def typed(value: Any, annotation: Any) -> Any:
         ValueError: the value is none of that type.
     """
     kind = unwrap_optional(annotation)
-    if isinstance(value, list) and any(get_origin(part) is tuple for part in get_args(annotation)):
-        return tuple(typed(part, kind) for part in value)  # of YAML
     if value in (None, "null") and NoneType in get_args(annotation):
         return None
     if kind is str:
@@ -132,10 +130,10 @@ def typed(value: Any, annotation: Any) -> Any:
     if kind is int:
         return int(text)
     if kind is float:
-        is_pair = any(get_origin(part) is tuple for part in get_args(annotation))
-        parts = value if is_pair and isinstance(value, list) else text.split(",")
+        most = 2 if any(get_origin(part) is tuple for part in get_args(annotation)) else 1
+        parts = value if isinstance(value, list) else text.split(",")
         numbers = tuple(float(str(part)) for part in parts)
-        if not all(map(math.isfinite, numbers)) or len(numbers) > 1 + is_pair:
+        if not all(map(math.isfinite, numbers)) or not 1 <= len(numbers) <= most:
             raise ValueError(value)
         return numbers if len(numbers) > 1 else numbers[0]
     choices = _BOOLS if kind is bool else {choice: choice for choice in get_args(kind)}

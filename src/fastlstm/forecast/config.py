@@ -28,46 +28,45 @@ READING = ("gaps", "disorder", "duplicates", "missing_value", "keep_value", "tim
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastConfig(TrainingOptions):
-    """Options of training a forecaster. `None` means: decided by the data, and said.
+    """Options of training a forecaster. `None` means: chosen from the data and reported.
 
     Attributes:
-        horizon: steps ahead.
-        target: columns to forecast; default y, or every number of a table without series.
-        time: the column of times; default ds, date … or the only one that holds times.
-        series: the column that tells series apart; default unique_id where there is one.
-        past: columns known up to now only; default every other number.
-        future: columns known ahead.
-        static: columns with one value per series.
-        categorical: which of past, future, static hold names.
-        ignore: columns left out.
-        gaps: no window crosses missing rows, or fill puts empty ones in.
-        disorder: what to do with rows that go back in time.
-        duplicates: which of two rows of one time counts.
-        missing_value: numbers that stand for no value, such as -9999 or -9999,-99.9.
-        keep_value: numbers that look as if they stood for no value and are values.
-        time_format: how times are written, such as %Y%m%d; or s, ms, us, ns since 1970.
-        cache_dir: where prepared tables are kept (default ~/.cache/fastlstm).
-        split: training, validation and test by time, in percent, or in steps: 8640,2880,2880.
-        input_size: steps of the past that are read; default is up to 720, as the data allows.
-        patch: steps read, and answered, at once; default fits input and horizon.
+        horizon: number of steps to forecast.
+        target: columns to forecast; default y, or all numeric columns of a single series.
+        time: column of timestamps; default ds, date … or the only one with times.
+        series: column with the name of the series; default unique_id if there is one.
+        past: past covariates, unknown in the future; default all other numeric columns.
+        future: future covariates, known in advance.
+        static: static covariates, one value per series.
+        categorical: covariates that are categories.
+        ignore: columns not to use.
+        gaps: split cuts series at missing rows, fill inserts rows without values.
+        disorder: rows that are not in order of time: an error, or sorted.
+        duplicates: rows with the same timestamp: an error, or keep the first or last.
+        missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9.
+        keep_value: numbers that look like codes of missing values and are not.
+        time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970.
+        cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
+        split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
+        input_size: past steps that the model reads; default up to 720, as the data allows.
+        patch: time steps per LSTM step; default fits input and horizon.
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
-        channels: shared gives each target its own pass through one network, joint reads all.
-        decoder: direct answers all patches at once, autoregressive one after the other, each
-            after reading the forecasts before it.
-        bidirectional: read the input both ways; for the direct decoder.
-        normalize: what is taken from a window: its last value, mean and deviation, or nothing.
-        tbptt: train on long series in order, so many steps at once, state carried on, in place of
-            windows from zero state.
-        dropout: probability before the last layer.
-        output: a point, seven quantiles, Student's t, or a negative binomial of counts.
-        loss: of a point: mae, mse or huber.
-        budget: end this much wall clock after the start of the command (of fit), e.g. 90s, 5m:
-            set-up, evaluations, judging the test part and the report are within it; default 2m
-            without another end.
+        channels: shared runs each target through one network by itself, joint all together.
+        decoder: direct forecasts all patches at once; autoregressive one by one, each from the
+            forecasts before it.
+        bidirectional: read the input in both directions (direct decoder only).
+        normalize: per window: subtract the last value, standardize, or nothing.
+        tbptt: truncated backpropagation: train on long series in order, in chunks of N steps with
+            the state carried over, instead of windows.
+        dropout: dropout before the output layer.
+        output: point forecasts, seven quantiles, Student's t, or negative binomial for counts.
+        loss: loss of point forecasts.
+        budget: wall-clock time of the whole command (of fit), e.g. 90s, 5m, with setup,
+            evaluations, the test and the report; default 2m without --steps or --epochs.
         batch_size: windows per step; lanes with tbptt.
-        balance: draw every series equally often, however long it is.
-        evaluations: how often the validation windows are looked at, evenly over the run.
+        balance: sample all series equally often, whatever their length.
+        evaluations: number of validations, evenly spaced over the run.
     """
 
     default_budget: ClassVar[str] = "2m"

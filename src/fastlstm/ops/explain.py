@@ -98,20 +98,18 @@ def explain(
     reports = KernelReport()
     layers = 0
     for path, child, left in recurrent_modules(module):
-        if not isinstance(child, nn.LSTM):
-            assert left is not None
-            name = f"layer {layers}"
-            reports.append(LayerReport(name, None, "torch", left.runs, False, left.why, path))
-            layers += 1
-            continue
-        for index, call in enumerate(layer_calls(child, T, B, training=module.training)):
-            layer, is_reverse = divmod(index, 2) if child.bidirectional else (index, 0)
-            name = f"layer {layers + layer}" + (" reverse" if is_reverse else "")
-            if left is None:
-                reports.append(_report(name, child, call, path))
-            else:
+        calls: list[LSTMCall | None] = [None]
+        directions = 1
+        if isinstance(child, nn.LSTM):
+            calls = list(layer_calls(child, T, B, training=module.training))
+            directions = 2 if child.bidirectional else 1
+        for index, call in enumerate(calls):
+            name = f"layer {layers + index // directions}{' reverse' * (index % directions)}"
+            if left is not None:
                 reports.append(LayerReport(name, call, "torch", left.runs, False, left.why, path))
-        layers += child.num_layers
+            elif isinstance(child, nn.LSTM) and call is not None:
+                reports.append(_report(name, child, call, path))
+        layers += len(calls) // directions
     return reports
 
 
@@ -121,12 +119,12 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
     if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
         return LayerReport(name, call, "torch", "its own nn.LSTM", False, reason, path)
     selection = select(call, backend=getattr(lstm, "backend", None))
-    kernel, why = selection.kernel, selection.why
+    backend, kernel, why = selection.backend.name, selection.kernel, selection.why
     if is_torchs:
-        runs = select(call, backend="aten").kernel
-        why = f"accelerate makes it {selection.backend.name}, {kernel.name}"
-        return LayerReport(name, call, "torch", f"nn.LSTM, {runs.name}", runs.is_fast, why, path)
-    return LayerReport(name, call, selection.backend.name, kernel.name, kernel.is_fast, why, path)
+        why = f"accelerate makes it {backend}, {kernel.name}"
+        kernel = select(call, backend="aten").kernel
+        backend, kernel = "torch", kernel._replace(name=f"nn.LSTM, {kernel.name}")
+    return LayerReport(name, call, backend, kernel.name, kernel.is_fast, why, path)
 
 
 def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Iterator[LSTMCall]:

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -105,9 +105,11 @@ def draw(
             _add_band(axes, band)
         has_legend = len(curves) > 1
         curves = [curve for curve in curves if len(curve.x)]
+        if x_unit == "time":
+            curves, x_unit = _in_time(curves)
         for curve in curves:
             _add_curve(axes, curve)
-        _label_x(axes, curves, x_unit)
+        _label_x(axes, x_unit)
         _label_y(axes, curves, visible(y_label), may_be_log)
         _style_axes(axes)
         axes.set_xlim(left=left)
@@ -159,18 +161,11 @@ def _add_curve(axes: Any, curve: Curve) -> None:
 
 def _add_legend(axes: Any) -> None:
     """Stands above the plot: no curve can run through it."""
-    axes.legend(
-        frameon=False,
-        labelcolor=_COLOURS["ink"],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=3,
-        borderaxespad=0,
-        fontsize=9,
-    )
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0}
+    axes.legend(frameon=False, labelcolor=_COLOURS["ink"], fontsize=9, **place)
 
 
-def _label_x(axes: Any, curves: Sequence[Curve], unit: str) -> None:
+def _label_x(axes: Any, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if unit == "date":
@@ -182,11 +177,11 @@ def _label_x(axes: Any, curves: Sequence[Curve], unit: str) -> None:
         axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
         axes.xaxis.get_offset_text().set_color(_COLOURS["muted"])
         return
-    divisor, label = _time_scale(curves) if unit == "time" else (1.0, unit)
-    axes.set_xlabel(label, color=_COLOURS["muted"])
-    steps: list[float] = [1, 2, 3, 5, 6, 10] if divisor == 60.0 else [1, 2, 2.5, 5, 10]
-    axes.xaxis.set_major_locator(_scaled_locator(MaxNLocator, divisor, steps, unit != "time"))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x / divisor)))
+    axes.set_xlabel(unit, color=_COLOURS["muted"])
+    steps: list[float] = [1, 2, 3, 5, 6, 10] if unit == "minutes" else [1, 2, 2.5, 5, 10]
+    is_count = unit not in ("seconds", "minutes", "hours")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=is_count))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x)))
 
 
 def _label_y(axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool) -> None:
@@ -208,11 +203,13 @@ def _label_y(axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool) -
     axes.set_ylabel(label, color=_COLOURS["muted"])
 
 
-def _time_scale(curves: Sequence[Curve]) -> tuple[float, str]:
+def _in_time(curves: Sequence[Curve]) -> tuple[list[Curve], str]:
+    """Returns curves over seconds in seconds, minutes or hours, and which of these it is."""
     longest = max((x for curve in curves for x in curve.x), default=0.0)
-    if longest > 3 * 3600:
-        return 3600.0, "hours"
-    return (60.0, "minutes") if longest > 180 else (1.0, "seconds")
+    size, unit = (3600, "hours") if longest > 3 * 3600 else (60, "minutes")
+    if longest <= 180:
+        size, unit = 1, "seconds"
+    return [replace(curve, x=[x / size for x in curve.x]) for curve in curves], unit
 
 
 def _style_axes(axes: Any) -> None:
@@ -222,16 +219,6 @@ def _style_axes(axes: Any) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_COLOURS["grid"])
     axes.spines["left"].set_visible(False)
-
-
-def _scaled_locator(base: Any, divisor: float, steps: list[float], is_count: bool) -> Any:
-    """Ticks at round numbers of the shown unit while the data stay in seconds; counts are whole."""
-
-    class Locator(base):  # type: ignore[misc]
-        def tick_values(self, vmin: float, vmax: float) -> Any:
-            return super().tick_values(vmin / divisor, vmax / divisor) * divisor
-
-    return Locator(nbins=6, steps=steps, integer=is_count)
 
 
 def tick_text(value: float) -> str:

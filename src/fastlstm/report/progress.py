@@ -97,61 +97,25 @@ class JsonOutput(Output):
         self.write(json.dumps(finite(event), allow_nan=False, default=str) + "\n")
 
 
-class TextOutput(Output):
-    """Events in words; the subclasses decide how a note or a section looks."""
-
-    def note(self, text: str, is_warning: bool) -> None:
-        """Shows a message."""
-        raise NotImplementedError
-
-    def section(self, title: str, colour: str, rows: list[words.Row]) -> None:
-        """Shows rows below a title, which may be empty."""
-        raise NotImplementedError
-
-    def commands(self, commands: list[str]) -> None:
-        """Shows what to type next."""
-        raise NotImplementedError
-
-    def _on_message(self, event: Event) -> None:
-        self.note(text_of(event, "text"), event.get("level") == "warning")
-
-    def _on_skip(self, event: Event) -> None:
-        self.note(words.skip_text(event), True)
-
-    def _on_test(self, event: Event) -> None:
-        self.section("", "", words.test_rows(event))
-
-    def _on_start(self, event: Event) -> None:
-        self.section("fastlstm training", "cyan", words.header_rows(event, self.glyphs))
-
-    def _on_end(self, event: Event) -> None:
-        is_unfinished = words.is_unfinished(event)
-        title = ("" if is_unfinished else "finished: ") + text_of(event, "reason")
-        colour = "yellow" if is_unfinished else "green"
-        self.section(title, colour, words.end_rows(event, self.start))
-        for note in words.end_notes(event):
-            self.note(note, True)
-        self.commands(words.next_commands(event, self.start))
-
-
-class PlainOutput(TextOutput):
+class PlainOutput(Output):
     """Lines for a pipe or a log file: no control characters, flushed one by one."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._shown_s: dict[str, float] = {}
 
-    def note(self, text: str, is_warning: bool) -> None:
+    def _note(self, text: str, is_warning: bool) -> None:
         self._print(("warning: " if is_warning else "") + text)
 
-    def section(self, title: str, colour: str, rows: list[words.Row]) -> None:
+    def _section(self, title: str, colour: str, rows: list[words.Row]) -> None:
+        """Shows rows below a title, which may be empty."""
         self._print(*([title] if title else []))
         label = ""
         for name, text in rows:
             label = name or label
             self._print(f"{label}: {text}")
 
-    def commands(self, commands: list[str]) -> None:
+    def _commands(self, commands: list[str]) -> None:
         self._print(*(f"next: {command}" for command in commands))
 
     def _print(self, *lines: str) -> None:
@@ -163,6 +127,27 @@ class PlainOutput(TextOutput):
         if now - self._shown_s.get(kind, -math.inf) >= SHOWN_EVERY_S:
             self._shown_s[kind] = now
             self._print(line)
+
+    def _on_message(self, event: Event) -> None:
+        self._note(text_of(event, "text"), event.get("level") == "warning")
+
+    def _on_skip(self, event: Event) -> None:
+        self._note(words.skip_text(event), True)
+
+    def _on_test(self, event: Event) -> None:
+        self._section("", "", words.test_rows(event))
+
+    def _on_start(self, event: Event) -> None:
+        self._section("fastlstm training", "cyan", words.header_rows(event, self.glyphs))
+
+    def _on_end(self, event: Event) -> None:
+        is_unfinished = words.is_unfinished(event)
+        title = ("" if is_unfinished else "finished: ") + text_of(event, "reason")
+        colour = "yellow" if is_unfinished else "green"
+        self._section(title, colour, words.end_rows(event, self.start))
+        for note in words.end_notes(event):
+            self._note(note, True)
+        self._commands(words.next_commands(event, self.start))
 
     def _on_prepare(self, event: Event) -> None:
         self._print_seldom("prepare", words.prepare_text(event))
@@ -190,7 +175,7 @@ class PlainOutput(TextOutput):
         self._print("checkpoint: " + words.checkpoint_text(event))
 
 
-class LiveOutput(TextOutput):
+class LiveOutput(PlainOutput):
     """One line that is redrawn in place; evaluations, samples and notes scroll above it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -201,13 +186,13 @@ class LiveOutput(TextOutput):
     def close(self) -> None:
         self._draw("")
 
-    def note(self, text: str, is_warning: bool) -> None:
+    def _note(self, text: str, is_warning: bool) -> None:
         mark, colour = ("!", "yellow") if is_warning else (self.glyphs.dot, "dim")
         first, *rest = wrap(text, columns() - 4)
         head = "  " + self.style(mark, colour) + " " + first
         self._permanent([head, *("    " + part for part in rest)])
 
-    def section(self, title: str, colour: str, rows: list[words.Row]) -> None:
+    def _section(self, title: str, colour: str, rows: list[words.Row]) -> None:
         self._draw("")
         width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
         title = self.style(clip(title, columns() - 2), "bold", colour)
@@ -217,7 +202,7 @@ class LiveOutput(TextOutput):
                 lines.append(self._labelled("" if index else label, part, width))
         self._permanent(lines)
 
-    def commands(self, commands: list[str]) -> None:
+    def _commands(self, commands: list[str]) -> None:
         rows = words.labelled("next", commands)  # never wrapped: they are to be copied
         self._permanent([*(self._labelled(label, text) for label, text in rows), ""])
 
@@ -272,6 +257,9 @@ class LiveOutput(TextOutput):
         shown = lines[:6] + ([self.style("...", "dim")] if len(lines) > 6 else [])
         bar = self.style(self.glyphs.bar, "dim")
         self._permanent([f"    {bar} {line}" for line in shown])
+
+    def _on_checkpoint(self, event: Event) -> None:
+        """Checkpoints are too frequent to be shown on a terminal."""
 
     def _bar(self, share: float, width: int) -> str:
         filled = round(max(0.0, min(1.0, share)) * width)

@@ -24,12 +24,13 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
 from fastlstm.system import storage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FoundT = TypeVar("FoundT")
 FORMAT_VERSION = 1

@@ -56,7 +56,7 @@ class ModelConfig(CellOptions):
         dropout: probability between layers and before the output; a third of it on embeddings.
         dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
         weight_drop: DropConnect probability on the recurrent weights.
-        output_norm: normalise the output of every layer.
+        output_norm: layer normalization of the output of every layer.
         residual: add a layer's input to its output where widths agree.
         tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
     """
@@ -114,48 +114,48 @@ def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainingOptions, CellOptions):
-    """Options of `fastlstm train` for a text. `None` means: decided at the start and said.
+    """Options of `fastlstm train` for a text. `None` means: chosen at the start and reported.
 
     With the attributes of `CellOptions`, the options of the LSTM's cell.
 
     Attributes:
-        vocab: unit of text the model predicts: char, byte or bpe.
-        vocab_size: number of BPE tokens to learn (bpe only).
-        text_field: name of the text field in JSON-lines sources.
-        keep_crlf: keep CRLF line ends instead of turning them into LF.
-        invalid_utf8: error stops at the first bad byte and names it; replace puts U+FFFD there.
-        split: train/validation/test shares of the text, contiguous, in percent.
-        valid: text to validate on instead of a share of SOURCE, in any form that SOURCE has; its
-            share of --split is trained on.
-        test: text that the best model is scored on at the end, instead of a share of SOURCE.
-        cache_dir: where encoded text is kept (default ~/.cache/fastlstm).
-        preset: model size: tiny, small, medium or large.
+        vocab: tokens of the model: characters, bytes or BPE.
+        vocab_size: number of BPE tokens (bpe only).
+        text_field: field with the text in JSON-lines sources.
+        keep_crlf: keep CRLF line ends instead of converting them to LF.
+        invalid_utf8: error stops at the first invalid byte; replace substitutes U+FFFD.
+        split: train/validation/test shares of the text in percent, contiguous.
+        valid: validation text, in any form that SOURCE takes; default is a share of SOURCE, which
+            is otherwise added to the training split.
+        test: test text, scored with the best model at the end; default is a share of SOURCE.
+        cache_dir: cache of encoded texts (default ~/.cache/fastlstm).
+        preset: model size.
         rnn_size: hidden units per layer, H.
         num_layers: number of LSTM layers.
         embed_size: width of the token embedding, E.
-        dropout: probability between layers and before the output, a third of it on embeddings;
-            default is chosen from how often the text will be seen.
-        dropout_kind: variational keeps one mask per sequence, plain draws one per step.
+        dropout: dropout between layers and before the output, and a third of it on embeddings;
+            default depends on the number of epochs and the size of the model.
+        dropout_kind: variational uses one mask per sequence, plain a new one per step.
         weight_drop: DropConnect probability on the recurrent weights.
-        output_norm: normalise the output of every layer.
-        residual: add a layer's input to its output where the widths agree.
-        tie_weights: share the embedding with the output projection.
-        zoneout: probability that a unit keeps its old value for a step, or X,Y, one of the output
-            and one of the cell.
+        output_norm: layer normalization of the output of every layer.
+        residual: add the input of a layer to its output if the sizes match.
+        tie_weights: share the weights of embedding and output projection.
+        zoneout: probability that a unit keeps its previous value for a step; X,Y gives separate
+            ones for output and cell.
         initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
             orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
             1/sqrt(H)); forget-gate biases are 1.
-        budget: end this much wall clock after the start of the command, e.g. 90s, 5m, 1h30m:
-            set-up, evaluations and the report are within it; default 5m without another end.
-        batch_size: lanes per forward pass, B.
-        seq_length: steps of truncated backpropagation, T; default is 128, and 64 for a short run,
-            where more steps count for more than longer ones.
-        order: lanes carries the state through contiguous text, windows shuffles (for comparison).
-        lane_reset: probability per lane and step of starting again from a zero state.
-        optimizer: muon (recurrent matrices; Adam for the rest), adam, adamw, nadam or sgd.
+        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
+            and the report; default 5m without --steps or --epochs.
+        batch_size: lanes (rows of contiguous text) per forward pass, B.
+        seq_length: steps of truncated backpropagation through time, T; default is 128, for a short
+            run 64.
+        order: lanes carries the state through contiguous text; windows shuffles (for comparison).
+        lane_reset: probability per lane and step of a reset to the zero state.
+        optimizer: optimizer; muon updates the recurrent matrices, Adam the rest.
         learning_rate: peak learning rate; default depends on the optimizer.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
-        sample_every: evaluations between text samples; 0 switches samples off.
+        sample_every: evaluations between text samples; 0 disables samples.
     """
 
     vocab: Vocab = "char"
@@ -195,6 +195,12 @@ class TrainConfig(TrainingOptions, CellOptions):
         check_fields(self, _BOUNDS, _CHOICES)
         parse_split(self.split)
         self.check_schedule()
+        names = self.active(training=False)
+        if self.strict_kernels and self.sample_every > 0 and names:
+            raise ConfigError(
+                f"the native decoder has no {', '.join(names)}: samples would be written on torch,"
+                " which ", Setting("strict_kernels"), " refuses; give ", Setting("sample_every", 0),
+            )  # fmt: skip
         if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError(
                 Setting("lane_reset"), " works on lanes; with ", Setting("order", "windows"),

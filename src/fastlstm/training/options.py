@@ -14,34 +14,34 @@ Device = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of training. `None` means: decided at the start and said.
+    """Options of training. `None` means: chosen at the start and reported.
 
     Attributes:
         steps: stop after this many optimizer steps.
-        epochs: stop after this many passes over the training part.
-        budget: end this much wall clock after the start of the command, e.g. 90s, 5m, 1h30m:
-            set-up, evaluations and the report are within it.
+        epochs: stop after this many passes over the training data.
+        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
+            and the report.
         batch_size: rows per forward pass, B.
-        accumulate: forward passes per optimizer step, with the gradient of one large batch.
-        optimizer: muon (recurrent matrices; Adam for the rest), adam, adamw, nadam or sgd.
+        accumulate: forward passes per optimizer step (gradient accumulation).
+        optimizer: optimizer; muon updates the recurrent matrices, Adam the rest.
         learning_rate: peak learning rate.
-        weight_decay: weight decay, decoupled (adam and sgd add it to the gradient).
-        warmup: share of the run that raises the learning rate from zero.
-        cooldown: share of the run, at its end, that lowers it to zero.
-        grad_clip: largest global gradient norm.
-        ema: decay of the averaged weights that are evaluated and kept; 0 switches them off.
-        patience: stop early after this many evaluations without improvement; 0 never does.
+        weight_decay: weight decay, decoupled; adam and sgd add it to the gradient.
+        warmup: share of the run in which the learning rate rises from zero.
+        cooldown: share of the run, at its end, in which it falls to zero.
+        grad_clip: maximum global gradient norm.
+        ema: decay of the moving average of weights that is evaluated and kept; 0 disables it.
+        patience: stop after this many evaluations without improvement; 0 never stops.
         eval_every: steps between evaluations.
         checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
-        keep_checkpoints: how many checkpoints to keep.
+        keep_checkpoints: number of checkpoints to keep.
         log_every: steps between progress lines; default is about one a second.
         tensorboard: write TensorBoard event files.
-        device: auto takes the GPU when there is one.
-        precision: auto measures which of the machine's precisions is fastest.
-        threads: CPU threads; default is every core this process may use.
-        memory_limit_gb: upper bound on GPU memory.
-        strict_kernels: make a slow path an error.
-        seed: of initialisation, order and dropout.
+        device: auto uses the GPU if there is one.
+        precision: auto measures which precision is fastest on this machine.
+        threads: CPU threads; default is one per core of this process.
+        memory_limit_gb: limit of GPU memory in GB.
+        strict_kernels: fail instead of using a slow kernel.
+        seed: random seed of initialization, order and dropout.
     """
 
     default_budget: ClassVar[str] = "5m"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,7 +89,7 @@ class MemorySnapshots:
                 for stem, group in tensors.items()
             }
             place = Path(f"the state of step {step}")
-            self._newest = Checkpoint(place, step, own, meta, {}, True)
+            self._newest = Checkpoint(place, step, own, copy.deepcopy(meta), {}, True)
 
     def last_good(self) -> Checkpoint | None:
-        return self._newest
+        return copy.deepcopy(self._newest)  # callbacks may go on with what they are given

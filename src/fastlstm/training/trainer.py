@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import CorruptFileError, NonFiniteError, Setting, Stopped, StorageError
+from fastlstm.errors import CorruptFileError, Setting, Stopped, StorageError
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.hardware import peak_memory_bytes
 from fastlstm.training.averaging import WeightAverage
@@ -194,9 +194,6 @@ class Trainer:
             self._emit_end(self._reason, {"final": self._last_event, **finish})
         except Stopped:
             self._stopped()
-        except NonFiniteError:
-            self.best.publish_if_possible()
-            raise
         finally:
             self.best.into_model()
             self.model.eval()

@@ -170,12 +170,12 @@ def whole_number(value: Any) -> int | None:
 
 
 def valid_text(name: str, text: str) -> str:
-    """Returns a field's text; raises ApiError 400 if it has half a surrogate pair."""
+    """Returns a field's text; raises ApiError 400 if it has an unpaired surrogate."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise bad_field(
-            name, f"{name} has half a surrogate pair at character {error.start}; send whole ones"
+            name, f"{name} has an unpaired surrogate at character {error.start}; send whole ones"
         ) from None
     return text
 

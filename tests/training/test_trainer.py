@@ -1,0 +1,178 @@
+"""The training loop: events, evaluations, patience, stops, and a resume that is bit-exact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import BudgetError, Stopped
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import find_checkpoint
+from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots
+from linear_task import ROWS, LinearTask, of_kind, trainer_of
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    found = RunDirectory(tmp_path / "run")
+    found.create()
+    found.metrics_path.touch()
+    with found.lock():
+        yield found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("step", [1, 4, 7, 9])
+def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
+    run: RunDirectory, optimizer: str, step: int
+) -> None:
+    options: dict[str, Any] = {"ema": 0.9, "optimizer": optimizer, "cooldown": 0.5, "warmup": 0.2}
+    whole, whole_events = LinearTask(), list[Any]()
+    expected = trainer_of(whole, whole_events, **options).fit()
+    events: list[Any] = []
+    first = trainer_of(
+        LinearTask(), events, snapshots=RunSnapshots(run, 2), run_path="run",
+        stop=lambda: first.progress.step == step, **options,
+    )  # fmt: skip
+    with pytest.raises(Stopped, match=f"checkpoint-{step} is saved, the same command with"):
+        first.fit()
+    assert events[-1]["reason"] == "stopped by request"
+    torch.rand(7)  # whatever the process drew since
+    parts, (found, _) = LinearTask(), find_checkpoint(run)
+    result = trainer_of(parts, events, snapshots=RunSnapshots(run, 2), **options).fit(found)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(parts.model.state_dict()[name], tensor), name
+    assert torch.equal(parts.level, whole.level)
+    for kind, key in (("step", "loss"), ("step", "lr"), ("eval", "loss"), ("eval", "is_best")):
+        values = [
+            [(event["step"], event[key]) for event in of_kind(found, kind)]
+            for found in (events, whole_events)
+        ]
+        assert values[0] == values[1], (kind, key)
+    same = ("steps", "best_step", "best_loss", "units", "reason", "epochs")
+    assert [getattr(result, name) for name in same] == [getattr(expected, name) for name in same]
+
+
+def test_a_run_says_what_it_does() -> None:
+    events: list[Any] = []
+    result = trainer_of(LinearTask(), events).fit()
+    found = [f"{event['event']} {event['step']}" for event in events]
+    assert found == [
+        *(f"step {n}" for n in range(1, 5)), "eval 4", *(f"step {n}" for n in range(5, 9)),
+        "eval 8", "step 9", "step 10", "eval 10", "end 10",
+    ]  # fmt: skip
+    end = events[-1]
+    assert (end["task"], end["units"], end["finished"]) == ("linear", 10 * ROWS, True)
+    assert end["best_loss"] == min(event["loss"] for event in of_kind(events, "eval"))
+    assert (result.steps, result.epochs, result.units) == (10, 2.0, 80)
+    assert result.reason == "10 steps"
+    assert (result.best_step, result.best_loss) == (end["best_step"], end["best_loss"])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_best_weights_are_in_the_model_or_published(at_once: bool) -> None:
+    task = LinearTask(at_once=at_once)
+    task.scores = [1.0, 3.0, 2.0]
+    result = trainer_of(task).fit()
+    assert result.best_step == 4
+    step, weights = task.published[-1]
+    assert step == 4
+    assert torch.equal(weights["1.weight"], task.seen[0])
+    assert torch.equal(task.weight, task.seen[2 if at_once else 0])
+    assert not task.model.training
+
+
+def test_the_average_is_in_the_model_while_it_is_evaluated_and_gone_after() -> None:
+    task = LinearTask()
+    trainer = trainer_of(task, ema=0.9, eval_every=100, steps=3, snapshots=MemorySnapshots())
+    for _ in range(3):
+        trainer.step(task.loader.next())
+    assert trainer.state.average is not None
+    average = trainer.state.average.tensors()["1.weight"].clone()
+    raw = task.weight.detach().clone()
+    trainer.evaluate()
+    assert torch.equal(task.seen[0], average)
+    assert torch.equal(task.weight, raw)
+    assert torch.equal(trainer.best.weights["1.weight"], average)
+    assert not torch.equal(average, raw)
+
+
+def test_a_stop_in_an_evaluation_takes_the_average_out_of_the_model() -> None:
+    def stopped(*_: Any) -> Any:
+        raise Stopped("stopped while evaluating")
+
+    task = LinearTask()
+    trainer = trainer_of(task, ema=0.9)
+    trainer.step(task.loader.next())
+    raw = task.weight.detach().clone()
+    task.evaluate = stopped  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        trainer.evaluate()
+    assert torch.equal(task.weight, raw)
+
+
+@pytest.mark.parametrize(
+    ("scores", "steps"), [([3, 2, 2, 2], 4), ([3, 4, 2, 5, 1, 9, 9], 7), ([1, 2, 3], 3)]
+)
+def test_patience_counts_evaluations_since_the_best(scores: list[float], steps: int) -> None:
+    task, events = LinearTask(), list[Any]()
+    task.scores = [float(score) for score in scores]
+    result = trainer_of(task, events, patience=2, eval_every=1, steps=20).fit()
+    assert (result.steps, result.reason) == (steps, "no gain in 2 evaluations")
+    assert len(of_kind(events, "eval")) == steps, "the last one is not made twice"
+
+
+def test_patience_holds_after_a_resume(run: RunDirectory) -> None:
+    for _ in range(2):
+        task, (found, _) = LinearTask(), find_checkpoint(run)
+        task.scores = [1.0] * 9
+        trainer = trainer_of(
+            task, snapshots=RunSnapshots(run, 2), patience=2, eval_every=1, steps=20
+        )
+        assert trainer.fit(found).steps == 3
+
+
+def test_a_finished_run_that_is_resumed_evaluates_and_changes_nothing(run: RunDirectory) -> None:
+    trainer_of(LinearTask(), snapshots=RunSnapshots(run, 2)).fit()
+    (found, _), events, task = find_checkpoint(run), list[Any](), LinearTask()
+    result = trainer_of(task, events, snapshots=RunSnapshots(run, 2)).fit(found)
+    assert [event["event"] for event in events] == ["eval", "checkpoint", "end"]
+    assert result.steps == 10
+    assert not of_kind(events, "eval")[0]["is_best"]
+
+
+def test_a_budget_without_a_step_is_an_error() -> None:
+    trainer = trainer_of(LinearTask(), budget="5s", started=time.perf_counter() - 10.0)
+    with pytest.raises(BudgetError, match="trained 0 steps"):
+        trainer.fit()
+
+
+def test_a_budget_ends_the_run_and_evaluates_its_end() -> None:
+    events: list[Any] = []
+    started = time.perf_counter() - 10.0
+    result = trainer_of(LinearTask(), events, budget="11s", started=started, log_every=10**6).fit()
+    assert result.reason == "budget 11s"
+    assert result.spent["setup"] == pytest.approx(10.0, abs=0.5)
+    assert of_kind(events, "eval")[-1]["step"] == result.steps > 0
+
+
+def test_a_stop_without_a_run_is_raised_and_no_end_is_said() -> None:
+    events: list[Any] = []
+    trainer = trainer_of(LinearTask(), events, stop=lambda: trainer.progress.step == 3)
+    with pytest.raises(Stopped, match="stopped while training"):
+        trainer.fit()
+    assert of_kind(events, "end") == []
+
+
+def test_of_many_units_an_evaluation_scores_some_and_says_so() -> None:
+    task, events = LinearTask(), list[Any]()
+    task.num_valid = 1000
+    trainer_of(task, events, eval_every=None, evaluations=2).fit()
+    told = f"each evaluation scores {4 * 10 * ROWS // 2} of 1,000 validation rows"
+    assert [event["text"] for event in of_kind(events, "message")] == [told]
+    assert {event["num_units"] for event in of_kind(events, "eval")} == {160}
