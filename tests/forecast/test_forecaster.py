@@ -354,7 +354,7 @@ BAD = [
     ({"horizon": 0}, lambda: waves(), "horizon is 0, expected a number from 1"),
     ({"input_size": 25}, lambda: waves(), "not a multiple of patch 6; give input_size=24"),
     ({}, lambda: waves(40), "a window needs 30 rows, the longest segment"),
-    ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs 301 at least"),
+    ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs at least 301"),
     ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs exclude each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),

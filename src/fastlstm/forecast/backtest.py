@@ -64,20 +64,19 @@ def backtest(
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
     num_levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
-    fitting = max(1, _MAX_NUMBERS // (h * C * num_levels))
-    size = min(256 if should_continue is None else 64, fitting)
+    size = min(64 if should_continue else 256, max(1, _MAX_NUMBERS // (h * C * num_levels)))
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
         if quantiles is not None and calibration is not None:
-            wide = spread(values, config)
-            at = quantiles_of(network.output, parameters, wide, calibration, quantiles.levels)
-            quantiles.add(at.numpy(), target, unit)
+            wide, levels = spread(values, config), quantiles.levels
+            at_levels = quantiles_of(network.output, parameters, wide, calibration, levels)
+            quantiles.add(at_levels.numpy(), target, unit)
         scale = None
         if naive_error is not None:
-            scale = naive_error[segments.series[segments.of_rows(origins - 1)]][:, None]
-            scale = scale * (unit / std)
+            series = segments.series[segments.of_rows(origins - 1)]
+            scale = naive_error[series][:, None] * (unit / std)
         naive = (last.forecast(origins, h) - center) / std
         answers = {
             "forecaster": network.output.center(parameters).numpy(),

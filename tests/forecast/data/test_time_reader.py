@@ -106,7 +106,7 @@ def test_what_is_known_ahead_may_be_in_another_zone() -> None:
     model = Forecaster(**TINY, future=["plan"]).fit(table[:40])
     ahead = table[40:].assign(ds=times[40:].tz_convert("UTC"))
     assert model.predict(future=ahead)["ds"].tolist() == list(times[40:])
-    with pytest.raises(DataError, match="has no time zone in the table given as future and time"):
+    with pytest.raises(DataError, match="has no time zone in the future table and time"):
         model.predict(future=table[40:].assign(ds=times[40:].tz_localize(None)))
 
 
