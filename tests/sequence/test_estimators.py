@@ -233,7 +233,7 @@ def test_missing_values_are_told_apart() -> None:
     model = SequenceClassifier(**QUICK).fit(X[:150], y[:150])
     assert model.score(X[150:], y[150:]) > 0.95
     complete = SequenceRegressor(**{**QUICK, "epochs": 1}).fit(X[y == 0], X[y == 0, 0, 0])
-    with pytest.raises(DataError, match="has missing values, the table at fit had none"):
+    with pytest.raises(DataError, match="have missing values, those at fit had none"):
         complete.predict(X)
 
 

@@ -126,9 +126,9 @@ def test_a_run_is_resumed_with_what_it_was_begun_with_only(tmp_path: Path) -> No
 
 def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
     SequenceRegressor(**QUICK).fit(X, Y, out=tmp_path / "run")
-    with pytest.raises(FormatError, match="holds a sequence model, expected a text model"):
+    with pytest.raises(FormatError, match="is a sequence model, expected a text model"):
         fastlstm.LM.load(tmp_path / "run")
-    with pytest.raises(FormatError, match="holds a sequence model, expected a forecaster"):
+    with pytest.raises(FormatError, match="is a sequence model, expected a forecaster"):
         fastlstm.Forecaster.load(tmp_path / "run")
     with pytest.raises(FormatError, match="answers with numbers; open it by the other of"):
         SequenceClassifier.load(tmp_path / "run")

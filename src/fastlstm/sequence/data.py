@@ -118,8 +118,8 @@ class Sequences:
             )
         if self.has_missing and not may_miss:
             raise DataError(
-                "values are missing, and none were at fit: fill them, or fit on sequences in which"
-                " some are missing"
+                "the sequences have missing values, those at fit had none: fill them, or fit on"
+                " sequences with missing values"
             )
 
     def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
