@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -143,3 +144,70 @@ def test_dropped_keeps_the_mean_and_broadcasts():
     out = dropped(torch.ones(100, 50, 40), 0.3, (1, 50, 40))
     assert torch.equal(out[0], out[99])
     assert abs(float(out.mean()) - 1.0) < 0.03
+
+
+def test_a_hook_on_torchs_own_path_leaves_the_layer_alone() -> None:
+    """In float64 torch runs the layer: twice the weights, once per call, whoever else calls."""
+    layer, x = fastlstm.LSTM(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64)
+    plain = torch.nn.LSTM(3, 4).double()
+    plain.load_state_dict({name: 2 * tensor for name, tensor in layer.state_dict().items()})
+    calls: list[str] = []
+
+    def twice(name: str, weight: torch.Tensor) -> torch.Tensor:
+        calls.append(name)
+        return 2 * weight
+
+    before = list(layer._flat_weights)
+    layer.weight_hook = twice
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda _: layer(x)[0], range(20)))
+    for y in outputs:
+        torch.testing.assert_close(y, plain(x)[0], rtol=0, atol=0)
+    assert len(calls) == 20 * 4
+    calls.clear()
+    layer(x, lengths=[5, 3])
+    assert len(calls) == 4
+    assert all(a is b for a, b in zip(before, layer._flat_weights, strict=True))
+
+
+def test_a_hook_stays_with_other_parameters() -> None:
+    layer, x = fastlstm.LSTM(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64)
+    layer.weight_hook = lambda _, weight: weight
+    others = {name: 2 * tensor.detach() for name, tensor in layer.named_parameters()}
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)[0] - self.layer(x)[0]
+
+    given = {f"layer.{name}": tensor for name, tensor in others.items()}
+    assert not torch.func.functional_call(Twice(), given, (x,)).any()
+
+
+def test_a_hook_may_follow_a_module_and_go() -> None:
+    layer = fastlstm.LSTM(3, 4)
+    layer.weight_hook = WeightDrop(0.5)
+    layer.weight_hook = None
+    layer.weight_hook = lambda _, weight: weight
+    layer.weight_hook = WeightDrop(0.5)
+    assert dict(layer.named_children()).keys() == {"weight_hook"}
+    layer.weight_hook = None
+    assert layer.weight_hook is None
+
+
+def test_arguments_are_checked_before_anything_is_drawn() -> None:
+    layer = fastlstm.LSTM(3, 4, recurrent_dropout=0.5)
+    state, generator = torch.zeros(2, 4), torch.get_rng_state()
+    with pytest.raises(ShapeError, match="x has shape"):
+        layer.run(torch.zeros(3), state, state, lengths=[1])
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_an_empty_batch_gives_every_parameter_a_gradient() -> None:
+    layer = fastlstm.LSTM(3, 4, layer_norm=True)
+    y, _, _ = layer.run(torch.zeros(0, 2, 3), torch.zeros(2, 4), torch.zeros(2, 4))
+    y.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())

@@ -135,3 +135,26 @@ def test_batches_and_scores_are_those_of_one(random_model):
     bits, count = score(lm.decoder, TOKENIZER, ids[:6])
     assert count == 3  # in parts of two tokens, of which one each is scored
     assert bits > 0
+
+
+def test_settings_outlive_a_restored_state(random_model):
+    """The server sets first and restores then."""
+    sampling = Sampling(seed=5, repetition_penalty=1.3)
+    for model in (random_model(), random_model(zoneout=0.1)):
+        decoder, written = Decoder.of(model), []
+        before = decoder.stream()
+        before.feed([1, 2, 3])
+        blob = before.save()
+        for is_set_first in (True, False):
+            stream = decoder.stream()
+            if is_set_first:
+                stream.set(sampling, num_top=0)
+            stream.restore(blob)
+            if not is_set_first:
+                stream.set(sampling, num_top=0)
+            stream.begin(9)
+            while stream.is_running:
+                decoder.run([stream], 5)
+            written.append((stream.take(), list(stream.take_scores()[0])))
+        assert written[0] == written[1]
+        assert len(written[0][0]) == len(written[0][1]) == 9

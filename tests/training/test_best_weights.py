@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.errors import StorageError
+from fastlstm.errors import Stopped, StorageError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import find_checkpoint
@@ -103,3 +103,45 @@ def test_best_weights_survive_a_resume(run: RunDirectory) -> None:
 def test_best_weights_of_another_model_are_refused() -> None:
     with pytest.raises(ValueError, match="best"):
         trainer_of(LinearTask()).best.restore({"1.weight": torch.zeros(2, 2)}, -1)
+
+
+def test_a_better_model_at_an_earlier_step_is_published() -> None:
+    class BadWeight(Callback):
+        """Makes a weight NaN after step 6, once."""
+
+        def __init__(self) -> None:
+            self.is_done = False
+
+        def on_update(self, trainer: Any) -> None:
+            if trainer.progress.step == 5 and not self.is_done:
+                self.is_done = True
+                with torch.no_grad():
+                    trainer.task.weight.fill_(float("nan"))
+
+    task, events = LinearTask(at_once=True), list[Any]()
+    task.scores = [2.0, 1.0, 3.0]
+    trainer_of(task, events, callbacks=[BadWeight()], checkpoint_every=3).fit()
+    assert [event["step"] for event in of_kind(events, "eval")][:2] == [4, 4]
+    assert [step for step, _ in task.published] == [4, 4]
+
+
+def test_the_last_evaluation_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+    """The step may be saved before it is evaluated: stopped there, and resumed with no more."""
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.metrics_path.touch()
+    snapshots, stops = RunSnapshots(run, 2), iter([False] * 7 + [True] * 9)
+    task = LinearTask(at_once=True)
+    task.scores = [2.0]
+    with pytest.raises(Stopped):
+        trainer_of(
+            task, snapshots=snapshots, stop=lambda: next(stops), run_path="run", eval_every=4
+        ).fit()
+    stopped = snapshots.last_good()
+    assert stopped is not None
+    task = LinearTask(at_once=True)
+    task.scores = [1.0]
+    trainer_of(task, snapshots=snapshots, steps=stopped.step).fit(stopped)
+    last = snapshots.last_good()
+    assert last is not None
+    assert (last.step, last.meta["progress"]["best_loss"]) == (stopped.step, 1.0)

@@ -12,7 +12,7 @@ from fastlstm.errors import ConfigError, Stopped
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.snapshots import RunSnapshots
+from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 HOOKS = ("begin", "gradients", "update", "evaluate", "event", "end")
@@ -197,3 +197,27 @@ def test_what_are_no_callbacks_is_refused() -> None:
             checked_callbacks(given)
     with pytest.raises(ConfigError, match="a function that reads events goes into observers"):
         checked_callbacks([print])
+
+
+def test_a_callback_may_end_a_run_before_its_first_step() -> None:
+    class Never(Callback):
+        def on_begin(self, trainer: Any) -> None:
+            trainer.end("nothing to do")
+
+    events = list[Any]()
+    result = trainer_of(LinearTask(), events, callbacks=[Never()]).fit()
+    assert (result.steps, result.reason) == (0, "nothing to do")
+
+
+def test_what_a_callback_raises_at_a_resume_is_its_own() -> None:
+    class Picky(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"a": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise ValueError("mine")
+
+    snapshots = MemorySnapshots()
+    trainer_of(LinearTask(), snapshots=snapshots, callbacks=[Picky()], steps=2).fit()
+    with pytest.raises(ValueError, match=r"^mine$"):
+        trainer_of(LinearTask(), callbacks=[Picky()], steps=3).fit(snapshots.last_good())

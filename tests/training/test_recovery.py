@@ -195,3 +195,30 @@ def test_without_a_good_state_there_is_nothing_to_go_back_to() -> None:
 
     with pytest.raises(NonFiniteError, match=r"weight 1\.weight is NaN"):
         trainer_of(LinearTask(), snapshots=Nothing(), callbacks=[BadWeight(2)]).fit()
+
+
+def test_nan_that_has_a_meaning_is_no_damage(snapshots: Snapshots) -> None:
+    class Task(LinearTask):
+        may_be_nan = frozenset({"last"})
+
+        def carried(self) -> dict[str, torch.Tensor]:
+            return {**super().carried(), "last": torch.tensor([NAN])}
+
+    trainer_of(Task(), snapshots=snapshots, steps=3).fit()
+    good = snapshots.last_good()
+    assert good is not None
+    assert good.step == 3
+
+
+def test_seconds_of_steps_outlive_a_roll_back() -> None:
+    task, seen = LinearTask(), list[float]()
+
+    class Watching(BadWeight):
+        def on_update(self, trainer: Any) -> None:
+            seen.append(trainer.progress.train_s)
+            super().on_update(trainer)
+
+    trainer = trainer_of(task, callbacks=[Watching(7)], checkpoint_every=4)
+    trainer.fit()
+    assert seen == sorted(seen)
+    assert trainer.progress.train_s >= seen[-1]

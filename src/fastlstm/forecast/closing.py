@@ -24,7 +24,7 @@ from fastlstm.forecast.files import StoredForecaster, description_files, forecas
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.runs.events import Event
 from fastlstm.training.session import RunSession
-from fastlstm.training.trainer import Trainer
+from fastlstm.training.trainer import CLOSING_S, Trainer
 
 _MIN_CALIBRATED = 256
 """Validation windows that quantiles are calibrated on, where there are as many, however long: every
@@ -114,7 +114,7 @@ class Closing:
         """
         network = self.stored.network.eval()
         with trainer.progress.counted("calibration"):
-            calibration = self._last_calibration(network, trainer.best.weights)
+            calibration = self._last_calibration(network, trainer)
         self.stored = dataclasses.replace(self.stored, calibration=calibration)
         if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
             trainer.say("info", missing)
@@ -125,17 +125,15 @@ class Closing:
             trainer.best.set_published()
         return self._judge(trainer)
 
-    def _last_calibration(
-        self, network: ForecastNetwork, weights: Mapping[str, Tensor]
-    ) -> Calibration:
-        if self._known is not None and self._known[0] is weights:
+    def _last_calibration(self, network: ForecastNetwork, trainer: Trainer) -> Calibration:
+        if self._known is not None and self._known[0] is trainer.best.weights:
             return self._known[1]
         if self.budget_s is None:
             return self._calibrate(network)
         calibration, read, total = self._calibrate_for(_FINAL_SHARE * self.budget_s, network)
         if read < total:
             text = f"quantiles are calibrated on {read:,} of {total:,} validation windows"
-            self.session.say("info", f"{text}: more would not fit the budget")
+            trainer.say("info", f"{text}: more would not fit the budget")
         return calibration
 
     def _shows(self) -> Callable[[int, int], None]:
@@ -171,7 +169,7 @@ class Closing:
                 raise Stopped("stopped while judging")
             if self.budget_s is None:
                 return True
-            return self.budget_s - trainer.elapsed_s() - self.session.report_s() > 0.0
+            return self.budget_s - trainer.elapsed_s() - self.session.report_s() > CLOSING_S
 
         about: Event = {}
         with trainer.progress.counted("judging"):
@@ -180,15 +178,15 @@ class Closing:
             ):
                 trainer.emit(event)
                 if event["event"] == "test":
-                    about = self._test_error(event)
+                    about = self._test_error(event, trainer)
         return about
 
-    def _test_error(self, test: Event) -> Event:
+    def _test_error(self, test: Event, trainer: Trainer) -> Event:
         """Returns the error on the test part; says where not all of it was judged."""
         if test["windows"] < test["of_windows"] and self.budget_s is not None:
             part = f"{test['windows']:,} of {test['of_windows']:,} windows"
             text = f"judged on {part}, evenly spread: all would not fit the budget"
-            self.session.say("info", f"{text}; 'fastlstm evaluate RUN DATA' judges all")
+            trainer.say("info", f"{text}; 'fastlstm evaluate RUN DATA' judges all")
         measure = "mse" if self.stored.config.loss == "mse" else "mae"
         errors = {who: found[measure] for who, found in test["scores"].items()}
         return {"test_error": {"measure": measure, **errors}}

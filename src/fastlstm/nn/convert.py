@@ -15,7 +15,15 @@ from fastlstm.ops.left_alone import check_module, recurrent_modules
 
 Module = TypeVar("Module", bound=nn.Module)
 
-_OWN_FIELDS = ("strict", "backend", "_options", "_ready", "_last_shape", "_kept_bytes")
+_OWN_FIELDS = (
+    "strict",
+    "backend",
+    "_options",
+    "_ready",
+    "_last_shape",
+    "_kept_bytes",
+    "weight_hook",
+)
 """What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""
 
 

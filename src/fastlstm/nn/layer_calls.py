@@ -65,6 +65,8 @@ def run_layers(
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):
             h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
+            wide = torch.promote_types(h0.dtype, dtype)  # else float16 states would round the last
+            h0, c0 = h0.to(wide), c0.to(wide)
             given, own_lanes = x, lanes
             if is_reverse := index % directions == 1:
                 given = x.flip(0)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fastlstm.nn.lstm import LSTM, State
 
 
-def layer_weights(layer: LSTM) -> list[LSTMWeights]:
-    """Returns the weights of every layer and direction, whoever has put them there."""
-    found, given = [], iter(flat_weights(layer))
+def layer_weights(layer: LSTM, flat: list[Any]) -> list[LSTMWeights]:
+    """Returns the weights of `flat_weights` by layer and direction."""
+    found, given = [], iter(flat)
     for names in layer._all_weights:
         w_ih, w_hh, *rest = islice(given, len(names))
         b_ih, b_hh = rest[:2] if layer.bias else (None, None)
@@ -97,5 +97,7 @@ def fits(
         h.shape == (*sizes, P)
         and c.shape == (*sizes, H)
         and h.device == c.device == device
+        and h.dtype.is_floating_point
+        and c.dtype.is_floating_point
         and (h.dtype == c.dtype == x.dtype or is_cast)
     )

@@ -18,8 +18,8 @@ from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_be_ready
-from fastlstm.nn.torch_fallback import is_torchs, run_lengths
-from fastlstm.ops.call import LSTMOutput
+from fastlstm.nn.torch_fallback import is_torchs, run_lengths, run_on
+from fastlstm.ops.call import LSTMArgs, LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import options_of
 from fastlstm.ops.lstm import check_args, run
@@ -160,7 +160,7 @@ class LSTM(nn.LSTM):
 
     @weight_hook.setter
     def weight_hook(self, hook: WeightHook | None) -> None:
-        self.__dict__["weight_hook"] = hook  # a module never comes here: it is in _modules
+        self.__dict__["weight_hook"] = hook  # a module never comes here: see __setattr__
 
     @property
     def max_activation_bytes(self) -> int | None:
@@ -191,6 +191,11 @@ class LSTM(nn.LSTM):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Warns where torch.ao.quantization marks a layer that it then passes over."""
+        if name == "weight_hook":
+            self._modules.pop(name, None)
+            self.__dict__.pop(name, None)
+            if value is None:
+                return
         super().__setattr__(name, value)
         if name == "qconfig":
             warnings.warn(
@@ -244,8 +249,9 @@ class LSTM(nn.LSTM):
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
             return self._forward_packed(input, hx)
         may_be_ready = lengths is None and self._may_be_ready()
-        if self._ready is not None and not torch.compiler.is_compiling():
-            found = self._ready.call(self, input, hx) if may_be_ready else None
+        ready = self._ready  # another thread may set it to None
+        if ready is not None and not torch.compiler.is_compiling():
+            found = ready.call(self, input, hx) if may_be_ready else None
             if found is not None:
                 return found
             self._ready = None
@@ -254,9 +260,10 @@ class LSTM(nn.LSTM):
         is_ours = not is_torchs(self, input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
-        weights = layer_weights(self)
+        flat = flat_weights(self)
+        weights = layer_weights(self, flat)
         if not fits(self, input, hx, weights):
-            return self._unfit(input, hx, lengths is not None)
+            return self._unfit(input, hx, flat, lengths is not None)
         if may_be_ready and is_ours:
             if self._last_shape == input.shape and can_be_ready(self, input):
                 self._ready = PreparedCall(self, weights[0], input)
@@ -272,7 +279,7 @@ class LSTM(nn.LSTM):
             y, h, c = run_layers(self, x, state, lanes, weights)
         else:
             assert lanes is not None
-            y, h, c = run_lengths(self, without_padding(x, lanes), state, lanes)
+            y, h, c = run_lengths(self, without_padding(x, lanes), state, lanes, flat)
         y = y.transpose(0, 1) if self.batch_first else y
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
@@ -311,11 +318,12 @@ class LSTM(nn.LSTM):
             raise UsageError(
                 f"run takes one layer in one direction, this is {self}; call the layer itself"
             )
-        (weights,) = layer_weights(self)
+        (weights,) = layer_weights(self, flat_weights(self))
+        rows, tokens = (x, None) if embedding is None else (embedding, x)
+        check_args(LSTMArgs(rows, tokens, h0, c0, *weights))  # before anything is drawn
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
         norm = next(norms(self, x.device)) if self.options.layer_norm else None
         args = call_args(self, x, h0, c0, weights, lanes, norm, embedding)
-        check_args(args)
         return run(
             args,
             options_of(self),
@@ -345,23 +353,27 @@ class LSTM(nn.LSTM):
             or self.weight_hook is not None
         )
 
-    def _unfit(self, input: Any, hx: State | None, has_lengths: bool) -> tuple[Any, State]:
+    def _unfit(
+        self, input: Any, hx: State | None, flat: list[Any], has_lengths: bool
+    ) -> tuple[Any, State]:
         """Lets torch name what does not fit, or run an empty batch."""
-        found = self._torch(input, hx)
+        found = self._torch(input, hx, flat)
         x = input.data if isinstance(input, PackedSequence) else input
         if x.numel() > 0 and (has_lengths or self.options != TORCHS_CELL):
             what = "lengths=" if has_lengths else str(self.options)
             raise ShapeError(f"{what} needs input, hx and weights of one dtype and device")
         return found
 
-    def _torch(self, input: Tensor | PackedSequence, hx: State | None) -> tuple[Any, State]:
+    def _torch(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None,
+        flat: list[Any] | None = None,
+    ) -> tuple[Any, State]:
+        """Runs torch's own; `flat` are the weights where they were fetched before."""
         if self.weight_hook is None:
             return super().forward(input, hx)
-        kept, self._flat_weights = self._flat_weights, flat_weights(self)
-        try:
-            return super().forward(input, hx)
-        finally:
-            self._flat_weights = kept
+        return run_on(self, flat_weights(self) if flat is None else flat, input, hx)
 
     def _forward_packed(
         self, input: PackedSequence, hx: State | None
@@ -369,9 +381,10 @@ class LSTM(nn.LSTM):
         data, batch_sizes, order, back = input
         if is_torchs(self, data):
             return self._torch(input, hx)
-        weights = layer_weights(self)
+        flat = flat_weights(self)
+        weights = layer_weights(self, flat)
         if not fits(self, data, hx, weights, batch_sizes):
-            return self._unfit(input, hx, has_lengths=False)
+            return self._unfit(input, hx, flat, has_lengths=False)
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
         y, h, c = run_layers(self, x, state, lanes_of(lengths, "right", x), weights, is_packed=True)

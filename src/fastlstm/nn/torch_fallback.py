@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import KernelError
@@ -80,8 +81,25 @@ def is_left_to_reference(lstm: LSTM) -> bool:
     return reason is not None
 
 
+class _OnWeights(nn.LSTM):
+    """torch's layer on the weights that it is given, whatever the parameters are now."""
+
+    def _update_flat_weights(self) -> None:
+        return
+
+    def _weights_have_changed(self) -> bool:
+        return False
+
+
+def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:
+    """Runs torch's own layer on other weights; the layer itself, which threads share, stays."""
+    other = _OnWeights.__new__(_OnWeights)
+    other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
+    return nn.LSTM.forward(other, input, hx)
+
+
 def run_lengths(
-    layer: LSTM, x: Tensor, state: State | None, lanes: Lanes
+    layer: LSTM, x: Tensor, state: State | None, lanes: Lanes, flat: list[Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Lengths on torch's own: packed, and sequences of no step mended afterwards."""
     T, B = x.shape[:2]
@@ -96,7 +114,7 @@ def run_lengths(
         sizes = (len(layer._all_weights), B)
         state = (x.new_zeros((*sizes, P)), x.new_zeros((*sizes, H)))
     packed = pack_padded_sequence(shifted, lengths.clamp(min=1).cpu(), enforce_sorted=False)
-    y_packed, (h, c) = layer._torch(packed, state)
+    y_packed, (h, c) = layer._torch(packed, state, flat)
     y, _ = pad_packed_sequence(y_packed, total_length=T)
     y = y.where(is_real, y.new_zeros(()))
     back = ((steps - lanes.begins) % T)[:, :, None]

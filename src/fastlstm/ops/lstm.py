@@ -98,6 +98,8 @@ def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
         gates = cast.rows @ cast.w_ih.t() + cast.h0 @ cast.w_hh.t()
         for bias in (cast.b_ih, cast.b_hh):
             gates = gates if bias is None else gates + bias
+        for each in (args.gamma_ih, args.gamma_hh, args.gamma_c, args.beta_c):
+            gates = gates if each is None else gates + 0.0 * each.sum().to(gates.dtype)
     return LSTMOutput(gates[..., : call.H], args.h0.clone(), args.c0.clone())
 
 
@@ -142,5 +144,7 @@ def check_args(args: LSTMArgs) -> None:
             raise ShapeError(f"{name} is on {t.device}, x on {rows.device}; move one of them")
         if not t.dtype.is_floating_point:
             raise ShapeError(f"{name} is {t.dtype}, expected a floating-point tensor")
+    if tokens is not None and tokens.device != rows.device:
+        raise ShapeError(f"tokens are on {tokens.device}, embedding on {rows.device}; move one")
     if not rows.dtype.is_floating_point:
         raise ShapeError(f"x is {rows.dtype}, expected a floating-point tensor; embed tokens first")

@@ -111,5 +111,6 @@ class SequenceTask(Task):
         return self._report_s
 
     def finish(self, trainer: Trainer) -> Event:
-        trainer.best.publish()
+        with trainer.progress.counted("saving"):
+            trainer.best.publish()
         return {}

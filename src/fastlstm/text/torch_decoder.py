@@ -152,11 +152,12 @@ class _TorchStream(Stream):
             raise ValueError("the state is cut short or not finite")
         unread = np.frombuffer(blob[size + 4 : rest], np.int32).tolist()
         native = hardware.native().DecodeStream(self.decoder.config.vocab_size, 1, 1)
-        native.restore(blob[rest:])
+        native.restore(blob[rest:])  # one of its own: where it is refused, nothing has changed
         if native.num_waiting != count or not all(
             0 <= token < self.decoder.config.vocab_size for token in unread
         ):
             raise ValueError("the state contradicts itself")
-        self.native, self.unread, self.written = native, unread, []
+        self.native.restore(blob[rest:])  # its settings stay
+        self.unread, self.written = unread, []
         h, c = torch.from_numpy(state.copy()).view(2, L, 1, H)
         self.state = h, c

@@ -37,6 +37,7 @@ class BestWeights:
         """Keeps a copy of the weights that are in the model now."""
         own = weights_of(self._trainer.task.model)
         self._weights = {name: tensor.detach().clone() for name, tensor in own.items()}
+        self._published_step = -1  # a roll-back may find a better model at an earlier step
         if self._trainer.task.publishes_at_once:
             self.publish_if_possible()
 
@@ -73,7 +74,7 @@ class BestWeights:
             StorageError: the disk refused.
         """
         trainer, step = self._trainer, self._trainer.progress.best_step
-        if self._weights and step > self._published_step:
+        if self._weights and step != self._published_step:
             trainer.task.publish(self._weights, trainer)
             self.set_published()
 

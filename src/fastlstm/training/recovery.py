@@ -23,7 +23,11 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
     if weight is not None:
         culprit = f"weight {weight}"
     elif not math.isfinite(loss):
-        carried = ((f"carried {name}", tensor) for name, tensor in task.carried().items())
+        carried = (
+            (f"carried {name}", tensor)
+            for name, tensor in task.carried().items()
+            if name not in task.may_be_nan
+        )
         culprit = first_non_finite(carried) or "loss"
     else:
         culprit = f"gradient of {gradient}"
@@ -64,6 +68,8 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
     progress.best_step, progress.best_loss = before.best_step, before.best_loss
     progress.best_bits_per_char = before.best_bits_per_char
     progress.spent, progress.scored = before.spent, before.scored
+    progress.train_s = before.train_s
+    trainer.callbacks.restore(checkpoint.tensors, checkpoint.meta["callbacks"])
     trainer.say("warning", f"continuing from {checkpoint.path.name} with half the learning rate")
 
 

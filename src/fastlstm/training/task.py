@@ -68,6 +68,7 @@ class Task(ABC):
         min_scored: units that an evaluation scores in any case, where there are as many.
         max_scored: units that an evaluation scores at most; None has no such limit.
         forward_share: time of scoring a unit over training on it, until an evaluation was timed.
+        may_be_nan: names of carried tensors in which NaN has a meaning.
         model: on its device.
         loader: of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
@@ -81,6 +82,7 @@ class Task(ABC):
     min_scored: ClassVar[int] = 0
     max_scored: ClassVar[int | None] = None
     forward_share: ClassVar[float] = 0.5
+    may_be_nan: ClassVar[frozenset[str]] = frozenset()
 
     model: nn.Module
     loader: Loader

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fastlstm.errors import CorruptFileError, NonFiniteError, Setting, Stopped, StorageError
+from fastlstm.errors import (
+    CorruptFileError,
+    FastLSTMError,
+    NonFiniteError,
+    Setting,
+    Stopped,
+    StorageError,
+)
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.hardware import peak_memory_bytes
 from fastlstm.training.averaging import WeightAverage
@@ -31,7 +38,9 @@ from fastlstm.training.stepper import Stepper
 from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.throughput import ThroughputMeter
 
-_CLOSING_S = 0.5
+_FINITE = ("model", "optimizer", "average", "carried")
+"""Stems of the tensors without NaN and Inf in a state that can be restored."""
+CLOSING_S = 0.5
 """Kept of a budget beside what the evaluation, the checkpoint and the task need at its end."""
 
 
@@ -179,6 +188,7 @@ class Trainer:
         if checkpoint is not None:
             with reading(checkpoint):
                 self.restore(checkpoint.tensors, checkpoint.meta)
+            self.callbacks.restore(checkpoint.tensors, checkpoint.meta.get("callbacks", {}))
         progress = self.progress
         before_s, self._started = progress.elapsed_s, self._started - progress.elapsed_s
         progress.add("setup", self.elapsed_s() - before_s)
@@ -197,7 +207,8 @@ class Trainer:
         except Stopped:
             self._stopped()
         except NonFiniteError:
-            self.best.publish_if_possible()
+            with suppress(FastLSTMError):  # the error that ends the run counts for more
+                self.best.publish_if_possible()
             raise
         finally:
             self.best.into_model()
@@ -213,10 +224,10 @@ class Trainer:
     def _train(self) -> None:
         """Steps and evaluates to the end; the last step is evaluated."""
         self._loop()
-        self.plan.stop_criterion.require_steps(self.progress.step, self.progress.setup_s)
+        if self._reason == self.plan.stop_criterion.text:  # and no callback's
+            self.plan.stop_criterion.require_steps(self.progress.step, self.progress.setup_s)
         while self._last is None or self.progress.evaluated_step != self.progress.step:
             if not self.evaluate():  # rolled back: the steps since are taken again
-                self._is_ended, self._reason = False, self.plan.stop_criterion.text
                 self._loop()
 
     def _loop(self) -> None:
@@ -254,7 +265,7 @@ class Trainer:
         if self.plan.stop_criterion.budget_s is not None:
             unit_s = self._meter.unit_s
             reserve_s = self._meter.evaluation_s or unit_s * (progress.scored or self._limit())
-            reserve_s += self._meter.save_s + _CLOSING_S + self.task.finish_s(unit_s)
+            reserve_s += self._meter.save_s + CLOSING_S + self.task.finish_s(unit_s)
         return self.plan.stop_criterion.progress(
             progress.step, self.elapsed_s(), progress.setup_s, reserve_s
         )
@@ -334,7 +345,7 @@ class Trainer:
 
     def _judge(self, score: Score, started: float) -> None:
         """Records an evaluation; the model holds the weights that were evaluated."""
-        progress = self.progress
+        progress, seconds = self.progress, time.perf_counter() - started
         is_best = score.loss < progress.best_loss
         if progress.evaluated_step != progress.step:
             progress.evaluations += 1
@@ -355,7 +366,7 @@ class Trainer:
             **score.metrics,
             "num_units": score.num_units,
             "is_best": is_best,
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "elapsed_s": self.elapsed_s(),
         }
         self._last_event = self.callbacks.evaluate(self, event)
@@ -385,34 +396,45 @@ class Trainer:
         first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
         self.task.restore_carried(tensors.get("carried", first))  # of format 1: in "state"
         self._saved_step = -1  # after a roll-back the state is saved again, with its new rate
+        self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
         if not keep_guard:
             self._saved_step = self.progress.step
             self.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
-        self.callbacks.restore(tensors, meta.get("callbacks", {}))
+        if not isinstance(meta.get("callbacks", {}), dict):
+            raise TypeError("callbacks is no object")
 
     def save(self) -> None:
-        """Publishes the best weights and saves the state, unless that is done.
+        """Saves the state and publishes the best weights, unless that is done.
 
         Raises:
             StorageError: the disk refused.
         """
-        self.best.publish_if_possible()
+        if self.task.publishes_at_once:  # what the disk refused before is not in the checkpoint
+            self.best.publish_if_possible()
         if self._saved_step != self.progress.step:
             self._save()
+        if not self.task.publishes_at_once:  # it may take long, and the state is safe now
+            with self.progress.counted("saving"):
+                self.best.publish_if_possible()
 
     def _save_last(self) -> None:
         """Saves the state; a task that does not publish at once does so when it finishes."""
-        if not self.task.publishes_at_once:
-            self._save()
-            return
-        self.save()
-        self.best.require_published(self._saved_step)
+        if self.task.publishes_at_once:
+            self.best.publish_if_possible()
+        self._save()  # the last evaluation belongs to it, even where the step is saved
+        if self.task.publishes_at_once:
+            self.best.require_published(self._saved_step)
 
     def _save(self) -> None:
         progress = self.progress
         started = time.perf_counter()
         tensors, meta = self.capture()
-        named = ((f"{s} {n}", t) for s, group in tensors.items() for n, t in group.items())
+        named = (
+            (f"{stem} {name}", tensor)
+            for stem in _FINITE
+            for name, tensor in tensors.get(stem, {}).items()
+            if name not in self.task.may_be_nan
+        )
         is_finite = first_non_finite(named) is None
         about = self.snapshots.save(progress.step, tensors, meta, self.task.files(), is_finite)
         self._saved_step = progress.step
@@ -435,7 +457,7 @@ class Trainer:
         self.save()
         if self._run_path is None:
             raise Stopped("stopped while training")
-        name = getattr(self.stop, "name", "request")
+        name = getattr(self.stop, "name", None) or "request"
         self._emit_end(f"stopped by {name}", {})
         raise Stopped(
             f"stopped by {name}; checkpoint-{self._saved_step} is saved, the same command with ",

@@ -24,6 +24,7 @@ SCORES = [ScoredToken(0, -1.0, [], 0)] * (MAX_WAITING_CHARS // 64)
 def test_a_client_that_is_behind_is_congested_until_it_takes(chunk: OutputChunk) -> None:
     async def main() -> None:
         channel, relieved = Channel(), list[bool]()
+        channel.before_relief = lambda: relieved.append(channel.is_congested)
         channel.on_relieved = lambda: relieved.append(channel.is_congested)
         channel.put(chunk)
         assert not channel.is_congested
@@ -31,9 +32,9 @@ def test_a_client_that_is_behind_is_congested_until_it_takes(chunk: OutputChunk)
             channel.put(OutputChunk(1, "b"))
             assert channel.is_congested
         assert [one.index for one in await channel.get()] == [0, 1]
-        assert relieved == [False]
+        assert relieved == [True, False]
         channel.put(OutputChunk(0, "c"))
         await channel.get()
-        assert len(relieved) == 1
+        assert len(relieved) == 2
 
     asyncio.run(main())

@@ -140,7 +140,7 @@ class WindowLoader(LoaderPosition):
                 " use fewer"
             )
         self._groups = series_ends(table, self._windows) if balance else NO_GROUPS
-        self._source = native_source(table, self._windows, self._groups, self._key(0, 1))
+        self._native_source = native_source(table, self._windows, self._groups, self._key(0, 1))
         self._row_floats = self._windows.length * len(table.columns)
         fitting = _CHUNK_BYTES // (4 * batch_size * self._row_floats)
         self._chunk_batches = max(1, min(fitting, _MAX_CHUNK_BATCHES))
@@ -236,8 +236,9 @@ class WindowLoader(LoaderPosition):
         shape = (count, size, self._windows.length, len(self._table.columns))
         values = torch.from_numpy(buffer)[: len(rows) * self._row_floats].view(shape)
         job = self._queue.submit(
-            self._source, self._key(epoch) if self._shuffle else None, epoch, numbers.ctypes.data,
-            len(numbers), rows.ctypes.data, runs.ctypes.data, buffer.ctypes.data,
+            self._native_source, self._key(epoch) if self._shuffle else None, epoch,
+            numbers.ctypes.data, len(numbers), rows.ctypes.data, runs.ctypes.data,
+            buffer.ctypes.data,
         )  # fmt: skip
         return _Chunk(job, epoch, first, count, size, numbers, rows, runs, values)
 

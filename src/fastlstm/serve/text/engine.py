@@ -42,11 +42,13 @@ _FEW_TOKENS = 32
 class Channel(Reservation):
     """A completion request under way: its places, and the output that was not sent yet.
 
-    Calls `on_relieved` when the client of a congested channel has caught up.
+    When the client of a congested channel catches up it calls `before_relief` while the channel
+    still counts as congested, then `on_relieved`.
     """
 
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)
+        self.before_relief: Callable[[], object] = lambda: None
         self.on_relieved: Callable[[], object] = lambda: None
         self._chunks: dict[int, OutputChunk] = {}
         self._size = 0
@@ -79,6 +81,7 @@ class Channel(Reservation):
             raise Disconnected
         chunks, self._chunks, self._size = self._chunks, {}, 0
         if self.is_congested:
+            self.before_relief()
             self.is_congested = False
             self.on_relieved()
         return list(chunks.values())
@@ -150,13 +153,9 @@ class TextEngine:
 
     def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
         """Starts generations; their output comes to the channel."""
-        channel.on_relieved = self._relieved
+        channel.before_relief, channel.on_relieved = self._note_start, self.scheduler.wake
         self._note_start()
         self.scheduler.submit(generations)
-
-    def _relieved(self) -> None:
-        self._note_start()
-        self.scheduler.wake()
 
     def _note_start(self) -> None:
         if not self.scheduler.has_work:  # time without work is not time without progress
