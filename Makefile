@@ -9,6 +9,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 # the right one by pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 TORCH ?= torch==2.13.0
 BUDGET ?= 90s
+# Processes that run the tests, file by file.
+WORKERS ?= 2
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -32,12 +34,12 @@ demo: install  ## install, train 90 seconds on the text of Python's own manual, 
 install: .venv/.made  ## the environment with fastlstm in it
 
 test: .venv/.dev  ## the whole test suite
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 test-isa: .venv/.dev  ## the tests that depend on the CPU, as on CPUs with narrower instruction sets
 	@for isa in $$(env -u FASTLSTM_ISA $(PY) -c '$(NARROWER)'); do \
 		echo "instruction set: $$isa"; \
-		$(PY) -m pytest -q -m isa --isa $$isa || exit 1; \
+		$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m isa --isa $$isa || exit 1; \
 	done
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
