@@ -69,7 +69,7 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
     progress.best_bits_per_char = before.best_bits_per_char
     progress.spent, progress.scored = before.spent, before.scored
     progress.train_s = before.train_s
-    trainer.callbacks.restore(checkpoint.tensors, checkpoint.meta["callbacks"])
+    trainer.callbacks.restore(checkpoint.tensors, checkpoint.meta.get("callbacks", {}))
     trainer.say("warning", f"continuing from {checkpoint.path.name} with half the learning rate")
 
 
