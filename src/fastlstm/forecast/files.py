@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import FORECASTER, TRAINER_FILE, RunDirectory
+from fastlstm.runs.stored_values import checked_values, json_object
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system.fields import built
-from fastlstm.system.storage import parse_json
 
 CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"
@@ -126,7 +125,7 @@ def stored_configs(data: bytes, origin: Path) -> tuple[ForecastConfig, ForecastC
         FormatError: it is of something else, or of a newer format.
     """
     config = _config(data, origin)
-    with _checked(origin):
+    with checked_values(origin):
         begun, first = (
             built(ForecastConfig, config[name], f"'{name}'") for name in ("train", "given")
         )
@@ -135,7 +134,7 @@ def stored_configs(data: bytes, origin: Path) -> tuple[ForecastConfig, ForecastC
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
     """Returns config.json with the keys of the current format."""
-    config = _object(data, origin)
+    config = json_object(data, origin, _MAX_JSON_BYTES)
     version = config.get("format")
     if config.get("kind") != FORECASTER or version not in (_FORMAT_OF_SEGMENTS, _FORMAT):
         raise FormatError(
@@ -143,7 +142,7 @@ def _config(data: bytes, origin: Path) -> dict[str, Any]:
             " LM.load, another format by the fastlstm that wrote it"
         )
     if version == _FORMAT_OF_SEGMENTS:
-        with _checked(origin):
+        with checked_values(origin):
             for part in ("train", "given", "network"):
                 config[part]["patch"] = config[part].pop("segment")
     return config
@@ -177,25 +176,6 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         if name not in files:
             raise FormatError(f"{Path(path) / MANIFEST}: lists no {name}: this is no forecaster")
     return _assembled(files, Path(path))
-
-
-@contextmanager
-def _checked(origin: Path) -> Iterator[None]:
-    """Turns what a file's values raise that make no sense into a CorruptFileError."""
-    try:
-        yield
-    except KeyError as error:
-        raise CorruptFileError(f"{origin}: {error} is missing") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise CorruptFileError(f"{origin}: {reason}; put the right file back") from None
-
-
-def _object(data: bytes, origin: Path) -> dict[str, Any]:
-    found = parse_json(data, origin, _MAX_JSON_BYTES)
-    if not isinstance(found, dict):
-        raise CorruptFileError(f"{origin}: holds {type(found).__name__}, expected a JSON object")
-    return found
 
 
 def _network(
@@ -244,7 +224,7 @@ def _network(
 def _assembled(files: dict[str, bytes], path: Path) -> StoredForecaster:
     config = _config(files[CONFIG_FILE], path / CONFIG_FILE)
     configs = stored_configs(files[CONFIG_FILE], path / CONFIG_FILE)
-    with _checked(path / CONFIG_FILE):
+    with checked_values(path / CONFIG_FILE):
         sizes = dict(config["network"])
         for name in ("categories", "static_categories"):
             sizes[name] = tuple(tuple(pair) for pair in sizes[name])
@@ -256,14 +236,14 @@ def _assembled(files: dict[str, bytes], path: Path) -> StoredForecaster:
         if len(configs[0].static) != network_config.num_static:
             raise ValueError(f"'network' reads {network_config.num_static} static columns")
     tensors = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
-    with _checked(path / MODEL_FILE):
+    with checked_values(path / MODEL_FILE):
         calibration = _calibration(tensors.pop(_RESIDUALS), network_config)
     network = _network(network_config, tensors, path)
-    with _checked(path / SCHEMA_FILE):
-        values = _object(files[SCHEMA_FILE], path / SCHEMA_FILE)
+    with checked_values(path / SCHEMA_FILE):
+        values = json_object(files[SCHEMA_FILE], path / SCHEMA_FILE, _MAX_JSON_BYTES)
         schema = _schema(values, network_config, configs[0])
-    with _checked(path / SCALER_FILE):
-        scales = _object(files[SCALER_FILE], path / SCALER_FILE)
+    with checked_values(path / SCALER_FILE):
+        scales = json_object(files[SCALER_FILE], path / SCALER_FILE, _MAX_JSON_BYTES)
         scaler, static = _scales(scales, network_config)
     begun, given = (dataclasses.replace(one, cache_dir=None) for one in configs)  # of that machine
     return StoredForecaster(begun, given, network.eval(), scaler, calibration, static, schema, key)
