@@ -27,8 +27,8 @@ from process import (
     train_command,
 )
 
-from fastlstm import SequenceRegressor
 from fastlstm.errors import EXIT_OK, EXIT_STOPPED
+from fastlstm.training.checkpoint import load_checkpoint
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
             if process.returncode not in expected:
                 raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
             if saved and options.kind == "sequence":
-                SequenceRegressor.load(saved[-1])
+                load_checkpoint(saved[-1])
             elif saved:
                 finish([sys.executable, "-m", "fastlstm", "info", str(saved[-1])])
             if temporaries(run):
