@@ -15,7 +15,6 @@ from fastlstm.system import storage
 from fastlstm.training.checkpoint import (
     find_checkpoint,
     load_checkpoint,
-    metrics_mark,
     save_checkpoint,
 )
 from simulated_disk import FailingOs, RecordingOs, crash_states, snapshot
@@ -289,7 +288,7 @@ def damaged(data, chance):
 
 def test_every_damage_is_detected_named_and_answered(run):
     run.metrics_path.write_bytes(b'{"event":"step","loss":1.25}\n' * 40)
-    mark = metrics_mark(run.metrics_path)
+    mark = manifest.metrics_mark(run.metrics_path)
     for step in (10, 20):
         meta = {"tag": 0, "loader": {"epoch": 3, "index": step}, "metrics": mark}
         save_checkpoint(run, step, tensors(step), meta, FILES, finite=True, keep=2)

@@ -9,10 +9,11 @@ import pytest
 
 from fastlstm.errors import BudgetError, in_flags
 from fastlstm.report.history import read_history
+from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import outputs
 from fastlstm.training import session as run_session
-from fastlstm.training.checkpoint import Checkpoint, metrics_mark
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.resuming import remaining
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession

@@ -30,29 +30,15 @@ from fastlstm.runs.manifest import (
     FileRecord,
     Manifest,
     check_name,
-    metrics_mark,
     read_file,
     read_manifest,
     refuse_unlisted,
-    truncate_metrics,
     verify_manifest,
-    verify_metrics_mark,
     write_directory,
 )
 from fastlstm.runs.run_directory import TRAINER_FILE, RunDirectory, checkpoint_step
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
-
-__all__ = [
-    "Checkpoint",
-    "find_checkpoint",
-    "load_checkpoint",
-    "metrics_mark",
-    "reading",
-    "save_checkpoint",
-    "truncate_metrics",
-    "verify_metrics_mark",
-]
 
 FORMAT = "fastlstm-checkpoint"
 FORMAT_VERSION = 1
