@@ -70,7 +70,10 @@ def judge(run: Path, victim: Path) -> str:
         elif victim.parent == run:
             load_language_model(run)
         else:
-            load_checkpoint(victim.parent)
+            try:
+                load_checkpoint(victim.parent)
+            except CorruptFileError as error:
+                raise RunDirectory(run).with_offer(error, besides=victim.parent) from error
     except (CorruptFileError, FormatError) as error:
         named = victim.name in str(error)
         offered = any(name in str(error) for name in other) or victim.parent == run

@@ -17,17 +17,12 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import generators, set_up_device
+from fastlstm.training.device import set_up_device
 from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.resuming import (
-    OptionsT,
-    checkpoint_to_resume,
-    remaining,
-    resumed_config,
-)
+from fastlstm.training.resuming import OptionsT, checkpoint_to_resume, remaining, resumed_config
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.snapshots import RunSnapshots
 from fastlstm.training.task import Task
@@ -110,7 +105,8 @@ class RunSession(EventHub):
         if self.run is not None or options.threads is not None:
             self.set_threads(options.threads)
         device = set_up_device(options)
-        with torch.random.fork_rng(generators(device)):
+        gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
+        with torch.random.fork_rng(gpus):
             yield Start(options, given, device, checkpoint)
 
     def stop_criterion(
