@@ -32,15 +32,12 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
 from fastlstm.text import train as train_module
-from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import Samples, TextTask
-from fastlstm.text.train import _MAY_CHANGE
 from fastlstm.training import evaluations, snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.outputs import is_still_improving
-from fastlstm.training.resuming import resumed_config
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
@@ -692,20 +689,6 @@ def test_refusals(text, tmp_path):
     longer = train(text, tmp_path / "run", resume=True, steps=25)
     assert newest(longer.path).name == "checkpoint-25"
     assert run.path == longer.path
-
-
-def test_a_resumed_run_takes_only_what_may_change():
-    given = TrainConfig(rnn_size=24, steps=20, batch_size=64)
-    begun = dataclasses.replace(given, threads=1, batch_size=4)
-
-    def resume(**fields):
-        return resumed_config(TrainConfig(**fields), fields, begun, given, _MAY_CHANGE)
-
-    resumed = resume(budget="3m", threads=2)
-    assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)
-    assert resume(batch_size=64).batch_size == 4, "the same flag again, though the text was short"
-    with pytest.raises(ConfigError, match="batch_size=32"):
-        resume(batch_size=TrainConfig().batch_size)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 BuiltT = TypeVar("BuiltT")
 _NUMBER = (int, float)
 _TYPES: dict[str, tuple[Any, ...]] = {
-    "int": (int,), "float": (_NUMBER,), "list[str]": (list, str), "dict[str, float]": (dict, _NUMBER),
-}  # fmt: skip
+    "int": (int,),
+    "float": (_NUMBER,),
+    "list[str]": (list, str),
+    "dict[str, float]": (dict, _NUMBER),
+}
 """Types of a counter, and of what it holds, by how its field is annotated."""
 
 
