@@ -81,7 +81,10 @@ def use(run: Path, victim: Path, kind: str) -> str:
         elif victim.parent == run:
             LOAD[kind](run)
         else:
-            load_checkpoint(victim.parent)
+            try:
+                load_checkpoint(victim.parent)
+            except CorruptFileError as error:
+                raise RunDirectory(run).with_offer(error, besides=victim.parent) from error
     except (CorruptFileError, FormatError) as error:
         named = victim.name in str(error)
         offered = any(name in str(error) for name in other) or victim.parent == run
