@@ -170,7 +170,7 @@ class _Session(RunSession):
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
         if base is None:
-            stored = _untrained(config, start.given, dataset, split)
+            stored = _untrained(config, start.first, dataset, split)
         else:
             stored = _continued_from(base, config, dataset)
         network = stored.network.to(device)

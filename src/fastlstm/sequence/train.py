@@ -144,7 +144,7 @@ class _Session(RunSession):
         precision = self._precision(config, network, device)
         config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
         stored = StoredSequenceModel(
-            config, start.given, network, labelled.mean, labelled.std, data.answers, key
+            config, start.first, network, labelled.mean, labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
