@@ -25,7 +25,7 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.data.arrange import Arranged, Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
-from fastlstm.forecast.data.ingest import NO_CODES, Codes, IngestResult, TableIngest, ingest
+from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, open_records
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
@@ -72,7 +72,7 @@ class PrepareOptions:
     policy: Policy = field(default_factory=Policy)
     dtype: Dtype = "auto"
     time_format: str | None = None
-    codes: Codes = NO_CODES
+    codes: Codes = field(default_factory=Codes)
     like: Timeline | None = None
 
 
@@ -203,7 +203,7 @@ def _prepare(
 
     def read(origins: dict[str, float]) -> IngestResult:
         table_ingest = TableIngest(work, records, roles, problems, form, codes, like, origins)
-        return ingest(records, table_ingest, on_progress)
+        return table_ingest.run(on_progress)
 
     ingested = read({})
     if ingested.num_rows == 0:
