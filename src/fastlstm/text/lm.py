@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
-from fastlstm.text.data.text import TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.text import READING, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import Decoder, check_format
 from fastlstm.text.evaluation import Evaluation, evaluate, with_unknown
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel
-
-
-_READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
-"""Settings of the run that say how a text is read."""
 
 
 class LM:
@@ -209,7 +205,7 @@ class LM:
         """
         kind: Any = self.tokenizer.kind
         train = self.config.get("train", {})
-        read_as = {name: train[name] for name in _READING if name in train}
+        read_as = {name: train[name] for name in READING if name in train}
         if not isinstance(source, str | os.PathLike):
             raise DataError(
                 f"the text is {kind_of_value(source)}, expected a str or a pathlib.Path"

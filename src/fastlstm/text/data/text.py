@@ -41,6 +41,8 @@ from fastlstm.text.data.tokenizer import (
 )
 
 UnknownPolicy = Literal["refuse", "count"]
+READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
+"""Options of `prepare_text` that a text read later takes from the run."""
 MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
 _COUNT_BLOCK = 1 << 20
