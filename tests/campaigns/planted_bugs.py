@@ -85,6 +85,7 @@ SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/counts.py", "forecast/data/error_measures.py"
 FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
 FORECAST_TASK, RECOVERY = "forecast/task.py", "training/recovery.py"
+SAVER = "training/saver.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -406,10 +407,10 @@ BUGS = (
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
         "np.where(np.isnan(codes), codes, at_fit)", "codes"),
-    Bug("series: resumed without its best weights", TRAINER, "tensors.get(BEST, {})", "{}"),
-    Bug("series: resumed from the first window", TRAINER,
-        "self.task.loader.load_state_dict(self.state.restore(tensors, meta, keep_guard))",
-        "self.state.restore(tensors, meta, keep_guard)"),
+    Bug("series: resumed without its best weights", SAVER, "tensors.get(BEST, {})", "{}"),
+    Bug("series: resumed from the first window", SAVER,
+        "trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))",
+        "trainer.state.restore(tensors, meta, is_roll_back)"),
     Bug("series: the last weights are judged", TRAINER,
         "            self.best.into_model()\n            finish =", "            finish ="),
     Bug("series: each part of a batch has its own mean", FORECAST_TASK,

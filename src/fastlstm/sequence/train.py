@@ -31,10 +31,10 @@ from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
-from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
 
@@ -157,7 +157,7 @@ class _Session(RunSession):
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.started,
             )  # fmt: skip
             about = self._about(task, stored, precision.why, device)
             self.announce(task, plan, checkpoint, {**ceiling, **about})

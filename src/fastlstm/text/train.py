@@ -44,10 +44,10 @@ from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
-from fastlstm.training.trainer import TrainingPlan
 
 Source = str | Path | Sequence[str | Path]
 
@@ -190,7 +190,7 @@ class _Session(RunSession):
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
+            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
         )  # fmt: skip
         files = model_files(model.config, config, text, given=start.given, held_out=texts.held_out)
         with self.files(checkpoint, config.tensorboard):

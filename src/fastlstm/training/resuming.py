@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 from fastlstm.errors import ConfigError, Message, RunDirectoryError, Setting
 from fastlstm.report.history import read_history
-from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, reading
+from fastlstm.training.checkpoint import Checkpoint, find_checkpoint
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 
@@ -82,17 +81,6 @@ def remaining(
     if reason == stop_criterion.text:
         stop_criterion.require_steps(checkpoint.step, 0.0)
     return stop_criterion
-
-
-def resumed(checkpoint: Checkpoint | None) -> Event:
-    """Returns what a start event says of the checkpoint that a run continues from."""
-    if checkpoint is None:
-        return {"resumed_from": None, "resumed_s": None}
-    with reading(checkpoint):
-        return {
-            "resumed_from": checkpoint.step,
-            "resumed_s": float(checkpoint.meta["progress"]["elapsed_s"]),
-        }
 
 
 def resumed_config(
