@@ -54,7 +54,11 @@ class LM:
         note: str | None = None,
         weights: str = "fp32",
     ) -> None:
-        _check_model(model)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"the model is {kind_of_value(model)}, expected a network; LM.load(path) opens a"
+                " run"
+            )
         check_format(weights)
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -91,7 +95,7 @@ class LM:
         return self._decoder
 
     def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:
-        """Returns text that goes on from `prompt` (which is not repeated).
+        """Returns text that continues `prompt` (which is not repeated).
 
         Args:
             prompt: text to continue; empty starts a new line.
@@ -156,8 +160,8 @@ class LM:
 
         Args:
             text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
-            unknown: characters that the vocabulary does not hold: ``count`` leaves them out, with
-                a warning, and the result tells them (`text.evaluation.with_unknown`); ``refuse``
+            unknown: characters that are not in the vocabulary: ``count`` leaves them out, with a
+                warning, and counts them in the result (`text.evaluation.with_unknown`); ``refuse``
                 raises.
             **settings: of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
 
@@ -224,12 +228,6 @@ class LM:
             f"LM({self.tokenizer.kind} vocabulary of {config.vocab_size}, H={config.rnn_size},"
             f" L={config.num_layers}, {self.model.num_parameters:,} parameters)"
         )
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        came = kind_of_value(model)
-        raise ConfigError(f"the model is {came}, expected a network; LM.load(path) opens a run")
 
 
 def sample_text(
