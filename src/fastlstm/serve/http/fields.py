@@ -111,7 +111,7 @@ class Object(Field):
         if not isinstance(value, dict):
             raise unexpected(name, value, "an object")
         check_names(value, self.fields, of=name)
-        return {key: self.fields[key].parse(key, item) for key, item in value.items()}
+        return {key: self.fields[key].parse(f"{name}.{key}", item) for key, item in value.items()}
 
     def schema(self) -> Schema:
         return object_schema({key: field.schema() for key, field in self.fields.items()})

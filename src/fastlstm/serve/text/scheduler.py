@@ -127,6 +127,7 @@ class Scheduler:
             limit=self._slots.limit,
             too_many=_TOO_MANY,
             status=429,
+            param="n",
             is_shared=is_shared,
         )
         self._changed = self.admission.changed
