@@ -111,7 +111,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.max_size = _READ_SIZE
+        transport.max_size = _READ_SIZE  # type: ignore[attr-defined]
         self._await_request()
         self.idle_connections.begin(self)
 
