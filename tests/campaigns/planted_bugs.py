@@ -102,7 +102,7 @@ INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
 NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
-COUNTS, ERROR_MEASURES = "forecast/data/counts.py", "forecast/data/error_measures.py"
+COUNTS, ERROR_MEASURES = "forecast/data/preparation.py", "forecast/data/error_measures.py"
 FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
 FORECAST_TASK, RECOVERY = "forecast/task.py", "training/recovery.py"
 SAVER = "training/saver.py"
@@ -394,7 +394,9 @@ BUGS = (
         "static_cast<float>(fraction) * 0.0f"),
     Bug("series: a window across the end", "forecast/data/window_index.py",
         "(last - first - length) // stride + 1", "(last - first - length) // stride + 2"),
-    Bug("series: a buffer in use is written", WINDOW_LOADER, "if is_free and", "if"),
+    Bug("series: a buffer in use is written", WINDOW_LOADER,
+        "weakref.finalize(buffer, self._unused.append, memory).atexit = False",
+        "self._unused.append(memory)"),
     Bug("series: last batch dropped", WINDOW_LOADER, "steps + (rest >= world_size)", "steps"),
     Bug("series: every rank the same windows", WINDOW_LOADER,
         "np.arange(rank * size, (rank + 1) * size)", "np.arange(size)"),
@@ -410,7 +412,7 @@ BUGS = (
     Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segment]",
         "rows + before[0]"),
     Bug("series: infinities pass", "forecast/data/column_stats.py",
-        "if len(infinite):", "if False:"),
+        "return int(infinite[0])", "return None"),
     Bug("series: categories by batch", "forecast/data/names.py",
         "self._numbers.setdefault(name, len(self._values))", "{}.setdefault(name, 0)"),
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
@@ -419,8 +421,8 @@ BUGS = (
     Bug("series: the future is seen", NETWORK, "values[:, L:, C + config.num_past :]",
         "values[:, L:, C : C + config.num_future]"),
     Bug("series: past columns are seen", NETWORK, "rows.where(is_known, math.nan)", "rows"),
-    Bug("series: what was answered is not read", NETWORK, "(read, static), state)",
-        "(0 * read, static), state)"),
+    Bug("series: what was answered is not read", NETWORK, "_run(center, is_there",
+        "_run(0 * center, is_there"),
     Bug("series: directions of the first layer", NETWORK, "[hidden[-2], hidden[-1]]",
         "[hidden[0], hidden[1]]"),
     Bug("series: the plan of another step", FUTURE_COVARIATES, "places[n] = rows[at]",
