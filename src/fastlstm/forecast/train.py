@@ -38,9 +38,9 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
-from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
@@ -139,7 +139,7 @@ class _Session(RunSession):
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
         if base is None:
-            stored = _untrained(config, start.given, dataset, split)
+            stored = _untrained(config, start.first, dataset, split)
         else:
             stored = _continued_from(base, config, dataset)
         network = stored.network.to(device)
@@ -154,7 +154,7 @@ class _Session(RunSession):
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every, config.evaluations,
-            ceiling.get("ceiling_gflops", 0.0), self.began,
+            ceiling.get("ceiling_gflops", 0.0), self.started,
         )  # fmt: skip
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         task = ForecastTask(config, network, inputs, loader, valid, device, closing)

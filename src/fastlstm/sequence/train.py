@@ -25,10 +25,10 @@ from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
-from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
 
@@ -124,7 +124,7 @@ class _Session(RunSession):
         precision = _precision(config, data, network, device)
         config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
         stored = StoredSequenceModel(
-            config, start.given, network, data.labelled.mean, data.labelled.std, data.answers, key
+            config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -137,7 +137,7 @@ class _Session(RunSession):
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.started,
             )  # fmt: skip
             about = {**ceiling, **_about(data, stored, device), "precision_why": precision.why}
             self.announce(task, plan, checkpoint, about)

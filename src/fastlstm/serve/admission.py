@@ -131,6 +131,7 @@ class Admission:
         limit: the most that one request may have.
         too_many: the error's text for a request beyond that, with `{count}` and `{limit}`.
         status: of the refusal when there is no room.
+        param: the field that asks for more than `limit`, or None.
         is_shared: there are several keys; none gets all places.
 
     Attributes:
@@ -141,11 +142,18 @@ class Admission:
     """
 
     def __init__(
-        self, num_places: int, *, limit: int, too_many: str, status: int, is_shared: bool = False
+        self,
+        num_places: int,
+        *,
+        limit: int,
+        too_many: str,
+        status: int,
+        param: str | None = None,
+        is_shared: bool = False,
     ) -> None:
         self._places = Places(num_places, is_shared=is_shared)
         self.limit = min(limit, self._places.limit)
-        self._too_many, self._status = too_many, status
+        self._too_many, self._status, self._param = too_many, status, param
         self.changed = threading.Condition()
         self.is_closed = self.is_stopping = False
 
@@ -167,7 +175,8 @@ class Admission:
             Unavailable: the server is closing, or the request was cancelled.
         """
         if count > self.limit:
-            raise ApiError(400, self._too_many.format(count=count, limit=self.limit), "n")
+            message = self._too_many.format(count=count, limit=self.limit)
+            raise ApiError(400, message, self._param)
         with self.changed:
             if reservation.is_cancelled:
                 raise Unavailable("the client has left")

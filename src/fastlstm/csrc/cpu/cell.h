@@ -132,4 +132,22 @@ class VariantCell {
   bool is_random_;
 };
 
+// The new cell before zoneout, of the activated gates and the old cell.
+template <typename Cell>
+FASTLSTM_INLINE Vec new_cell(const Cell&, Vec i, Vec f, Vec z, Vec old) {
+  return f * old + i * z;
+}
+
+// What the gradient of a new cell gives: to the arguments of its gates, to the old cell.
+struct CellGradients {
+  Vec i, f, z, old;
+};
+
+template <typename Cell>
+FASTLSTM_INLINE CellGradients new_cell_backward(const Cell& cell, Vec dc, Vec i, Vec f, Vec z,
+                                                Vec old) {
+  return {dc * z * cell.gate_slope(i), dc * old * cell.gate_slope(f), dc * i * cell.squash_slope(z),
+          dc * f};
+}
+
 }  // namespace fastlstm::FASTLSTM_ISA

@@ -143,7 +143,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              const Vec i = cell.gate(gate(0)), f = cell.gate(gate(1)), z = cell.squash(gate(2));
              const Vec o = cell.gate(gate(3));
              const Vec old = Float32::load(cells + k * g.B + b * kLanes);
-             Vec c = f * old + i * z;
+             Vec c = new_cell(cell, i, f, z, old);
              Vec h = o * cell.squash(c);
              if (cell.has_zoneout()) {
                const Keep keep = cell.keep(t * g.B + b, k);

@@ -82,7 +82,8 @@ struct NormStep {
 
   // The new cell before zoneout.
   FASTLSTM_INLINE Vec fresh_cell(const Element* gate, Vec old) const {
-    return Format::load(gate + kLanes) * old + Format::load(gate) * Format::load(gate + 2 * kLanes);
+    return new_cell(cell, Format::load(gate), Format::load(gate + kLanes),
+                    Format::load(gate + 2 * kLanes), old);
   }
   FASTLSTM_INLINE Vec normed_cell(Vec c, int64_t at) const {
     return (c - moments.mean_c[at]) * moments.scale_c[at];
@@ -197,10 +198,9 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
       of_beta += dn;
       const Vec through = dn * gamma_c - ns.mean(0, b) - c * ns.mean(1, b);
       dc += first_lanes(through * step.moments.scale_c[at], count);
-      Float32::store(dc_at, dc * f + dc_kept);
-      const Vec da[4] = {dc * z * cell.gate_slope(i), dc * old * cell.gate_slope(f),
-                         dc * i * cell.squash_slope(z),
-                         Float32::load(d_gate + kLanes) * cell.gate_slope(o)};
+      const CellGradients d = new_cell_backward(cell, dc, i, f, z, old);
+      Float32::store(dc_at, d.old + dc_kept);
+      const Vec da[4] = {d.i, d.f, d.z, Float32::load(d_gate + kLanes) * cell.gate_slope(o)};
       const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
       const Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
       Vec sum_hh{}, dot_hh{}, sum_ih{}, dot_ih{};

@@ -100,7 +100,7 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
       const Vec i = cell.gate(a[0]), f = cell.gate(a[1]), z = cell.squash(a[2]);
       const Vec o = cell.gate(a[3]);
       const Vec old = Float32::load(cells + k * g.B + b * kLanes);
-      const Vec fresh[1] = {f * old + i * z};
+      const Vec fresh[1] = {new_cell(cell, i, f, z, old)};
       add_group(fresh, count, ns.partial_c, u, b);
       Float32::store(raw, fresh[0]);
       Float32::store(raw + kLanes, o);

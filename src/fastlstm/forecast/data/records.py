@@ -134,17 +134,13 @@ class FileRecords(Records):
     def _read_schema(self) -> pa.Schema:
         """Returns the schema, reading as little as possible."""
 
-    def _damaged(self, error: Exception) -> DataError:
-        reason = str(error).splitlines()[0].rstrip(".")
-        return DataError(f"{self.name} cannot be read ({reason}); is it complete?")
-
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Turns errors of Arrow and the system into DataError."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
+            raise damaged(self.name, error) from error
 
 
 class ParquetRecords(FileRecords):
@@ -211,7 +207,7 @@ class CsvRecords(FileRecords):
                 f" {error.start}); save the file as UTF-8"
             ) from error
         except (pa.ArrowException, OSError) as error:
-            raise self._refused(error) or self._damaged(error) from error
+            raise self._refused(error) or damaged(self.name, error) from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         row = 0
@@ -288,13 +284,14 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     if done + batch.num_rows > row:
                         for name in numbers:
-                            text = first_text(without_null_words(batch.column(name)))
-                            if text is not None:
-                                return text_in_numbers(self.name, name, done + text[0], text[1])
+                            texts = without_null_words(batch.column(name))
+                            numbers_of(texts, self.name, name, done)
                     done += batch.num_rows
+        except DataError as bad_value:
+            return bad_value
         except (pa.ArrowException, OSError):
             pass
-        return self._damaged(error)
+        return damaged(self.name, error)
 
 
 class NumpyRecords(FileRecords):
@@ -304,7 +301,7 @@ class NumpyRecords(FileRecords):
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
-            raise self._damaged(error) from error
+            raise damaged(self.name, error) from error
         if not isinstance(array, np.ndarray) or array.ndim == 0:
             raise DataError(f"{self.name} has no rows, expected an array (rows, columns)")
         self._array = array[:, None] if array.ndim == 1 else array
@@ -385,6 +382,12 @@ def require_files(source: Any) -> list[Path] | None:
     return None
 
 
+def damaged(name: str, error: Exception) -> DataError:
+    """Returns the error for a file that Arrow or the system cannot read."""
+    reason = str(error).splitlines()[0].rstrip(".")
+    return DataError(f"{name} cannot be read ({reason}); is it complete?")
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -405,18 +408,33 @@ def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def first_text(column: Any) -> tuple[int, str] | None:
-    """Returns row and value of the first text that is not a number, or None."""
+def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.Array:
+    """Returns texts as float64.
+
+    Args:
+        texts: a column, or a part of it.
+        origin: name of the table in messages.
+        column: its name.
+        first_row: row number of its first entry, from 0.
+
+    Raises:
+        DataError: a text is not a number.
+    """
+
+    def read(part: pa.Array) -> pa.Array:
+        return pc.utf8_trim_whitespace(part).cast(pa.float64())
+
     try:
-        numbers_of(column)
-    except pa.ArrowInvalid:
-        return first_refused(column, numbers_of)
-    return None
-
-
-def numbers_of(column: Any) -> Any:
-    """Returns texts as float64; raises ArrowInvalid if one is not a number."""
-    return pc.utf8_trim_whitespace(column).cast(pa.float64())
+        return read(texts)
+    except pa.ArrowInvalid as error:
+        row, text = first_refused(texts, read)
+        how = " with a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(text) else ""
+        raise DataError(
+            f"{origin}: column '{column}' has the text {text[:40]!r} in row {first_row + row + 1},"
+            f" expected numbers{how}; correct it, or, unless it is a target, read the column as"
+            " names with ", Setting("categorical", [column]),
+            ", or leave it out with ", Setting("ignore", [column]),
+        ) from error  # fmt: skip
 
 
 def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]:
@@ -430,18 +448,6 @@ def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]
         except pa.ArrowInvalid:
             high = middle
     return low, column[low].as_py()
-
-
-def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
-    """Returns the error for a text in a column of numbers; `row` counts from 0."""
-    how = " with a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(value) else ""
-    return DataError(
-        f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected"
-        f" numbers{how}; correct it, or, unless it is a target, read the column as names with ",
-        Setting("categorical", [column]),
-        ", or leave it out with ",
-        Setting("ignore", [column]),
-    )
 
 
 def _files(source: str | Path) -> list[Path]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from fastlstm.errors import counted
 from fastlstm.serve.admission import Places, Reservation
+from fastlstm.serve.engine import Engine
 from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
 from fastlstm.serve.forecast.request import InferRequest, input_specs, output_specs, parse_request
 from fastlstm.serve.forecast.sequence_store import SequenceStore
 from fastlstm.serve.forecast.tensors import Answer, encode_answer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.http.worker import Worker
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
@@ -44,8 +44,8 @@ class PendingForecast(Reservation):
         self.result.cancel()
 
 
-class ForecastEngine:
-    """A forecaster behind a batcher; to be made on the event loop that answers the clients.
+class ForecastEngine(Engine):
+    """A forecaster behind a batcher.
 
     Args:
         model: the forecaster.
@@ -55,12 +55,12 @@ class ForecastEngine:
         is_shared: there are several API keys.
 
     Attributes:
-        name: what clients call the model.
-        scheduler: computes the batches.
-        admission: its places.
         inputs: of the model, by name.
         outputs: of the model, by name.
     """
+
+    kind = "forecaster"
+    scheduler: DynamicBatcher
 
     def __init__(
         self,
@@ -71,19 +71,15 @@ class ForecastEngine:
         *,
         is_shared: bool = False,
     ) -> None:
-        self.model, self.name = model, model.name
+        super().__init__(model.name, settings, metrics)
+        self.model, self.path = model, f"/v2/models/{model.name}/infer"
         self.inputs, self.outputs = input_specs(model), output_specs(model)
-        self._settings, self._metrics = settings, metrics
-        self._loop = asyncio.get_running_loop()
-        self._progress_s = time.monotonic()
         self._sequences = SequenceStore(
             model.input_size,
             Places(settings.max_sequences, is_shared=is_shared),
             settings.sequence_idle,
         )
-        self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         self._num_reading: Counter[bytes] = Counter()
-        metrics.slots.set(settings.max_streams)
         self.scheduler = DynamicBatcher(
             model,
             max_batch=settings.max_streams,
@@ -92,7 +88,6 @@ class ForecastEngine:
             deliver=self._deliver,
             is_shared=is_shared,
         )
-        self.admission = self.scheduler.admission
 
     def described(self) -> dict[str, Any]:
         return {
@@ -108,15 +103,8 @@ class ForecastEngine:
             },
         }
 
-    def is_stuck(self) -> bool:
-        """Whether windows wait and no batch was finished, or a worker was busy, for too long."""
-        idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
-        return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
-
     def update_gauges(self) -> None:
-        active = self.scheduler.num_active
-        self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.admission.num_held - active))
+        super().update_gauges()
         self._metrics.sequences.set(len(self._sequences))
 
     async def read(
@@ -154,8 +142,7 @@ class ForecastEngine:
             static = None if statics is None else statics[0]
             rows, static = self._sequences.add(request.step, past[0], static, pending.tenant)
             past, statics = rows[None], None if static is None else static[None]
-        if not self.scheduler.has_work:  # time without work is not time without progress
-            self._progress_s = time.monotonic()
+        self._note_start()
         self.scheduler.submit(ForecastRequest(pending, past, request.future, statics))
 
     def _check_numbers(self, count: int, request: InferRequest) -> None:
@@ -214,17 +201,6 @@ class ForecastEngine:
             head["id"] = request.id
         binary = frozenset(name for name, is_binary in request.outputs.items() if is_binary)
         return encode_answer(head, outputs, binary)
-
-    def stop(self) -> None:
-        self.scheduler.stop()
-        self._reader.stop()
-        self._writer.stop()
-
-    def _deliver(self, batch: BatchResult) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._spread, batch)
-        except RuntimeError:
-            pass  # the loop has ended, and its clients with it
 
     def _spread(self, batch: BatchResult) -> None:
         self._progress_s = time.monotonic()

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from fastlstm.serve.forecast.engine import VERSION, PendingForecast
 from fastlstm.serve.http.body import HEADER_LENGTH
-from fastlstm.serve.http.errors import ApiError, shown
+from fastlstm.serve.http.errors import ApiError, no_model, shown
 from fastlstm.serve.http.sender import Sender
 
 if TYPE_CHECKING:
@@ -77,15 +77,11 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
     """Returns the model that a path names."""
     engine = service.forecast_engine
     if path["model"] != engine.name:
-        raise ApiError(
-            404,
-            f"there is no model '{shown(path['model'])}' here; this server serves '{engine.name}'",
-        )
+        raise no_model(path["model"], engine.name)
     version = path.get("version", VERSION)
     if version != VERSION:
-        raise ApiError(
-            404, f"'{engine.name}' has no version '{shown(version)}', it has {VERSION} only"
-        )
+        message = f"'{engine.name}' has no version '{shown(version)}', it has {VERSION} only"
+        raise ApiError(404, message)
     return engine
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastlstm.errors import counted
-from fastlstm.report.terminal import is_terminal
 from fastlstm.serve.http.access_line import GONE, json_line, terminal_line
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import NOBODY
@@ -147,7 +145,7 @@ def count(metrics: Metrics, record: Record) -> None:
 
 def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
     """Writes the log line of a request that has ended: JSON, or plain text on a terminal."""
-    line = terminal_line if is_terminal(sys.stderr) else json_line
+    line = terminal_line if log.is_terminal else json_line
     log.write(line(record, client, method, path))
 
 

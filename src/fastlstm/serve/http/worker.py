@@ -26,6 +26,9 @@ _QUIET_S = 0.0002
 """A shorter turn of the event loop had nothing to do."""
 _LOOP_SHARE, _LONGEST_S = 4.0, 1.0
 """A busy event loop has this many times the last call's duration to itself, at most a second."""
+_LONG_S, _REST_S = 0.02, 0.01
+"""After a call this long the next one waits even if the event loop is quiet: else a client would
+wait for one call to be accepted, for another to be read and for a third to be answered."""
 
 
 class Worker:
@@ -90,7 +93,14 @@ class Worker:
         """Starts the next call once the event loop is quiet."""
         if self._waiting and not self._is_busy:
             self._is_busy = True
-            self._loop.call_soon(self._after_turn, time.monotonic())
+            rest_s = self._ended_s + _REST_S - time.monotonic() if self._taken_s > _LONG_S else 0.0
+            if rest_s > 0:
+                self._loop.call_later(rest_s, self._start_turn)
+            else:
+                self._start_turn()
+
+    def _start_turn(self) -> None:
+        self._loop.call_soon(self._after_turn, time.monotonic())
 
     def _after_turn(self, turn_s: float) -> None:
         """Starts the next call if a turn was short or the event loop has had its share."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import PromptError, counted, in_words
 from fastlstm.serve.admission import Places, Reservation
+from fastlstm.serve.engine import Engine
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.text.generation import GenerationRequest, State
 from fastlstm.serve.text.prefix_cache import NOTHING, Prefix, PrefixCache
 from fastlstm.serve.text.requests import CompletionRequest, completion_fields, parse_completion
@@ -95,8 +95,8 @@ class Channel(Reservation):
             self._waiter.set_result(None)
 
 
-class TextEngine:
-    """A language model behind a scheduler; to be made on the event loop that answers the clients.
+class TextEngine(Engine):
+    """A language model behind a scheduler.
 
     Args:
         model: decoder and tokenizer.
@@ -107,13 +107,13 @@ class TextEngine:
         is_shared: there are several API keys.
 
     Attributes:
-        name: what clients call the model.
         created: when it was loaded, in seconds since 1970.
-        scheduler: runs the generations.
-        admission: its places.
         seal: signs and opens states.
         fields: of a completion request.
     """
+
+    kind, path = "language model", "/v1/completions"
+    scheduler: Scheduler
 
     def __init__(
         self,
@@ -125,15 +125,11 @@ class TextEngine:
         *,
         is_shared: bool = False,
     ) -> None:
-        self.model, self.name, self.created = model, model.name, int(time.time())
+        super().__init__(model.name, settings, metrics)
+        self.model, self.created = model, int(time.time())
         self.seal = Seal(session_key, model.decoder.model_hash)
         self.fields = completion_fields(model.name, model.tokenizer.vocab_size, settings.max_tokens)
-        self._settings, self._metrics = settings, metrics
-        self._loop = asyncio.get_running_loop()
-        self._progress_s = time.monotonic()
-        self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         self._scored = Places(settings.max_scored, is_shared=is_shared)
-        metrics.slots.set(settings.max_streams)
         self.scheduler = Scheduler(
             model.decoder,
             model.tokenizer,
@@ -144,32 +140,12 @@ class TextEngine:
             prefix_cache=PrefixCache(settings.prefix_cache),
             is_shared=is_shared,
         )
-        self.admission = self.scheduler.admission
-
-    def is_stuck(self) -> bool:
-        """Whether nothing was read, written or ended, or a worker was busy, for too long."""
-        idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
-        return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
     def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
         """Starts generations; their output comes to the channel."""
         channel.before_relief, channel.on_relieved = self._note_start, self.scheduler.wake
         self._note_start()
-        self.scheduler.submit(generations)
-
-    def _note_start(self) -> None:
-        if not self.scheduler.has_work:  # time without work is not time without progress
-            self._progress_s = time.monotonic()
-
-    def update_gauges(self) -> None:
-        active = self.scheduler.num_active
-        self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.admission.num_held - active))
-
-    def stop(self) -> None:
-        self.scheduler.stop()
-        self._reader.stop()
-        self._writer.stop()
+        self.scheduler.submit(*generations)
 
     async def read(
         self, channel: Channel, body: bytes
@@ -295,12 +271,6 @@ class TextEngine:
             raise ApiError(
                 400, f"session cannot be used: {error}", "session", "invalid_session"
             ) from None
-
-    def _deliver(self, step: StepResult) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._spread, step)
-        except RuntimeError:
-            pass  # the loop has ended, and its clients with it
 
     def _spread(self, step: StepResult) -> None:
         if step.num_read or step.chunks:

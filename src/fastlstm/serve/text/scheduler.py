@@ -1,20 +1,19 @@
 """Continuous batching: one thread advances all active generations.
 
 Between two steps sequences join, leave and are cancelled; no batch has to fill or to empty. A long
-prompt is read by the same steps. Nothing here knows HTTP or asyncio: each step's output goes to
-`deliver`.
+prompt is read by the same steps.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlstm.errors import NonFiniteError
 from fastlstm.serve.admission import Admission, Places
+from fastlstm.serve.engine import ModelThread
+from fastlstm.serve.http.errors import ENDING
 from fastlstm.serve.text.generation import (
     ActiveSequence,
     GenerationRequest,
@@ -25,7 +24,7 @@ from fastlstm.serve.text.generation import (
 from fastlstm.serve.text.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from fastlstm.serve.text.engine import Channel
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -39,7 +38,6 @@ _FAILED = "writing this text failed; other requests are not affected, send it ag
 _ALL_FAILED = "the engine failed and no text could be continued; send the request again"
 _DAMAGED = "the model's output is not finite, this text ends here; other requests are not affected"
 _CONGESTED_WAIT_S = 0.05
-_STOP_S = 5.0
 _LOG = logging.getLogger("fastlstm.serve")
 
 SHORTEST_S, PER_SEQUENCE_S, LONGEST_S = 0.005, 0.0002, 0.03
@@ -89,7 +87,7 @@ class StepResult(NamedTuple):
     chunks: list[tuple[Channel, OutputChunk]]
 
 
-class Scheduler:
+class Scheduler(ModelThread):
     """Runs generations on a thread of its own.
 
     Args:
@@ -98,12 +96,9 @@ class Scheduler:
         max_streams: sequences that advance at the same time.
         max_queue: sequences that may wait beside them.
         threads: of each call of the decoder; None chooses the fastest.
-        deliver: receives each step's output on the scheduler's thread; must not block.
+        deliver: as of ModelThread, with a `StepResult`.
         prefix_cache: states of prompts; None keeps none.
         is_shared: there are several API keys; none gets all slots or places.
-
-    Attributes:
-        admission: its places.
     """
 
     def __init__(
@@ -119,45 +114,25 @@ class Scheduler:
         is_shared: bool = False,
     ) -> None:
         self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
-        self._deliver = deliver
         self.prefix_cache = prefix_cache or PrefixCache(0)
         self._slots = Places(max_streams, is_shared=is_shared)
-        self.admission = Admission(
-            max_streams + max_queue,
-            limit=self._slots.limit,
-            too_many=_TOO_MANY,
-            status=429,
-            is_shared=is_shared,
-        )
-        self._changed = self.admission.changed
-        self._waiting: deque[GenerationRequest] = deque()
         self._active: list[ActiveSequence] = []
         self._step_sizer = StepSizer()
-        self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
-        self._thread.start()
+        limits: Any = {"limit": self._slots.limit, "too_many": _TOO_MANY, "status": 429}
+        places = Admission(max_streams + max_queue, param="n", is_shared=is_shared, **limits)
+        super().__init__(places, deliver)
 
     @property
-    def num_active(self) -> int:
+    def num_active(self) -> int:  # type: ignore[override]
         return self._slots.num_taken
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self) -> bool:  # type: ignore[override]
         """Whether there is a text to write whose client keeps up."""
         with self._changed:
             if any(not sequence.channel.is_congested for sequence in self._active):
                 return True
             return bool(self._waiting) and not self._active
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queues generations of an admitted request.
-
-        Raises:
-            Unavailable: the server stops.
-        """
-        with self._changed:
-            self.admission.require_running()
-            self._waiting.extend(requests)
-            self._changed.notify()
 
     def release(self, channel: Channel) -> None:
         """Gives back a request's places; sequences under way end before the next step."""
@@ -173,12 +148,6 @@ class Scheduler:
         """To be called when a client has caught up."""
         with self._changed:
             self._changed.notify()
-
-    def stop(self, why: str = "the server is shutting down") -> None:
-        """Ends every text with an error, and the thread; does not wait for a call that hangs."""
-        self._why = why
-        self.admission.stop()
-        self._thread.join(_STOP_S)
 
     # What follows runs on the scheduler's thread.
 
@@ -196,7 +165,7 @@ class Scheduler:
                     self._changed.wait(_CONGESTED_WAIT_S)
             if ready:
                 self._deliver(self._step(ready))
-        self._end_all(self._why)
+        self._end_all()
 
     def _drop_cancelled(self) -> None:
         for sequence in [one for one in self._active if one.channel.is_cancelled]:
@@ -323,14 +292,14 @@ class Scheduler:
                 self._active += choices
         return failures
 
-    def _end_all(self, why: str) -> None:
+    def _end_all(self) -> None:
         with self._changed:
             chunks = []
             for sequence in self._active:
-                chunks += _failures(sequence, why)
+                chunks += _failures(sequence, ENDING)
                 self._free(sequence)
             for request in self._waiting:
-                chunks += _failures(request, why)
+                chunks += _failures(request, ENDING)
                 self.admission.release(request.channel, len(request.indices))
             self._active.clear()
             self._waiting.clear()
