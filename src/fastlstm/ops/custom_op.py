@@ -173,12 +173,7 @@ lstm_sequence.register_autograd(_backward, setup_context=_set_up)
 def lstm_flop(T: int, B: int, I: int, H: int, V: int | None = None) -> int:  # noqa: E741
     """Returns the operations of a layer's forward pass; the backward pass has twice as many.
 
-    Args:
-        T: steps.
-        B: batch.
-        I: input size.
-        H: hidden size.
-        V: rows of the embedding, where the input is tokens: it is multiplied once, not per step.
+    With tokens the V rows of the embedding are multiplied once, not once per step.
     """
     rows = T * B if V is None else V
     return 8 * H * (rows * I + T * B * H)

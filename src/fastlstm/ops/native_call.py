@@ -144,13 +144,13 @@ def backward(
     """Runs a sequence backward; `saved.gates` and `saved.normed` are overwritten.
 
     Args:
-        args: as given to `forward`.
+        args: as in `forward`.
         y: its output.
         saved: what it kept.
         grads: of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, each may be None.
         needs: for every argument, whether its gradient is wanted.
-        options: as given to `forward`.
-        first_row: as given to `forward`.
+        options: as in `forward`.
+        first_row: as in `forward`.
 
     Returns:
         Float32 gradients, that of dense rows in the dtype of `y`.

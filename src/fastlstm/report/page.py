@@ -42,16 +42,9 @@ OPEN_SAMPLES = 2
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes `report.html` of a run directory.
+    """Writes `report.html` of a run directory and returns its path.
 
-    Args:
-        run_dir: directory with `metrics.jsonl` and `config.json`; either may be missing.
-
-    Returns:
-        The path of the report.
-
-    Raises:
-        StorageError: the file cannot be written.
+    metrics.jsonl and config.json may be missing. Raises StorageError.
     """
     path = Path(run_dir) / "report.html"
     history = read_history(Path(run_dir) / "metrics.jsonl")

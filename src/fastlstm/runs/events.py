@@ -61,11 +61,7 @@ class TensorBoardWriter:
     """Writes step and eval events as TensorBoard scalars, samples as text.
 
     Writes in the calling thread: tensorboardX's writer thread dies silently on a full disk and
-    then blocks.
-
-    Args:
-        directory: of the event file.
-        first_step: step to continue from; later steps of earlier starts are purged.
+    then blocks. Steps of earlier starts after `first_step` are purged.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:

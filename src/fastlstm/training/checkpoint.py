@@ -227,11 +227,7 @@ def _parse_trainer(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
 def find_checkpoint(
     run: RunDirectory, *, finite: bool = False
 ) -> tuple[Checkpoint | None, list[CorruptFileError]]:
-    """Returns the newest intact checkpoint and the damage met on the way to it.
-
-    Args:
-        run: the run directory.
-        finite: pass over checkpoints whose weights are NaN or Inf.
+    """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones.
 
     Raises:
         FormatError: the newest is of a newer format; going back silently would lose work.

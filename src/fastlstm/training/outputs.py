@@ -25,9 +25,6 @@ class EventHub:
     Args:
         run: the run directory, or None: there are no files.
         observers: called with every event. One whose disk or pipe fails gets no more.
-
-    Attributes:
-        run: as given.
     """
 
     def __init__(self, run: RunDirectory | None, observers: list[Observer]) -> None:

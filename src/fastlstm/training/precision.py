@@ -97,11 +97,7 @@ def _choose(asked: Precision, device: torch.device, times: _PassTimes) -> Precis
 
 
 class _PassTimes:
-    """Seconds of a forward and backward pass by precision: recalled, else measured and stored.
-
-    Attributes:
-        is_recalled: whether none was measured just now.
-    """
+    """Seconds of a pass by precision: recalled (then `is_recalled` stays True), else measured."""
 
     def __init__(
         self, device: torch.device, about: Mapping[str, Any], time_pass: Callable[[str], float]
@@ -130,13 +126,9 @@ class _PassTimes:
 def pass_seconds(
     model: nn.Module, forward: Callable[[], torch.Tensor], name: str, device: torch.device
 ) -> float:
-    """Returns the median seconds of a forward and backward pass.
+    """Returns the median seconds of a forward and backward pass; `forward` returns its loss.
 
-    Args:
-        model: its gradients are cleared; its weights and the RNG are left alone.
-        forward: returns the loss of one pass.
-        name: of the precision.
-        device: where the model is.
+    Weights and random numbers are left alone, gradients are cleared.
     """
     allow_tf32(name)
     generator_state = torch.get_rng_state()
