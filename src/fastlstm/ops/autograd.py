@@ -25,7 +25,7 @@ NUM_ARGS = len(LSTMArgs._fields)
 
 
 class LSTMFunction(torch.autograd.Function):
-    """The sequence with all gates kept. The first backward pass uses up what was kept."""
+    """The sequence with all activations saved; the first backward pass overwrites them."""
 
     @staticmethod
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:

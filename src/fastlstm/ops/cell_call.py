@@ -71,8 +71,8 @@ def draw_cell_call(
     """
     p, mask, seed = options.recurrent_dropout, None, None
     if training and p > 0:
-        kept = torch.full(size, 1 - p, device=device, dtype=torch.float32).bernoulli()
-        mask = kept.to(torch.promote_types(dtype, torch.float32)) / (1 - p)
+        survivors = torch.full(size, 1 - p, device=device, dtype=torch.float32).bernoulli()
+        mask = survivors.to(torch.promote_types(dtype, torch.float32)) / (1 - p)
     if training and max(options.zoneout) > 0:
         seed = torch.randint(_MAX_SEED, (1,), device=device, dtype=torch.int64)
     return CellCall(options, norm, mask, seed)

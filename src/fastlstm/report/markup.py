@@ -23,7 +23,7 @@ def visible(value: object, keep: str = "") -> str:
 
 
 class _Shown(dict[int, str]):
-    """The shown form of each character, found once: a text may have millions."""
+    """The shown form of each character, computed once: a text may have millions."""
 
     def __init__(self, keep: str) -> None:
         super().__init__({ord(char): char for char in keep})

@@ -17,13 +17,8 @@ Observer = Callable[[Event], None]
 NOT_STORED = frozenset({"prepare", "progress"})
 _SCALARS = {
     "step": (
-        "loss",
-        "bits_per_char",
-        "lr",
-        "grad_norm",
-        "units_per_s",
-        "ceiling_share",
-        "input_wait_share",
+        *("loss", "bits_per_char", "lr", "grad_norm"),
+        *("units_per_s", "ceiling_share", "input_wait_share"),
     ),
     "eval": ("loss", "bits_per_char", "bits_per_byte", "perplexity"),
 }

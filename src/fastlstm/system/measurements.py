@@ -19,7 +19,7 @@ from fastlstm.system import environment, storage
 
 _FORMAT = 1
 _SHORT_S = 0.01
-"""CPU time is counted too coarsely to judge blocks shorter than this."""
+"""CPU time is counted too coarsely for blocks shorter than this."""
 
 
 def directory() -> Path:

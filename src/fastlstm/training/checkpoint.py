@@ -16,13 +16,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import (
-    ConfigError,
-    CorruptFileError,
-    FastLSTMError,
-    FormatError,
-    StorageError,
-)
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, FormatError, StorageError
 from fastlstm.runs.manifest import (
     MANIFEST,
     FileRecord,

@@ -50,14 +50,6 @@ def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, dtype=dtype)
 
 
-def check_precision(name: str, device: torch.device) -> None:
-    """Raises ConfigError where this device cannot train in the asked precision."""
-    if device.type == "cpu" and name in ("fp16", "tf32"):
-        raise ConfigError(
-            Setting("precision", name), " needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
-        )
-
-
 def choose_precision(
     asked: Precision,
     device: torch.device,
@@ -72,8 +64,14 @@ def choose_precision(
         about: the model and the batch, which the seconds are remembered for.
         time_pass: returns the seconds of a forward and backward pass in the precision of that
             name; may switch TF32 on or off. None leaves a precision that is asked for untimed.
+
+    Raises:
+        ConfigError: this device cannot train in the asked precision.
     """
-    check_precision(asked, device)
+    if device.type == "cpu" and asked in ("fp16", "tf32"):
+        raise ConfigError(
+            Setting("precision", asked), " needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
+        )
     if time_pass is None:
         allow_tf32(asked)
         return PrecisionChoice(asked, "as asked")
