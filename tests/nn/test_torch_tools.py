@@ -156,7 +156,7 @@ def test_fx_keeps_a_layer_whose_input_is_constant(given, ready):
     with torch.no_grad():
         for _ in range(3 if ready else 0):
             model.rnn(torch.ones(T, B, I))
-        assert (model.rnn._ready is not None) is ready
+        assert (model.rnn._prepared is not None) is ready
         graph = torch.fx.symbolic_trace(model)
         assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == ["rnn"]
         torch.testing.assert_close(graph(*arguments), model(*arguments))
@@ -218,7 +218,7 @@ def test_a_whole_layer_can_be_loaded_with_weights_only():
     x = torch.randn(1, 1, I)
     with torch.no_grad():
         want = [layer(x)[0] for _ in range(3)][-1]
-    assert layer._ready is not None
+    assert layer._prepared is not None
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
@@ -266,7 +266,7 @@ def test_the_profiler_shows_a_named_operator(ready):
             layer(x)
     with torch.profiler.profile(record_shapes=True) as profile, torch.no_grad():
         layer(x)
-    assert (layer._ready is not None) is ready
+    assert (layer._prepared is not None) is ready
     (event,) = (event for event in profile.events() if event.name == "fastlstm::lstm")
     assert event.input_shapes[0][-1] == I
 
