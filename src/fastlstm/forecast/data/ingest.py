@@ -193,17 +193,17 @@ class TableIngest:
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
-            values, column = self._numbers(name, batch.column(name)), self._columns[name]
-            stored = column.stored(values)
+            values, stats = self._numbers(name, batch.column(name)), self._columns[name]
+            stored = stats.stored(values)
             rows[:, position] = stored
-            infinite = column.add(values, stored)
+            infinite = stats.add(values, stored)
             if infinite is not None:
                 self._problems.add(self._infinite(name, infinite), name)
         self._add_statics(batch, codes)
         self._append("values.f32", rows)
-        if self._times is not None and self._roles.time is not None:
-            column = self._without_null_words(batch.column(self._roles.time))
-            self._refuse_nulls(column, self._roles.time, "time")
+        if self._times is not None:
+            column = self._without_null_words(batch.column(self._times.name))
+            self._refuse_nulls(column, self._times.name, "time")
             self._append("times.i64", self._times.read(column, self._rows))
         self._rows += num
 
@@ -214,9 +214,9 @@ class TableIngest:
         )
 
     def _result(self) -> IngestResult:
-        for name, known in self._statics.items():
-            values = np.asarray(known, dtype=np.float64)
-            self._columns[name].add(values, self._columns[name].stored(values))
+        for name, statics in self._statics.items():
+            values, stats = np.asarray(statics, dtype=np.float64), self._columns[name]
+            stats.add(values, stats.stored(values))
         path, times = self._work / "times.i64", self._times
         is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
         return IngestResult(
@@ -319,19 +319,18 @@ class TableIngest:
         return without_null_words(column) if is_csv_text else column
 
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
-        for name, known in self._statics.items():
+        for name, statics in self._statics.items():
             values = self._numbers(name, batch.column(name))
-            first = np.flatnonzero(np.diff(codes, prepend=-1))
-            known += [float("nan")] * (len(self._counts) - len(known))
-            for row in first.tolist():
-                if np.isnan(known[codes[row]]):
-                    known[codes[row]] = float(values[row])
+            statics += [float("nan")] * (len(self._counts) - len(statics))
+            for row in np.flatnonzero(np.diff(codes, prepend=-1)).tolist():
+                if np.isnan(statics[codes[row]]):
+                    statics[codes[row]] = float(values[row])
             if len(infinite := np.flatnonzero(np.isinf(values))):
                 self._problems.add(self._infinite(name, int(infinite[0])), name)
-            expected = np.asarray(known, dtype=np.float64)[codes]
+            expected = np.asarray(statics, dtype=np.float64)[codes]
             differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
             if differs.any():
-                row = int(np.flatnonzero(differs)[0])
+                row = int(differs.argmax())
                 series = "" if self._roles.series is None else self._series[codes[row]]
                 error = DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
@@ -341,22 +340,21 @@ class TableIngest:
 
     def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
         if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
             raise DataError(f"{self._name}: row {self._rows + row + 1} has no {what} ('{name}')")
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns a batch with string views (of polars) as plain strings, which can be compared."""
-    for place, field_ in enumerate(batch.schema):
-        column, kind = batch.column(place), field_.type
-        if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
-            names = column.dictionary.cast(pa.large_string())
-            column = pa.DictionaryArray.from_arrays(column.indices, names)
-        elif pa.types.is_string_view(kind):
-            column = column.cast(pa.large_string())
-        else:
-            continue
-        batch = batch.set_column(place, field_.name, column)
+    for place, name in enumerate(batch.schema.names):
+        column = batch.column(place)
+        is_encoded = pa.types.is_dictionary(column.type)
+        texts = column.dictionary if is_encoded else column
+        if pa.types.is_string_view(texts.type):
+            texts = texts.cast(pa.large_string())
+            if is_encoded:
+                texts = pa.DictionaryArray.from_arrays(column.indices, texts)
+            batch = batch.set_column(place, name, texts)
     return batch
 
 

@@ -74,15 +74,11 @@ def store_values(
         if column.is_category and column.high > limit:
             raise DataError(
                 f"column '{name}' has {column.high + 1:.0f} names, {kind} can number {limit + 1};"
-                " give ",
-                Setting("dtype", "float32"),
-            )
+                " give ", Setting("dtype", "float32"),
+            )  # fmt: skip
         if kind == "float16" and (largest := max(map(abs, _range(column)))) > 65_504:
-            raise DataError(
-                f"column '{name}' reaches {largest:g}, the limit of float16 is 65504; give ",
-                Setting("dtype", "int16"),
-                " or float32",
-            )
+            what = f"column '{name}' reaches {largest:g}, the limit of float16 is 65504; give "
+            raise DataError(what, Setting("dtype", "int16"), " or float32")
     values = np.memmap(source, dtype=np.float32, mode="r", shape=(num_rows, num))
     error, spread = _convert(values, target, kind, scale, offset)
     source.unlink()
@@ -92,8 +88,9 @@ def store_values(
         for c, name in enumerate(names)
         if error[c] > 0
     ]
-    notes = notes or [f"values stored as {kind}: lossless"]
-    return StoredValues(kind, scale, offset, tuple(notes))
+    return StoredValues(
+        kind, scale, offset, tuple(notes) or (f"values stored as {kind}: lossless",)
+    )
 
 
 def _range(column: ColumnStats) -> tuple[float, float]:
