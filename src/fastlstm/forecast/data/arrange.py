@@ -91,9 +91,8 @@ class Arrangement:
             return Segments(np.arange(len(counts)), first, counts, np.zeros_like(first))
         self._order()
         self._remove_duplicates()
-        times = self._map("times")
-        self.frequency = self._find_frequency(times)
-        segments = self._cut(times)
+        self.frequency = self._find_frequency()
+        segments = self._cut()
         if self._policy.gaps == "fill" and self.counts["gaps"]:
             segments = self._fill(segments)
         return segments
@@ -164,25 +163,20 @@ class Arrangement:
         return np.asarray(np.searchsorted(ends, rows, side="right"), dtype=np.int64)
 
     def _neighbours(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.bool_]]]:
-        """Yields ``(first row, time since the row before, is of the same series)`` per block."""
+        """Yields a row, the times from the row before it on, and `_is_same` of these, per block."""
         times = self._map("times")
         for first, last in self._blocks():
             begin = max(first - 1, 0)
-            yield begin + 1, np.diff(times[begin:last]), self._is_same(begin, last)
+            yield begin + 1, times[begin:last], self._is_same(begin, last)
 
     def _order(self) -> None:
         """Checks that times increase within each series, or sorts them."""
-        for first, step, same in self._neighbours():
-            back = np.flatnonzero((step < 0) & same)
-            if len(back):
+        for first, times, same in self._neighbours():
+            if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._policy.disorder == "error":
-                    raise self._fault(
-                        first + int(back[0]),
-                        "is earlier than the row before",
-                        Setting("disorder", "sort"),
-                    )
-                self._sort()
-                return
+                    row, cure = first + int(back[0]), Setting("disorder", "sort")
+                    raise self._fault(row, "is earlier than the row before", cure)
+                return self._sort()
 
     def _sort(self) -> None:
         files = {name: self._map(name, "r+") for name in ("values", "times")}
@@ -199,8 +193,8 @@ class Arrangement:
 
     def _remove_duplicates(self) -> None:
         num_duplicates = 0
-        for first, step, same in self._neighbours():
-            double = np.flatnonzero((step == 0) & same)
+        for first, times, same in self._neighbours():
+            double = np.flatnonzero((np.diff(times) == 0) & same)
             if len(double) and self._policy.duplicates == "error":
                 raise self._fault(
                     first + int(double[0]), "has the same time as the row before",
@@ -235,16 +229,14 @@ class Arrangement:
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        apart: list[object] = []
-        if self._in.series == [""]:  # no column tells series apart
-            apart = [
-                "if the table has several series, name their column with ",
-                Setting("series", ...), "; otherwise ",
-            ]  # fmt: skip
-        where = f"{self._origin}: {series}{named}{shown}, {what}; "
-        return DataError(where, *apart, "correct it, or give ", *cure)
+        where: list[object] = [f"{self._origin}: {series}{named}{shown}, {what}; "]
+        if self._in.series == [""]:  # there is no column of series
+            where += ["if the table has several series, name their column with "]
+            where += [Setting("series", ...), "; otherwise "]
+        return DataError(*where, "correct it, or give ", *cure)
 
-    def _find_frequency(self, times: NDArray[np.int64]) -> Frequency:
+    def _find_frequency(self) -> Frequency:
+        times = self._map("times")
         sample = np.asarray(times[:_BLOCK_ROWS])
         same, like = self._is_same(0, len(sample)), self._like
         is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
@@ -257,28 +249,25 @@ class Arrangement:
             return DAYS
         return frequency
 
-    def _cut(self, times: NDArray[np.int64]) -> Segments:
+    def _cut(self) -> Segments:
         """Cuts the rows at gaps and where a new series begins."""
         cuts = [np.zeros(1, dtype=np.int64)]
-        for first, last in self._blocks():
-            begin = max(first - 1, 0)
-            same = self._is_same(begin, last)
-            off = np.flatnonzero(~self.frequency.are_whole_steps(times[begin:last]) & same)
+        for first, times, same in self._neighbours():
+            off = np.flatnonzero(~self.frequency.are_whole_steps(times) & same)
             if len(off):
                 raise self._fault(
-                    begin + 1 + int(off[0]),
+                    first + int(off[0]),
                     f"is not a whole number of steps ({self.frequency}) after the row before",
-                    Setting("ignore", ...),
-                    " with the time column to count rows instead",
-                )
-            gap = same & (np.diff(self.frequency.ticks(times[begin:last])) != 1)
+                    Setting("ignore", ...), " with the time column to count rows instead",
+                )  # fmt: skip
+            gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
-            cuts.append(begin + 1 + np.flatnonzero(gap | ~same))
+            cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
         series = self._series_of(rows)
         self._check_mixed(series, lengths)
-        return Segments(series, rows, lengths, np.asarray(times[rows], dtype=np.int64))
+        return Segments(series, rows, lengths, np.asarray(self._map("times")[rows]))
 
     def _check_mixed(self, series: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Refuses a series with mostly isolated rows: it has another frequency."""
@@ -312,8 +301,7 @@ class Arrangement:
 
         def places(first: int, last: int) -> NDArray[np.int64]:
             rows = np.arange(first, last)
-            segment = np.searchsorted(segments.first_rows, rows, side="right") - 1
-            return np.asarray(rows + before[segment])
+            return np.asarray(rows + before[segments.of_rows(rows)])
 
         self._move(new_rows, places, fill_missing=True)
         starts = np.flatnonzero(np.concatenate([[True], ~same]))

@@ -169,12 +169,8 @@ class ArrowRecords(FileRecords):
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
-        with (
-            self._reading(),
-            pa.memory_map(str(self.path)) as source,
-            ipc.open_file(source) as file,
-        ):
-            yield source, file
+        with self._reading(), pa.memory_map(str(self.path)) as source:
+            yield source, ipc.open_file(source)
 
 
 class CsvRecords(FileRecords):
@@ -396,17 +392,7 @@ def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.Array:
-    """Returns texts as float64.
-
-    Args:
-        texts: a column, or a part of it.
-        origin: name of the table in messages.
-        column: its name.
-        first_row: row number of its first entry, from 0.
-
-    Raises:
-        DataError: a text is not a number.
-    """
+    """Returns texts from row `first_row` on as float64; raises DataError for another text."""
 
     def read(part: pa.Array) -> pa.Array:
         return pc.utf8_trim_whitespace(part).cast(pa.float64())
