@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, counted
-from fastlstm.forecast.data.ingest import IngestResult
+from fastlstm.forecast.config import Disorder, Duplicates, Gaps
+from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.table import Segments, row_blocks
 from fastlstm.forecast.data.timeline import (
     BUSINESS_DAYS,
@@ -40,9 +41,9 @@ class Policy:
         gaps: split a series, so that no window crosses them, or are filled with empty rows.
     """
 
-    disorder: Literal["error", "sort"] = "error"
-    duplicates: Literal["error", "first", "last"] = "error"
-    gaps: Literal["split", "fill"] = "split"
+    disorder: Disorder = "error"
+    duplicates: Duplicates = "error"
+    gaps: Gaps = "split"
 
 
 class Arrangement:
@@ -50,7 +51,6 @@ class Arrangement:
 
     Args:
         ingested: result of the first pass; its files are rearranged.
-        num_columns: C.
         policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: frequency of another table; used if the times fit it.
@@ -63,13 +63,12 @@ class Arrangement:
 
     def __init__(
         self,
-        ingested: IngestResult,
-        num_columns: int,
+        ingested: TableIngest,
         policy: Policy,
         origin: str,
         like: Frequency | None = None,
     ) -> None:
-        self._in, self._columns, self._policy, self._origin = ingested, num_columns, policy, origin
+        self._in, self._policy, self._origin = ingested, policy, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._num_in_series = ingested.counts.copy()
@@ -100,7 +99,7 @@ class Arrangement:
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
         is_values = name == "values"
         dtype: type = np.float32 if is_values else np.int64
-        shape = (self.num_rows, self._columns) if is_values else (self.num_rows,)
+        shape = (self.num_rows, len(self._in.columns)) if is_values else (self.num_rows,)
         return np.memmap(self._paths[name], dtype=dtype, mode=mode, shape=shape)
 
     def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
@@ -128,7 +127,7 @@ class Arrangement:
         self.num_rows = num_rows
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        return row_blocks(0, self.num_rows, self._columns, _BLOCK_ROWS)
+        return row_blocks(0, self.num_rows, len(self._in.columns), _BLOCK_ROWS)
 
     def _group(self) -> None:
         """Makes the rows of every series adjacent, in their original order."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,11 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.data.arrange import Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
-from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest
+from fastlstm.forecast.data.ingest import Codes, TableIngest
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, open_records
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
-from fastlstm.forecast.data.stored_values import StoredValues, store_values
+from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
@@ -50,7 +50,6 @@ _FIRST_FIELDS = frozenset(
 """Fields of PrepareOptions, and of what it holds, in the first version of this format."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
-Dtype = Literal["auto", "float32", "float16", "int16"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class SeriesDataset:
-    """A prepared table; see also `IngestResult`.
+    """A prepared table; see also `TableIngest`.
 
     Attributes:
         table: memory-mapped rows.
@@ -181,9 +180,10 @@ def _prepare(
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
     like, form, codes = options.like, options.time_format, options.codes
 
-    def read(origins: dict[str, float]) -> IngestResult:
-        table_ingest = TableIngest(work, records, roles, problems, form, codes, like, origins)
-        return table_ingest.run(on_progress)
+    def read(origins: dict[str, float]) -> TableIngest:
+        ingested = TableIngest(work, records, roles, problems, form, codes, like, origins)
+        ingested.run(on_progress)
+        return ingested
 
     ingested = read({})
     if ingested.num_rows == 0:
@@ -195,7 +195,7 @@ def _prepare(
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
     notes += ingested.notes
     frequency = None if like is None else like.frequency
-    arrangement = Arrangement(ingested, len(roles.values), options.policy, records.name, frequency)
+    arrangement = Arrangement(ingested, options.policy, records.name, frequency)
     segments, num_rows = arrangement.run(), arrangement.num_rows
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
@@ -217,7 +217,7 @@ def _prepare(
 
 def _schema(
     roles: Roles,
-    ingested: IngestResult,
+    ingested: TableIngest,
     arrangement: Arrangement,
     stored: StoredValues,
     notes: list[str],
@@ -294,7 +294,7 @@ def _open(
 
 
 def _column_notes(
-    ingested: IngestResult, roles: Roles, origin: str, codes: Sequence[float], problems: Problems
+    ingested: TableIngest, roles: Roles, origin: str, codes: Sequence[float], problems: Problems
 ) -> list[str]:
     """Returns notes on the columns; a column without any value is an error."""
     notes = []
@@ -326,9 +326,7 @@ def _column_notes(
     return notes
 
 
-def _refuse_sentinels(
-    ingested: IngestResult, codes: Codes, origin: str, problems: Problems
-) -> None:
+def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems: Problems) -> None:
     for name, column in (ingested.columns | ingested.static_columns).items():
         if far := column.far_sentinels():
             low, high = column.others
@@ -348,7 +346,7 @@ def _codes(name: str, *values: float) -> Setting:
     return Setting(name, values[0] if len(values) == 1 else values)
 
 
-def _time_notes(arrangement: Arrangement, ingested: IngestResult, policy: Policy) -> list[str]:
+def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:
     counts, notes = arrangement.counts, []
     what = counted(arrangement.num_rows, "row")
     if len(ingested.series) > 1:

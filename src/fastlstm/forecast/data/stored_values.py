@@ -15,6 +15,7 @@ from fastlstm.forecast.data.column_stats import ColumnMoments, ColumnStats
 from fastlstm.forecast.data.table import MISSING_INT16, row_blocks
 from fastlstm.system.storage import append
 
+Dtype = Literal["auto", "float32", "float16", "int16"]
 _STEPS = 65_534
 """Steps between the smallest and the largest int16; -32768 stands for missing values."""
 
@@ -39,7 +40,7 @@ class StoredValues:
 def store_values(
     work: Path,
     num_rows: int,
-    dtype: Literal["auto", "float32", "float16", "int16"],
+    dtype: Dtype,
     columns: Sequence[ColumnStats],
     names: Sequence[str],
 ) -> StoredValues:
