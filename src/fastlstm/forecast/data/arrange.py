@@ -210,7 +210,7 @@ class Arrangement:
 
         def places(first: int, last: int) -> NDArray[np.int64]:
             nonlocal done
-            # A row is dropped if its neighbour on the side of the kept one has the same time.
+            # A row is dropped if the row before it (or after it, to keep the last) has its time.
             begin, end = max(first - 1 + shift, 0), min(last + shift, self.num_rows)
             double = (np.diff(times[begin:end]) == 0) & self._is_same(begin, end)
             edge = np.zeros(last - first - len(double), dtype=np.bool_)

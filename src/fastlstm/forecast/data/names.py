@@ -37,7 +37,7 @@ class Names:
         self._numbers: dict[str, int] = {}
         self._values: list[Any] = []
         self._same: dict[str, tuple[Any, Any]] = {}
-        self._read: Callable[[str], str] | None = None
+        self._read: Callable[[str], str] = str
         if kind is not None and pa.types.is_floating(kind):
             self._read = _without_fraction
         elif kind is not None and pa.types.is_boolean(kind):
@@ -77,7 +77,7 @@ class Names:
         return np.asarray(numbers[places])
 
     def _of(self, value: Any) -> int:
-        if self._read is not None and isinstance(value, str):
+        if isinstance(value, str):
             value = self._read(value)
         name = canonical(value)
         number = self._numbers.setdefault(name, len(self._values))

@@ -140,10 +140,8 @@ class ParquetRecords(FileRecords):
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         # Texts are read as dictionaries: repeated ones are not expanded.
         texts = [name for name in types if is_text(self.schema.field(name).type)]
-        with (
-            self._reading(),
-            pq.ParquetFile(self.path, memory_map=True, read_dictionary=texts) as file,
-        ):
+        options: Any = {"memory_map": True, "read_dictionary": texts}
+        with self._reading(), pq.ParquetFile(self.path, **options) as file:
             num_rows, done = max(1, file.metadata.num_rows), 0
             size = rows_at_once(len(types), _BATCH_ROWS)
             for batch in file.iter_batches(size, columns=list(types)):
@@ -373,8 +371,7 @@ def damaged(name: str, error: Exception) -> DataError:
 
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(is_kind(kind) for is_kind in kinds)
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def without_null_words(column: pa.Array) -> pa.Array:
@@ -383,8 +380,7 @@ def without_null_words(column: pa.Array) -> pa.Array:
 
 
 def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    for place, name in enumerate(batch.schema.names):
-        column = batch.column(place)
+    for place, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
         if is_text(column.type):
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
             batch = batch.set_column(place, name, column)

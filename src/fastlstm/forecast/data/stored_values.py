@@ -89,9 +89,8 @@ def store_values(
         for c, name in enumerate(names)
         if error[c] > 0
     ]
-    return StoredValues(
-        kind, scale, offset, tuple(notes) or (f"values stored as {kind}: lossless",)
-    )
+    notes = notes or [f"values stored as {kind}: lossless"]
+    return StoredValues(kind, scale, offset, tuple(notes))
 
 
 def _range(column: ColumnStats) -> tuple[float, float]:

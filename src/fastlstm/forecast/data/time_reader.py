@@ -157,9 +157,8 @@ class TimeReader:
         if not pa.types.is_timestamp(kind):
             raise DataError(
                 f"{self._origin}: column '{self.name}' is {kind}, expected times or whole numbers;"
-                " for seconds since 1970, give ",
-                Setting("time_format", "s"),
-            )
+                " for seconds since 1970, give ", Setting("time_format", "s"),
+            )  # fmt: skip
         return column
 
     def _micro(self, column: pa.Array, zone: str | None, first_row: int) -> NDArray[np.int64]:
@@ -189,9 +188,8 @@ class TimeReader:
             row = int(is_beyond.argmax())
             raise DataError(
                 f"{self._where} cannot be read: row {first_row + row + 1} has {values[row]};"
-                " expected the years 1 to 9999 with ",
-                Setting("time_format", unit),
-            )
+                " expected the years 1 to 9999 with ", Setting("time_format", unit),
+            )  # fmt: skip
 
     def _require_kind(self, kind: str, first_row: int) -> None:
         if self._kind is not None and kind != self._kind:
@@ -209,10 +207,8 @@ class TimeReader:
             hint: tuple[object, ...] = hint_for_time(str(value))
             if self._format is not None:
                 hint = ("expected the format of ", Setting("time_format", self._format))
-            raise DataError(
-                f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; ",
-                *hint,
-            ) from error
+            what = f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; "
+            raise DataError(what, *hint) from error
 
     def _refuse_dates(self) -> None:
         if self._date_formats and self._low != self._high:
@@ -221,10 +217,9 @@ class TimeReader:
             raise DataError(
                 f"{self._where} are whole numbers that look like dates ({self._low} as"
                 f" {show_time(first.cast(pa.int64())[0].as_py())}); give ",
-                Setting("time_format", form),
-                ", or count rows instead with ",
+                Setting("time_format", form), ", or count rows instead with ",
                 Setting("ignore", [self.name]),
-            )
+            )  # fmt: skip
 
     def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns local times and the midnight before each."""

@@ -145,8 +145,7 @@ class Timeline:
 
 def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns each time's week number and weekday; Monday is 0."""
-    weeks, days = np.divmod(times // _DAY + _MONDAY, 7)
-    return np.asarray(weeks), np.asarray(days)
+    return np.divmod(times // _DAY + _MONDAY, 7)
 
 
 def are_business_days(times: NDArray[np.int64]) -> bool:
