@@ -173,10 +173,11 @@ def _history_rows(history: History) -> list[Row]:
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.system import hardware
+    from fastlstm.system.ceilings import measured_ceilings
 
     cpu, gpu = hardware.cpu(), hardware.gpu()
     threads = hardware.default_threads()
-    ceilings = {dtype: hardware.ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
+    ceilings = {dtype: measured_ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
     peaks = hardware.peak_gflops(threads)
     kernels = _kernel_lines()
     facts: dict[str, Any] = {

@@ -16,9 +16,8 @@ from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.counts import require_counts
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, fit_scaler, split_table

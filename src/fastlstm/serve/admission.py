@@ -18,15 +18,8 @@ class Places:
 
     A key that holds places gets more only while at least as many stay free as it would then hold
     (the dynamic threshold of Choudhury and Hahne, 1998): alone it may have half of them, two keys a
-    third each, and there is always one for a key that holds none.
-
-    Args:
-        total: number of places.
-        is_shared: there are several keys; else one client may take every place.
-
-    Attributes:
-        limit: places that one request may have.
-        num_taken: places taken.
+    third each, and there is always one for a key that holds none. Without `is_shared` one client may
+    take every place. One request may have `limit`.
     """
 
     def __init__(self, total: int, *, is_shared: bool = False) -> None:
@@ -62,11 +55,7 @@ class Places:
         self.num_taken += count
 
     def admit(self, tenant: bytes, count: int, held: int = 0, *, status: int = 429) -> None:
-        """Takes places if there is room.
-
-        Raises:
-            Overloaded: `status`, there is none, or none for this key.
-        """
+        """Takes places; raises Overloaded with `status` if there is none for this key."""
         if not self.has_room(tenant, count, held):
             is_full = self.num_taken + count > self.total
             raise Overloaded(is_full=is_full, status=status)
@@ -95,11 +84,7 @@ class Reservation:
         self._awaited: asyncio.Future[Any] | None = None
 
     async def wait(self, future: asyncio.Future[Result]) -> Result:
-        """Awaits a future until the client leaves, which cancels it.
-
-        Raises:
-            Disconnected: the client has left.
-        """
+        """Awaits a future until the client leaves, which cancels it and raises Disconnected."""
         self._awaited = future
         if self.has_left:
             future.cancel()
@@ -135,7 +120,6 @@ class Admission:
         is_shared: there are several keys; none gets all places.
 
     Attributes:
-        limit: as given, or less where keys share the places.
         changed: the condition that the model's thread waits on.
         is_closed: no new request is admitted.
         is_stopping: requests under way end, too.

@@ -23,11 +23,7 @@ _CLOSE_S = 1.0
 
 
 class Log:
-    """Writes lines on a thread of its own; counts those `dropped`.
-
-    Attributes:
-        is_terminal: people read it, at a terminal.
-    """
+    """Writes lines on a thread of its own, to people if `is_terminal`; counts those `dropped`."""
 
     def __init__(self, dropped: Counter) -> None:
         self._dropped, self.is_terminal = dropped, is_terminal(sys.stderr)

@@ -25,9 +25,6 @@ class Service:
     """A server's state.
 
     Attributes:
-        bodies: receives them.
-        metrics: counts.
-        log: writes lines on standard error.
         stalls: the answers under way.
         idle: the connections that wait for a request.
         loaded: the engine, whatever the server's state; None while the model is loaded.

@@ -15,6 +15,7 @@ from fastlstm.errors import UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
+from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import set_up_device
@@ -179,8 +180,8 @@ class RunSession(EventHub):
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
         """Returns ceiling_gflops and ceiling_how of a start event; adds a note if recalled."""
         threads = torch.get_num_threads()
-        ceilings = hardware.ceilings(precision, threads, device=device)
-        shape = "x".join(map(str, hardware.GEMM_SHAPE))
+        ceilings = measured_ceilings(precision, threads, device=device)
+        shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
         if ceilings.is_busy:
             how += ", while the machine was busy"

@@ -147,7 +147,7 @@ def prepare_table(
     with problems.fatal():
         roles = find_roles(records.schema, options.roles, records.name, problems)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
-    signature = records.signature()
+    signature = records.signature
     key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)
     is_cached = signature is not None and not problems
     opened = partial(_open, key=key, name=records.name, started=started)

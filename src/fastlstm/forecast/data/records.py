@@ -28,11 +28,6 @@ from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_onc
 from fastlstm.forecast.data.time_text import are_times
 from fastlstm.system.cache import file_signature
 
-CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
-PARQUET_SUFFIXES = (".parquet", ".pq")
-ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
-SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
-
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
 
@@ -58,6 +53,7 @@ class Records(ABC):
     Attributes:
         name: of the table in messages.
         schema: Arrow's schema; columns are read so by default.
+        signature: `file_signature` of every file when it was opened; None for frames.
         total_bytes: on disk; None for frames.
         done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
@@ -65,6 +61,7 @@ class Records(ABC):
 
     name: str
     schema: pa.Schema
+    signature: list[list[str | int]] | None = None
     total_bytes: int | None = None
     done_bytes: int = 0
     is_parsed: bool = False
@@ -80,12 +77,16 @@ class Records(ABC):
             DataError: the file is damaged, or a value does not have its column's type.
         """
 
-    def signature(self) -> list[list[str | int]] | None:
-        """Returns `file_signature` of every file when it was opened; None for frames."""
-        return None
-
     def changed_file(self) -> str | None:
-        """Returns the name of a file that changed since it was opened, or None."""
+        """Returns the path of a file that changed since it was opened, or None."""
+        for before in self.signature or ():
+            path = str(before[0])
+            try:
+                is_same = file_signature(Path(path)) == before
+            except OSError:
+                is_same = False
+            if not is_same:
+                return path
         return None
 
 
@@ -95,13 +96,13 @@ class FrameRecords(Records):
     def __init__(self, frame: Any) -> None:
         self.name = f"the {type(frame).__module__.split('.')[0]} {type(frame).__name__}"
         try:
-            table = _arrow_table(frame)
+            self._table = _arrow_table(frame)
+        except DataError:
+            raise
         except (pa.ArrowException, ValueError, TypeError) as error:
-            if isinstance(error, DataError):
-                raise
-            reason = " ".join(str(part) for part in error.args)
+            reason = " ".join(map(str, error.args))
             raise DataError(f"{self.name} cannot be read as a table ({reason})") from error
-        self._table, self.schema = table, table.schema
+        self.schema = self._table.schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         size = rows_at_once(len(types), _BATCH_ROWS)
@@ -109,26 +110,12 @@ class FrameRecords(Records):
 
 
 class FileRecords(Records):
-    """One file.
-
-    Attributes:
-        path: where it is.
-    """
+    """One file; `path` is where it is."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
-        self._signature = file_signature(path)
+        self.path, self.name, self.signature = path, str(path), [file_signature(path)]
         self.total_bytes = path.stat().st_size
         self.schema = self._read_schema()
-
-    def signature(self) -> list[list[str | int]] | None:
-        return [self._signature]
-
-    def changed_file(self) -> str | None:
-        try:
-            return None if file_signature(self.path) == self._signature else self.name
-        except OSError:
-            return self.name
 
     @abstractmethod
     def _read_schema(self) -> pa.Schema:
@@ -207,7 +194,7 @@ class CsvRecords(FileRecords):
                 f" {error.start}); save the file as UTF-8"
             ) from error
         except (pa.ArrowException, OSError) as error:
-            raise self._refused(error) or damaged(self.name, error) from error
+            raise self._malformed(error) or damaged(self.name, error) from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         row = 0
@@ -218,23 +205,21 @@ class CsvRecords(FileRecords):
                     self.done_bytes = 0 if self._compression else self._stream.tell()
                     yield _without_empty_texts(batch)
         except (pa.ArrowException, OSError) as error:
-            raise self._refused(error) or self._bad_value(types, row, error) from error
+            raise self._malformed(error) or self._bad_value(types, row, error) from error
 
     @property
     def _compression(self) -> str | None:
         return {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        compression = self._compression
         self._stream = pa.OSFile(str(self.path))
-        source = (
-            pa.CompressedInputStream(self._stream, compression) if compression else self._stream
-        )
-        convert = csv.ConvertOptions(
-            column_types=None if types is None else dict(types),
-            include_columns=None if types is None else list(types),
-            strings_can_be_null=False,  # NA can be a name; see `without_null_words`
-        )
+        source = self._stream
+        if self._compression:
+            source = pa.CompressedInputStream(source, self._compression)
+        # NA can be a name; see `without_null_words`
+        convert = csv.ConvertOptions(strings_can_be_null=False)
+        if types is not None:
+            convert.column_types, convert.include_columns = dict(types), list(types)
         return csv.open_csv(
             source,
             csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
@@ -245,7 +230,7 @@ class CsvRecords(FileRecords):
             convert,
         )
 
-    def _refused(self, error: Exception) -> DataError | None:
+    def _malformed(self, error: Exception) -> DataError | None:
         """Returns the error for malformed lines, or None if `error` is about something else.
 
         Parses Arrow's message: threads of Arrow would call a handler in Python even while the
@@ -263,11 +248,8 @@ class CsvRecords(FileRecords):
 
     def _sniff(self) -> str:
         """Returns the most frequent delimiter of the first line."""
-        compression = self._compression
-        with (
-            self._reading(),
-            pa.input_stream(str(self.path), compression=compression) as stream,
-        ):
+        path, compression = str(self.path), self._compression
+        with self._reading(), pa.input_stream(path, compression=compression) as stream:
             line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
         if not line.strip():
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
@@ -320,8 +302,8 @@ class JoinedRecords(Records):
     def __init__(self, parts: Sequence[Records]) -> None:
         self._parts = parts
         self.name = f"{parts[0].name} and {len(parts) - 1} more"
-        sizes = [part.total_bytes or 0 for part in parts]
-        self.total_bytes = sum(sizes)
+        self.signature = [file for part in parts for file in part.signature or ()]
+        self.total_bytes = sum(part.total_bytes or 0 for part in parts)
         self.is_parsed = all(part.is_parsed for part in parts)
         for part in parts[1:]:
             missing = set(parts[0].schema.names) ^ set(part.schema.names)
@@ -330,10 +312,11 @@ class JoinedRecords(Records):
                     f"{part.name} and {parts[0].name} differ in the columns"
                     f" {', '.join(sorted(missing))}; files of one table need the same columns"
                 )
-        self.schema = pa.schema(
-            [pa.field(name, _joined_type([part.schema.field(name).type for part in parts]))
-             for name in parts[0].schema.names]
-        )  # fmt: skip
+        kinds = {
+            name: _joined_type([part.schema.field(name).type for part in parts])
+            for name in parts[0].schema.names
+        }
+        self.schema = pa.schema(kinds)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
@@ -343,18 +326,22 @@ class JoinedRecords(Records):
                 yield batch
             done += part.total_bytes or 0
 
-    def signature(self) -> list[list[str | int]] | None:
-        return [line for part in self._parts for line in part.signature() or []]
-
-    def changed_file(self) -> str | None:
-        return next(filter(None, (part.changed_file() for part in self._parts)), None)
-
 
 def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     """Returns a column's type over several files: the first non-null one, or float if any is."""
-    known = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
-    floating = [kind for kind in known if pa.types.is_floating(kind)]
-    return floating[0] if floating and pa.types.is_integer(known[0]) else known[0]
+    present = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
+    floating = [kind for kind in present if pa.types.is_floating(kind)]
+    return floating[0] if floating and pa.types.is_integer(present[0]) else present[0]
+
+
+_KINDS: dict[str, type[FileRecords]] = {
+    **dict.fromkeys((".csv", ".tsv", ".txt"), CsvRecords),
+    **dict.fromkeys((".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"), CsvRecords),
+    **dict.fromkeys((".parquet", ".pq"), ParquetRecords),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRecords),
+    ".npy": NumpyRecords,
+}
+SUFFIXES = tuple(_KINDS)
 
 
 def open_records(source: Any) -> Records:
@@ -454,15 +441,15 @@ def _files(source: str | Path) -> list[Path]:
     path = Path(os.path.expanduser(source))
     if source == "":  # its path would be the current directory
         raise DataError("there is no file ''")
-    if os.path.isdir(path):
-        among: Iterable[Path] = path.rglob("*")
+    if os.path.isdir(path):  # Path.is_dir would raise without permission
+        paths: Iterable[Path] = path.rglob("*")
         reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
     else:
-        among = map(Path, glob.glob(str(path), recursive=True))
+        paths = map(Path, glob.glob(str(path), recursive=True))
         reason = f"there is no file {path}"
-    files = sorted(p for p in among if p.is_file() and p.name.lower().endswith(SUFFIXES))
+    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES))
     if not files:
         raise DataError(reason)
     tables = [p for p in files if not p.name.lower().endswith(".txt")]
@@ -472,14 +459,8 @@ def _files(source: str | Path) -> list[Path]:
 def _open_file(path: Path) -> Records:
     if not path.is_file():
         raise DataError(f"{path} is a pipe or a device; save the table to a file: it is read twice")
-    kinds: dict[tuple[str, ...], type[FileRecords]] = {
-        CSV_SUFFIXES: CsvRecords,
-        PARQUET_SUFFIXES: ParquetRecords,
-        ARROW_SUFFIXES: ArrowRecords,
-        (".npy",): NumpyRecords,
-    }
-    for suffixes, kind in kinds.items():
-        if path.name.lower().endswith(suffixes):
+    for suffix, kind in _KINDS.items():
+        if path.name.lower().endswith(suffix):
             try:
                 return kind(path)
             except OSError as error:

@@ -34,13 +34,9 @@ _LOG = logging.getLogger("fastlstm.serve")
 
 @dataclass(frozen=True, eq=False)
 class ForecastRequest:
-    """The windows of one request.
+    """The windows of one request, and who receives their forecasts.
 
-    Attributes:
-        pending: receives the forecasts; holds the request's places.
-        past: shape ``(B, L, columns)``.
-        future: shape ``(B, h, future covariates)``, or None.
-        statics: shape ``(B, S)``, or None.
+    Shapes: `past` ``(B, L, columns)``, `future` ``(B, h, future columns)``, `statics` ``(B, S)``.
     """
 
     pending: PendingForecast
@@ -53,27 +49,22 @@ class ForecastRequest:
 
 
 class BatchResult(NamedTuple):
-    """Output of one pass of the network.
-
-    Attributes:
-        seconds: its duration.
-        answers: forecasts of each request's windows, or why there are none.
-    """
+    """A pass of the network: its duration, and forecasts or an error for each request."""
 
     seconds: float
     answers: Sequence[tuple[ForecastRequest, Forecasts | ApiError]]
 
 
 class DynamicBatcher(ModelThread):
-    """Runs a forecaster on a thread of its own.
+    """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
 
     Args:
         model: the forecaster.
         max_batch: windows of one pass.
         max_queue: windows that may wait beside them.
         threads: of each pass.
+        deliver: as of ModelThread.
         is_shared: there are several API keys; none gets all places.
-        deliver: as of ModelThread, with a `BatchResult`.
     """
 
     def __init__(

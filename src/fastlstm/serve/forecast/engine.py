@@ -19,6 +19,7 @@ from fastlstm.serve.forecast.sequence_store import SequenceStore
 from fastlstm.serve.forecast.tensors import Answer, encode_answer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.http.keys import NOBODY
+from fastlstm.serve.http.worker import settle
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
@@ -45,19 +46,7 @@ class PendingForecast(Reservation):
 
 
 class ForecastEngine(Engine):
-    """A forecaster behind a batcher.
-
-    Args:
-        model: the forecaster.
-        settings: the server's.
-        metrics: counts.
-        threads: of each pass of the network.
-        is_shared: there are several API keys.
-
-    Attributes:
-        inputs: of the model, by name.
-        outputs: of the model, by name.
-    """
+    """A forecaster behind a batcher, its inputs and outputs by name."""
 
     kind = "forecaster"
     scheduler: DynamicBatcher
@@ -110,12 +99,7 @@ class ForecastEngine(Engine):
     async def read(
         self, pending: PendingForecast, body: bytes, header_length: int | None
     ) -> InferRequest:
-        """Parses a request; those of one key are parsed in order, long ones by a worker.
-
-        Raises:
-            ApiError: 400, it is wrong.
-            Disconnected: the client has left.
-        """
+        """Parses a request; those of one key are parsed in order, long ones by a worker."""
         args, tenant = (body, header_length, self.model, self.inputs), pending.tenant
         if len(body) <= _SHORT_BODY and not self._num_reading[tenant]:
             return parse_request(*args)
@@ -150,14 +134,13 @@ class ForecastEngine(Engine):
         values = sum(len(request.levels) if name == "quantiles" else 1 for name in request.outputs)
         number, limit = count * horizon * targets * values, self._settings.max_numbers
         if number > limit:
-            raise ApiError(
-                400,
+            message = (
                 f"the answer would have {number:,} numbers ({counted(count, 'window')} x"
                 f" {counted(horizon, 'step')} x {counted(targets, 'target')} x"
                 f" {counted(values, 'value')} each), this server gives at most {limit:,}; send"
-                " fewer windows at a time, ask for fewer quantiles, or start the server with a"
-                " larger --max-numbers",
+                " fewer windows or quantiles, or start the server with a larger --max-numbers"
             )
+            raise ApiError(400, message)
 
     async def encode(
         self, pending: PendingForecast, request: InferRequest, forecasts: Forecasts
@@ -184,18 +167,14 @@ class ForecastEngine(Engine):
             "forecast": forecasts.values,
             "quantiles": lambda: forecasts.quantiles(request.levels),
         }
-        text = (
-            forecasts.stored.unsupported(request.levels) if "quantiles" in request.outputs else None
-        )
-        kept = "" if request.step is None else "; its rows were added to the sequence"
-        if text is not None:
-            raise ApiError(400, text + kept)
+        if "quantiles" in request.outputs:
+            text = forecasts.stored.unsupported(request.levels)
+            if text is not None:
+                raise ApiError(400, text + request.rows_note)
         outputs = {name: make[name]() for name in request.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
-            raise ApiError(
-                400,
-                "the forecast is not finite: the inputs are far beyond what the model knows" + kept,
-            )
+            message = "the forecast is not finite: the inputs are far beyond what the model knows"
+            raise ApiError(400, message + request.rows_note)
         head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
         if request.id is not None:
             head["id"] = request.id
@@ -208,12 +187,9 @@ class ForecastEngine(Engine):
             self._metrics.tick.observe(batch.seconds)
             self._metrics.batch.observe(sum(len(request) for request, _ in batch.answers))
         for request, answer in batch.answers:
-            result = request.pending.result
             if isinstance(answer, ApiError):
                 self._metrics.failures.inc()
-                if not result.done():
-                    result.set_exception(answer)
+                settle(request.pending.result, error=answer)
             else:
                 self._metrics.windows.inc(len(request))
-                if not result.done():
-                    result.set_result(answer)
+                settle(request.pending.result, answer)

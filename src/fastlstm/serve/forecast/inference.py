@@ -52,9 +52,7 @@ class _Pages:
 
     async def server(self, request: Request) -> Response:
         version = importlib.metadata.version("fastlstm")
-        return JSONResponse(
-            {"name": "fastlstm", "version": version, "extensions": list(EXTENSIONS)}
-        )
+        return JSONResponse({"name": "fastlstm", "version": version, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
         is_live = not self._service.is_stuck
@@ -65,8 +63,7 @@ class _Pages:
         return JSONResponse({"ready": True})
 
     async def model(self, request: Request) -> Response:
-        engine = _engine(self._service, request.path_params)
-        return JSONResponse(engine.described())
+        return JSONResponse(_engine(self._service, request.path_params).described())
 
     async def model_ready(self, request: Request) -> Response:
         engine = _engine(self._service, request.path_params)
@@ -120,8 +117,8 @@ async def _forecasts(pending: PendingForecast, request: InferRequest, record: Re
         async with asyncio.timeout_at(end_s):
             return await pending.wait(pending.result)
     except TimeoutError:
-        kept = "" if request.step is None else "; its rows were added to the sequence"
-        raise ApiError(504, f"there was no forecast within the request's timeout{kept}") from None
+        message = f"there was no forecast within the request's timeout{request.rows_note}"
+        raise ApiError(504, message) from None
 
 
 async def _send(

@@ -37,15 +37,11 @@ class Record:
     """A request, for the log and the counters.
 
     Attributes:
-        id: the client's if it is valid, else ours.
         start_s: when its headers were complete, `time.monotonic`.
         key: the first four digits of the SHA-256 of its API key; empty without one.
         status: of the response; 0 before there is one.
         failure: why the answer was not completed: its client left ("disconnected") or read nothing
             ("stalled"), the server ended ("cancelled") or had an error ("failed").
-        prompt_tokens: of all prompts.
-        completion_tokens: of all texts.
-        windows: windows forecast.
         first_chunk_s: seconds until the first byte of the answer.
     """
 

@@ -117,11 +117,7 @@ class Object(Field):
 
 
 def parse_fields(values: Mapping[str, Any], fields: Fields, kind: str = "field") -> dict[str, Any]:
-    """Returns the values that came, checked in the order of `fields`; null counts as left out.
-
-    Raises:
-        ApiError: 400, an unknown name or a wrong value.
-    """
+    """Returns the values that came, checked in the order of `fields`; null counts as left out."""
     check_names(values, fields, kind)
     return {
         name: field.parse(name, values[name])

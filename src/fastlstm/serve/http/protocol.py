@@ -89,13 +89,7 @@ def _check_framing(request: h11.Request) -> None:
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol on h11, with deadlines that a trickle of bytes does not extend.
-
-    Attributes:
-        limits: the server's settings.
-        refusals: answers while every place is taken.
-        idle_connections: the connections that wait for a request.
-    """
+    """uvicorn's protocol on h11, with deadlines that a trickle of bytes does not extend."""
 
     limits: Settings
     refusals: Refusals

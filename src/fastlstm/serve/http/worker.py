@@ -35,9 +35,6 @@ class Worker:
     """Makes calls one after the other, those of a key in order.
 
     To be made and used on the event loop that awaits them; `stop` from any thread.
-
-    Args:
-        name: of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,10 +58,9 @@ class Worker:
     def call(
         self, function: Callable[..., Result], *args: Any, tenant: bytes = NOBODY
     ) -> asyncio.Future[Result]:
-        """Calls `function(*args)` on the thread, in its tenant's turn; returns the future result.
+        """Calls a function on the thread in its tenant's turn; returns the future result.
 
-        A call whose future is cancelled while it waits is dropped. After `stop` the result is
-        Unavailable.
+        A call cancelled while it waits is dropped; after `stop` the result is Unavailable.
         """
         future: asyncio.Future[Result] = self._loop.create_future()
         if self._is_stopping:
@@ -84,7 +80,7 @@ class Worker:
 
     def _end_all(self) -> None:
         for future in [*([] if self._made is None else [self._made]), *self._waiting]:
-            _settle(future, None, Unavailable(ENDING))
+            settle(future, error=Unavailable(ENDING))
 
     def _drop(self, future: asyncio.Future[Any]) -> None:
         self._waiting.pop(future, None)
@@ -127,7 +123,7 @@ class Worker:
         self._taken_s, self._ended_s = taken_s, time.monotonic()
         self._made = self._since_s = None
         self._is_busy = False
-        _settle(future, result, error)
+        settle(future, result, error)
         self._begin()
 
     # What follows runs on the thread.
@@ -154,7 +150,8 @@ class Worker:
             del item, future, call, result, error
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def settle(future: asyncio.Future[Any], result: Any = None, error: Exception | None = None) -> None:
+    """Ends a future unless it has ended."""
     if future.done():
         return
     if error is not None:

@@ -69,11 +69,7 @@ class Channel(Reservation):
         self._wake()
 
     async def get(self) -> list[OutputChunk]:
-        """Waits for output and returns it, at most one chunk per text.
-
-        Raises:
-            Disconnected: the client has left.
-        """
+        """Returns new output, at most one chunk per text; Disconnected: the client has left."""
         while not self._chunks and not self.has_left:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -97,14 +93,6 @@ class Channel(Reservation):
 
 class TextEngine(Engine):
     """A language model behind a scheduler.
-
-    Args:
-        model: decoder and tokenizer.
-        settings: the server's.
-        metrics: counts.
-        session_key: signs states.
-        threads: of each call of the decoder; None chooses the fastest.
-        is_shared: there are several API keys.
 
     Attributes:
         created: when it was loaded, in seconds since 1970.
@@ -150,13 +138,7 @@ class TextEngine(Engine):
     async def read(
         self, channel: Channel, body: bytes
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
-        """Parses a request, and reserves a place for each text; long bodies go to a worker.
-
-        Raises:
-            ApiError: it is wrong, a prompt is too long or has unseen characters, a state is not of
-                this model, or there is no room.
-            Disconnected: the client has left.
-        """
+        """Parses a request, and reserves a place for each text; long bodies go to a worker."""
         if len(body) <= _SHORT_BODY:
             return self._read(channel, body)
         # In no variable: an error's traceback leads here, and it would lead back to the error.
@@ -174,11 +156,7 @@ class TextEngine(Engine):
     async def run(
         self, channel: Channel, num_tokens: int, function: Callable[..., Result], *args: Any
     ) -> Result:
-        """Calls a function; by a worker if it handles many tokens.
-
-        Raises:
-            Disconnected: the client has left.
-        """
+        """Calls a function, on a worker if it handles many tokens."""
         if num_tokens <= _FEW_TOKENS:
             return function(*args)
         return await channel.wait(self._writer.call(function, *args, tenant=channel.tenant))
@@ -190,22 +168,18 @@ class TextEngine(Engine):
 
         These are the prompts, where repeated, times n; and written tokens, where scored and not
         streamed. `release_scores` must follow.
-
-        Raises:
-            ApiError: 400, more than one request may have; 429, no room now.
         """
-        count = request.n * sum(len(one.prompt) for one in generations) if request.echo else 0
+        count = request.n * sum(len(g.prompt) for g in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:
             count += request.num_choices * request.max_tokens
         limit = self._scored.limit
         if count > limit:
-            raise ApiError(
-                400,
+            message = (
                 f"the answer would repeat or score {count:,} tokens (n x prompt with echo, n x"
-                f" max_tokens with logprobs), a request may have at most {limit:,}; ask for fewer"
-                " at a time, or start the server with a larger --max-scored",
-                "n",
+                f" max_tokens with logprobs), expected at most {limit:,}; ask for fewer at a time,"
+                " or start the server with a larger --max-scored"
             )
+            raise ApiError(400, message, "n")
         self._scored.admit(tenant, count)
         return count
 
@@ -214,13 +188,10 @@ class TextEngine(Engine):
 
     def _generations(self, request: CompletionRequest, channel: Channel) -> list[GenerationRequest]:
         tokenizer = self.model.tokenizer
-        state = None if request.session is None else State.from_blob(request.session, self.seal)
-        if state is not None:
-            self._check_state(state)
+        state = None if request.session is None else self._state(request.session)
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-        samplings = tuple(
-            replace(request.sampling, seed=(seed + k) % (MAX_SEED + 1)) for k in range(request.n)
-        )
+        seeds = [(seed + k) % (MAX_SEED + 1) for k in range(request.n)]
+        samplings = tuple(replace(request.sampling, seed=seed) for seed in seeds)
         stops = token_stops(tokenizer, request.sampling.stops)
         start = prompt_ids(tokenizer, "").tolist()
         top = request.logprobs
@@ -263,14 +234,15 @@ class TextEngine(Engine):
             raise _too_long(len(tokens), limit)
         return tokens
 
-    def _check_state(self, state: State) -> None:
+    def _state(self, session: str) -> State:
+        state = State.from_blob(session, self.seal)
         try:
             self.model.tokenizer.stream_decoder(state.held)
             self.model.decoder.stream().restore(state.stream)
         except ValueError as error:
-            raise ApiError(
-                400, f"session cannot be used: {error}", "session", "invalid_session"
-            ) from None
+            message = f"session cannot be used: {error}"
+            raise ApiError(400, message, "session", "invalid_session") from None
+        return state
 
     def _spread(self, step: StepResult) -> None:
         if step.num_read or step.chunks:
@@ -286,10 +258,8 @@ class TextEngine(Engine):
 
 
 def _too_long(length: int, limit: int) -> ApiError:
-    return ApiError(
-        400,
+    message = (
         f"prompt has {counted(length, 'token')}, this server reads at most {limit:,}; send a"
-        " shorter one, or continue from where an earlier one ended (return_session, session)",
-        "prompt",
-        "prompt_too_long",
+        " shorter one, or continue from where an earlier one ended (return_session, session)"
     )
+    return ApiError(400, message, "prompt", "prompt_too_long")

@@ -35,16 +35,10 @@ class CompletionRequest:
     """A checked request; what has no comment here is the field of that name.
 
     Attributes:
-        prompts: texts or lists of token ids, at least one.
         sampling: the run's defaults with the request's settings; its seed is the one sent.
-        max_tokens: per choice.
-        n: choices per prompt.
-        stream: chunks are sent as they come.
         reports_usage: with `stream`, which chunks say how many tokens it took: "", "last", "all".
         logprobs: likeliest tokens to report; None for no scores.
-        echo: the prompt is repeated before the text.
         session: blob of a state to continue from, or None.
-        return_session: the state after the text is sent back.
     """
 
     prompts: list[Prompt]
@@ -64,13 +58,7 @@ class CompletionRequest:
 
 
 def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str, fields.Field]:
-    """Returns the fields of a completion request.
-
-    Args:
-        model: the name this server answers to.
-        vocab_size: V.
-        max_tokens: largest `max_tokens`.
-    """
+    """Returns the fields of a completion request to the model of that name."""
     above_zero = "above 0 and at most"
     return {
         "model": _Model(model),
@@ -105,16 +93,7 @@ def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str,
 def parse_completion(
     body: bytes, known: fields.Fields, defaults: Mapping[str, Any] | None = None
 ) -> CompletionRequest:
-    """Parses and checks a request body; null counts as left out.
-
-    Args:
-        body: JSON.
-        known: fields of `completion_fields`.
-        defaults: the run's sampling settings.
-
-    Raises:
-        ApiError: names the field, what came and what was expected.
-    """
+    """Parses and checks a request body; `defaults` are the run's. Null counts as left out."""
     values = fields.parse_fields(_parse_json(body), known)
     n, stream = values.get("n", 1), values.get("stream", False)
     if values.get("best_of", n) != n:

@@ -72,14 +72,7 @@ class StepSizer:
 
 
 class StepResult(NamedTuple):
-    """Output of one step.
-
-    Attributes:
-        seconds: duration of the decoder's call.
-        num_read: prompt tokens read.
-        num_written: tokens written.
-        chunks: new output, with the request it belongs to.
-    """
+    """A step: its duration, prompt tokens read, tokens written, and new output by its request."""
 
     seconds: float
     num_read: int
@@ -88,7 +81,7 @@ class StepResult(NamedTuple):
 
 
 class Scheduler(ModelThread):
-    """Runs generations on a thread of its own.
+    """Runs generations on a thread of its own, which delivers a `StepResult` per step.
 
     Args:
         decoder: the model.
@@ -96,7 +89,7 @@ class Scheduler(ModelThread):
         max_streams: sequences that advance at the same time.
         max_queue: sequences that may wait beside them.
         threads: of each call of the decoder; None chooses the fastest.
-        deliver: as of ModelThread, with a `StepResult`.
+        deliver: as of ModelThread.
         prefix_cache: states of prompts; None keeps none.
         is_shared: there are several API keys; none gets all slots or places.
     """
@@ -160,7 +153,7 @@ class Scheduler(ModelThread):
                     break
                 self._drop_cancelled()
                 self._start_waiting()
-                ready = [one for one in self._active if not one.channel.is_congested]
+                ready = [s for s in self._active if not s.channel.is_congested]
                 if not ready and self._active:
                     self._changed.wait(_CONGESTED_WAIT_S)
             if ready:
@@ -168,10 +161,10 @@ class Scheduler(ModelThread):
         self._end_all()
 
     def _drop_cancelled(self) -> None:
-        for sequence in [one for one in self._active if one.channel.is_cancelled]:
+        for sequence in [s for s in self._active if s.channel.is_cancelled]:
             self._active.remove(sequence)
             self._free(sequence)
-        for request in [one for one in self._waiting if one.channel.is_cancelled]:
+        for request in [r for r in self._waiting if r.channel.is_cancelled]:
             self._waiting.remove(request)
             self.admission.release(request.channel, len(request.indices))
 
@@ -193,14 +186,12 @@ class Scheduler(ModelThread):
         self._waiting.extendleft(reversed(later))
 
     def _start(self, request: GenerationRequest) -> None:
-        tenant, count = request.channel.tenant, len(request.indices)
-        self._slots.take(tenant, count)
+        self._slots.take(request.channel.tenant, len(request.indices))
         try:
             self._active += first_sequences(request, self._decoder, self._tokenizer)
         except Exception:
             _LOG.exception("a text could not be started")
-            self._slots.release(tenant, count)
-            self.admission.release(request.channel, count)
+            self._free(request)
             self._deliver(StepResult(0.0, 0, 0, _failures(request, _FAILED)))
 
     def _step(self, ready: list[ActiveSequence]) -> StepResult:
@@ -284,12 +275,11 @@ class Scheduler(ModelThread):
                     choices = forked(sequence, state, self._decoder, self._tokenizer)
                     if key is not None:  # and the state could be continued
                         self.prefix_cache.store(key, state, sequence.channel.tenant)
+                    self._active += choices
                 except Exception:
                     _LOG.exception("a text could not be started")
                     failures += _failures(sequence, _FAILED)
                     self._free(sequence)
-                    continue
-                self._active += choices
         return failures
 
     def _end_all(self) -> None:
@@ -305,10 +295,10 @@ class Scheduler(ModelThread):
             self._waiting.clear()
         self._deliver(StepResult(0.0, 0, 0, chunks))
 
-    def _free(self, sequence: ActiveSequence) -> None:
-        count = len(sequence.indices)
-        self._slots.release(sequence.channel.tenant, count)
-        self.admission.release(sequence.channel, count)
+    def _free(self, ended: GenerationRequest | ActiveSequence) -> None:
+        count = len(ended.indices)
+        self._slots.release(ended.channel.tenant, count)
+        self.admission.release(ended.channel, count)
 
 
 def _failures(
