@@ -116,11 +116,7 @@ def another_text(
 ) -> FormatError:
     """Returns the error for a text that is not the one that a run was started with.
 
-    Args:
-        run: its directory.
-        stored: the description of that text in config.json; None if there was none.
-        now: the present text, if any.
-        part: the option that names it; None is the source.
+    `stored` describes that text in config.json; `part` is the option of that text, or None.
     """
     if stored is None:
         parts: list[str | Setting] = ["without ", Setting(part or ""), "; leave it out to resume"]

@@ -236,10 +236,7 @@ def check_shapes(
 
 
 def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig]:
-    """Parses config.json.
-
-    Returns:
-        The whole of it in the names of this format, and the architecture in it.
+    """Returns config.json, in the names of this format, and the architecture in it.
 
     Raises:
         CorruptFileError: not strict JSON.

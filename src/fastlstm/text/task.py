@@ -18,6 +18,7 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
 from fastlstm.text.evaluation import Evaluation, evaluate
+from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, reset_state
 from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
@@ -28,7 +29,8 @@ from fastlstm.training.task import Score, Task, Watch
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_SAMPLE_TOKENS = 65_536
+_SAMPLE_LENGTH = 200
+_COUNTED_TOKENS = 65_536
 _TEST_SHARE = 0.1
 """Of a budget, for scoring a test text, at most."""
 _MIN_TESTED = 1_000
@@ -36,11 +38,9 @@ _MIN_TESTED = 1_000
 
 @dataclass(frozen=True)
 class FinalTest:
-    """A text that the best model of a run is scored on at the end.
+    """A text, `name` and 1-d `ids`, that the best model of a run is scored on at the end.
 
     Attributes:
-        name: of the text.
-        ids: its tokens, 1-d.
         budget_s: of the run, None without one.
         best_model: returns the published model, on its device.
         watch: called with the tokens scored so far and in all.
@@ -206,26 +206,21 @@ def _metrics(result: Evaluation) -> dict[str, float]:
 
 
 class Samples(Callback):
-    """Writes a short text after some evaluations, with the weights that were evaluated.
+    """Writes a short text after every so many evaluations, with the weights that were evaluated."""
 
-    Args:
-        every: evaluations between samples.
-        write: writes a text with the model.
-    """
-
-    def __init__(self, every: int, write: Callable[[LanguageModel], str]) -> None:
-        self._every, self._write = every, write
+    def __init__(self, every: int, tokenizer: Tokenizer, seed: int) -> None:
+        self._every, self._tokenizer, self._seed = every, tokenizer, seed
 
     def on_event(self, trainer: Trainer, event: Event) -> None:
         if event["event"] == "eval" and trainer.progress.evaluations % self._every == 0:
             assert isinstance(trainer.model, LanguageModel)
-            text = self._write(trainer.model)
+            text = sample_text(trainer.model, self._tokenizer, "", _SAMPLE_LENGTH, 0.8, self._seed)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
 
 
 def tokens_per_char(ids: Ids, tokenizer: Tokenizer) -> float:
     """Returns tokens per character of a text, from its first 65,536 tokens."""
-    counts = np.bincount(np.asarray(ids[:_SAMPLE_TOKENS]), minlength=tokenizer.vocab_size)
+    counts = np.bincount(np.asarray(ids[:_COUNTED_TOKENS]), minlength=tokenizer.vocab_size)
     if len(counts) > tokenizer.vocab_size:
         raise CorruptFileError(
             f"the encoded text holds token {len(counts) - 1}, its vocabulary has"

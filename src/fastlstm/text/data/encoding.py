@@ -59,9 +59,7 @@ class Pass:
     ) -> Generator[tuple[bytes, Result]]:
         """Yields every block and its result of `function`, in order, computed by threads.
 
-        Args:
-            function: thread-safe.
-            index: number of this pass, for the progress.
+        `index` is the number of this pass, for the progress.
 
         Raises:
             DataError: invalid UTF-8; names the byte.
@@ -101,11 +99,9 @@ class Pass:
         name, offset = place or (self.source.name, error.start)
         return DataError(
             f"{name}: invalid UTF-8 at byte {offset}; convert the file to UTF-8, or pass ",
-            Setting("invalid_utf8", "replace"),
-            " (writes U+FFFD) or ",
-            Setting("vocab", "byte"),
-            " (accepts any bytes)",
-        )
+            Setting("invalid_utf8", "replace"), " (writes U+FFFD) or ",
+            Setting("vocab", "byte"), " (accepts any bytes)",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

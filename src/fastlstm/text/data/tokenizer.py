@@ -180,7 +180,6 @@ class CharTokenizer(Tokenizer):
         self._ascii = self._table[:256].astype(np.uint8).tobytes() if fits else None
 
     def encode(self, text: str) -> Ids:
-        """See `Tokenizer.encode`."""
         points = code_points(text)
         unseen = np.flatnonzero(~self._known[points])
         if len(unseen):
@@ -189,7 +188,6 @@ class CharTokenizer(Tokenizer):
         return self._table[points]
 
     def encode_utf8(self, data: bytes) -> Ids:
-        """See `Tokenizer.encode_utf8`."""
         if self._ascii is not None and data.isascii():
             return np.frombuffer(data.translate(self._ascii), np.uint8)
         return self._table.take(code_points(data.decode("utf-8")), mode="clip")
@@ -254,11 +252,9 @@ class ByteTokenizer(Tokenizer):
         self.pieces = [bytes([byte]) for byte in range(256)]
 
     def encode(self, text: str) -> Ids:
-        """See `Tokenizer.encode`."""
         return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
     def encode_utf8(self, data: bytes) -> Ids:
-        """See `Tokenizer.encode_utf8`."""
         return np.frombuffer(data, np.uint8)
 
     def _fields(self) -> dict[str, Any]:
