@@ -1,0 +1,76 @@
+"""A model stored and loaded again is the same."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.tensors import decode_tensors
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.tokenizer import CharTokenizer
+from fastlstm.text.files import load_language_model, save_language_model, weights_file
+from fastlstm.text.model import LanguageModel
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+CONFIG = ModelConfig(vocab_size=4, embed_size=3, rnn_size=5, num_layers=2)
+TOKENIZER = CharTokenizer("\nabc")
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    return run
+
+
+def build(config=CONFIG, seed=0):
+    torch.manual_seed(seed)
+    return LanguageModel(config)
+
+
+def assert_same(model, expected):
+    for (name, got), (other, want) in zip(
+        model.named_parameters(), expected.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert got.dtype == torch.float32
+        assert got.requires_grad
+        assert torch.equal(got, want), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_weights": True, "embed_size": 5},
+        {"output_norm": True, "residual": True, "dropout": 0.5, "dropout_kind": "plain"},
+    ],
+)
+def test_round_trip_is_bit_exact(run, changes):
+    model = build(dataclasses.replace(CONFIG, **changes))
+    run.publish(save_language_model(model, TOKENIZER, train={"seed": 3}, data={"source": "x"}))
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    loaded = load_language_model(run.path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_same(loaded.model, model)
+    assert loaded.model.config == model.config
+    assert not loaded.model.training
+    assert loaded.tokenizer.fingerprint == TOKENIZER.fingerprint
+    assert loaded.config["train"] == {"seed": 3}
+    assert loaded.generation["temperature"] == 1.0
+    assert (loaded.path, loaded.note) == (run.path, None)
+
+
+def test_a_tied_model_stays_tied(run):
+    model = build(dataclasses.replace(CONFIG, tie_weights=True, embed_size=5))
+    run.publish(save_language_model(model, TOKENIZER))
+    loaded = load_language_model(run.path).model
+    assert loaded.output_weight is loaded.embedding.weight
+
+
+def test_weights_are_stored_in_fp32():
+    data = weights_file(dict(build().to(torch.bfloat16).named_parameters()))
+    assert {t.dtype for t in decode_tensors(data, "x").values()} == {torch.float32}
