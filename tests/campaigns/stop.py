@@ -55,11 +55,11 @@ def main() -> None:
                 flags += ["--cache-dir", str(base / f"cache-{number}")]
             process = start(train_command(long_text if encoding else source, run, *flags))
             time.sleep(rng.uniform(1.0, 4.0 if encoding else 12.0))
-            running = process.poll() is None
             process.send_signal(signal.SIGTERM)
             asked = time.monotonic()
             output, _ = process.communicate(timeout=60)
-            slowest = max(slowest, time.monotonic() - asked)
+            took_s = time.monotonic() - asked
+            slowest = max(slowest, took_s)
             codes[process.returncode] += 1
             saved = checkpoints(run)
             expected = {EXIT_STOPPED, EXIT_OK}
@@ -74,7 +74,7 @@ def main() -> None:
             if temporaries(run):
                 raise SystemExit(f"stop {number}: left over {temporaries(run)}")
             last = output.strip().splitlines()[-1:] or ["(no output yet)"]
-            saved_text = f"exit {process.returncode} running {running} saved {len(saved)}"
+            saved_text = f"exit {process.returncode} in {took_s:.1f} s saved {len(saved)}"
             print(f"stop {number}: {saved_text} | {last[0][:90]}", flush=True)
     print(f"{options.stops} stops, exit codes {dict(codes)}, slowest {slowest:.1f} s")
 

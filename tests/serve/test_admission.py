@@ -48,7 +48,9 @@ def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
 
 def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Admission:
     too_many = "{count} texts, at most {limit}"
-    return Admission(num_places, limit=limit, too_many=too_many, status=503, is_shared=is_shared)
+    return Admission(
+        num_places, limit=limit, too_many=too_many, status=503, param="n", is_shared=is_shared
+    )
 
 
 def admitted(to: Admission, count: int = 1, tenant: bytes = b"") -> Reservation:

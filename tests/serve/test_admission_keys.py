@@ -213,7 +213,7 @@ def ask(scheduler: Scheduler, tenant: bytes, request: GenerationRequest = ENDLES
     """Submits a generation; returns what stands for its channel."""
     channel: Any = Reservation(tenant)
     scheduler.admission.reserve(channel, len(request.samplings))
-    scheduler.submit([replace(request, channel=channel)])
+    scheduler.submit(replace(request, channel=channel))
     return channel
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
-from fastlstm.system import hardware
+from fastlstm.system import hardware, measurements
 from fastlstm.training import precision as precision_module
 from fastlstm.training.precision import (
     PrecisionChoice,
@@ -28,6 +27,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
     return tmp_path / "cache" / "measured"
 
 
@@ -135,10 +135,6 @@ def test_a_pass_with_other_threads_is_another(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six times too slow, it made the plan of a run that reads little: no dropout."""
-
-    def waited(*_: Any) -> float:
-        time.sleep(0.05)  # others have the processors
-        return 0.3
-
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: True)
     for _ in range(2):
-        assert not time_precision("fp32", seconds=waited).is_recalled
+        assert not time_precision("fp32").is_recalled

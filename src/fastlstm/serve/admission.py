@@ -18,15 +18,8 @@ class Places:
 
     A key that holds places gets more only while at least as many stay free as it would then hold
     (the dynamic threshold of Choudhury and Hahne, 1998): alone it may have half of them, two keys a
-    third each, and there is always one for a key that holds none.
-
-    Args:
-        total: number of places.
-        is_shared: there are several keys; else one client may take every place.
-
-    Attributes:
-        limit: places that one request may have.
-        num_taken: places taken.
+    third each, and there is always one for a key that holds none. Without `is_shared` one client may
+    take every place. One request may have `limit`.
     """
 
     def __init__(self, total: int, *, is_shared: bool = False) -> None:
@@ -62,11 +55,7 @@ class Places:
         self.num_taken += count
 
     def admit(self, tenant: bytes, count: int, held: int = 0, *, status: int = 429) -> None:
-        """Takes places if there is room.
-
-        Raises:
-            Overloaded: `status`, there is none, or none for this key.
-        """
+        """Takes places; raises Overloaded with `status` if there is none for this key."""
         if not self.has_room(tenant, count, held):
             is_full = self.num_taken + count > self.total
             raise Overloaded(is_full=is_full, status=status)
@@ -95,11 +84,7 @@ class Reservation:
         self._awaited: asyncio.Future[Any] | None = None
 
     async def wait(self, future: asyncio.Future[Result]) -> Result:
-        """Awaits a future until the client leaves, which cancels it.
-
-        Raises:
-            Disconnected: the client has left.
-        """
+        """Awaits a future until the client leaves, which cancels it and raises Disconnected."""
         self._awaited = future
         if self.has_left:
             future.cancel()
@@ -131,21 +116,28 @@ class Admission:
         limit: the most that one request may have.
         too_many: the error's text for a request beyond that, with `{count}` and `{limit}`.
         status: of the refusal when there is no room.
+        param: the field that asks for more than `limit`, or None.
         is_shared: there are several keys; none gets all places.
 
     Attributes:
-        limit: as given, or less where keys share the places.
         changed: the condition that the model's thread waits on.
         is_closed: no new request is admitted.
         is_stopping: requests under way end, too.
     """
 
     def __init__(
-        self, num_places: int, *, limit: int, too_many: str, status: int, is_shared: bool = False
+        self,
+        num_places: int,
+        *,
+        limit: int,
+        too_many: str,
+        status: int,
+        param: str | None = None,
+        is_shared: bool = False,
     ) -> None:
         self._places = Places(num_places, is_shared=is_shared)
         self.limit = min(limit, self._places.limit)
-        self._too_many, self._status = too_many, status
+        self._too_many, self._status, self._param = too_many, status, param
         self.changed = threading.Condition()
         self.is_closed = self.is_stopping = False
 
@@ -167,7 +159,8 @@ class Admission:
             Unavailable: the server is closing, or the request was cancelled.
         """
         if count > self.limit:
-            raise ApiError(400, self._too_many.format(count=count, limit=self.limit), "n")
+            message = self._too_many.format(count=count, limit=self.limit)
+            raise ApiError(400, message, self._param)
         with self.changed:
             if reservation.is_cancelled:
                 raise Unavailable("the client has left")

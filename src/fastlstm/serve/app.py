@@ -13,7 +13,7 @@ from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
 from fastlstm.serve.forecast.openapi import forecast_document
 from fastlstm.serve.http.access import Access
-from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.errors import ApiError, no_model
 from fastlstm.serve.http.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
@@ -111,12 +111,7 @@ class _Pages:
     async def model(self, request: Request) -> Response:
         described, name = self._described(), request.path_params["name"]
         if name != described["id"]:
-            raise ApiError(
-                404,
-                f"there is no model '{name[:200]}' here; this server serves '{described['id']}'",
-                "model",
-                "model_not_found",
-            )
+            raise no_model(name, described["id"])
         return JSONResponse(described)
 
     async def chat(self, request: Request) -> Response:

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from fastlstm.errors import counted
+from fastlstm.report.terminal import is_terminal
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
@@ -22,10 +23,10 @@ _CLOSE_S = 1.0
 
 
 class Log:
-    """Writes lines on a thread of its own; counts those `dropped`."""
+    """Writes lines on a thread of its own, to people if `is_terminal`; counts those `dropped`."""
 
     def __init__(self, dropped: Counter) -> None:
-        self._dropped = dropped
+        self._dropped, self.is_terminal = dropped, is_terminal(sys.stderr)
         self._num_unreported = 0  # dropped lines not mentioned in the log yet
         self._lines: deque[str] = deque()
         self._changed = threading.Condition()

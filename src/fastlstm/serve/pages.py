@@ -39,14 +39,7 @@ _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}", re.ASCII)
 
 
 class Page:
-    """A page of this package with placeholders such as ``{{name}}``.
-
-    Args:
-        name: of the file.
-
-    Attributes:
-        headers: of the response.
-    """
+    """A page of this package with placeholders such as ``{{name}}``; `headers` go with it."""
 
     def __init__(self, name: str) -> None:
         self._html = (importlib.resources.files("fastlstm.serve") / name).read_text("utf-8")
@@ -85,13 +78,7 @@ def example_prompt(tokenizer: Tokenizer) -> str:
 
 
 def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
-    """Returns the description of a forecaster.
-
-    Args:
-        engine: of the forecaster.
-        host: the request's Host header.
-        key: placeholder of the API key in the examples; None without keys.
-    """
+    """Returns the description of a forecaster at `host`; `key` as of `Examples`."""
     model = engine.model
     address = host if _HOST.fullmatch(host) else "localhost"
     path = f"/v2/models/{quote(engine.name, safe='')}"
@@ -142,14 +129,7 @@ def _shape_text(spec: TensorSpec, model: WindowForecaster) -> str:
 
 
 class Examples:
-    """Example programs that request a forecast.
-
-    Args:
-        model: the forecaster.
-        inputs: of the model.
-        url: of the request.
-        key: placeholder of the API key; None without keys.
-    """
+    """Example programs that request a forecast; `key` stands for the API key, None without keys."""
 
     def __init__(
         self, model: WindowForecaster, inputs: Mapping[str, TensorSpec], url: str, key: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.body import Bodies
@@ -14,17 +14,17 @@ from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.text.engine import TextEngine
 
 if TYPE_CHECKING:
+    from fastlstm.serve.engine import Engine
     from fastlstm.serve.http.keys import Keys
     from fastlstm.serve.settings import Settings
+
+Kind = TypeVar("Kind", bound="Engine")
 
 
 class Service:
     """A server's state.
 
     Attributes:
-        bodies: receives them.
-        metrics: counts.
-        log: writes lines on standard error.
         stalls: the answers under way.
         idle: the connections that wait for a request.
         loaded: the engine, whatever the server's state; None while the model is loaded.
@@ -54,26 +54,19 @@ class Service:
     @property
     def text_engine(self) -> TextEngine:
         """The engine of a language model; raises ApiError 404 for a forecaster."""
-        engine = self.engine
-        if isinstance(engine, TextEngine):
-            return engine
-        raise ApiError(
-            404,
-            f"'{engine.name}' is a forecaster, not a language model; its forecasts are at"
-            f" /v2/models/{engine.name}/infer",
-            None,
-            "not_a_text_model",
-        )
+        return self._engine_of(TextEngine, "not_a_text_model")
 
     @property
     def forecast_engine(self) -> ForecastEngine:
         """The engine of a forecaster; raises ApiError 404 for a language model."""
+        return self._engine_of(ForecastEngine)
+
+    def _engine_of(self, kind: type[Kind], code: str | None = None) -> Kind:
         engine = self.engine
-        if isinstance(engine, ForecastEngine):
+        if isinstance(engine, kind):
             return engine
-        raise ApiError(
-            404, f"'{engine.name}' is a language model, not a forecaster; it is at /v1/completions"
-        )
+        message = f"'{engine.name}' is a {engine.kind}, not a {kind.kind}; it is at {engine.path}"
+        raise ApiError(404, message, None, code)
 
     @property
     def is_stuck(self) -> bool:

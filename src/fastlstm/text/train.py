@@ -179,7 +179,7 @@ class _Session(RunSession):
             config, stop_criterion, device, config.eval_every,
             ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
         )  # fmt: skip
-        files = model_files(model.config, config, text, given=start.given, held_out=texts.held_out)
+        files = model_files(model.config, config, text, given=start.first, held_out=texts.held_out)
         with self.files(checkpoint, config.tensorboard):
             task = TextTask(
                 config, model, loader, splits.valid, text.tokenizer, device, files,

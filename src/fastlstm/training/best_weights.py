@@ -1,4 +1,4 @@
-"""The best weights of a run: kept, published, and published again where the disk refused."""
+"""The best weights of a run: copied, published, and published again after a refused write."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STEM = "best"
 class BestWeights:
     """The weights of the best evaluation.
 
-    A task that publishes at once has its best weights in the run directory; they are kept here,
-    and in checkpoints, only while they are not published. Other tasks need them at the end.
+    A task that publishes at once has its best weights in the run directory; they are held here,
+    and in checkpoints, only until they are published. Other tasks need them at the end.
 
     Args:
         trainer: of the run.
 
     Attributes:
-        weights: those kept, by name; empty where there are none.
+        weights: by name; empty where there are none to publish.
         published_step: step of the weights that were published last, -1 before.
     """
 
@@ -57,7 +57,7 @@ class BestWeights:
         self.published_step = published_step
 
     def into_model(self) -> None:
-        """Puts the kept weights, if there are any, into the model."""
+        """Puts the weights, if there are any, into the model."""
         if self.weights:
             self._trainer.task.model.load_state_dict(self.weights, strict=False)
 

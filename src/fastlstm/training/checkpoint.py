@@ -1,9 +1,8 @@
 """Checkpoints: a whole training state in one directory, written so that no crash can tear it.
 
-`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last. One rename gives
-it its name, the parent is fsynced, everything is read back from the disk and compared, and only
-then are old checkpoints removed. Tensors are safetensors, the rest is JSON: loading executes
-nothing.
+`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last. It is renamed,
+the parent is fsynced, everything is read back and compared, and only then are old checkpoints
+removed. Tensors are safetensors, the rest is JSON: loading executes nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from fastlstm.training.guard import first_non_finite
 FORMAT = "fastlstm-checkpoint"
 FORMAT_VERSION = 1
 _TENSORS = ".safetensors"
-_SENSELESS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+_BAD_VALUE = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Checkpoint:
         path: its directory.
         step: optimizer steps done.
         tensors: named tensors by file stem ("model", "optimizer", "state"), on the CPU.
-        meta: plain values, as given to `save_checkpoint`.
+        meta: plain values of the trainer.
         files: content of its other files (config.json, tokenizer.json, generation_config.json).
         finite: False when a weight is NaN or Inf.
     """
@@ -171,7 +170,7 @@ def _is_good(path: Path) -> bool:
 
 @contextlib.contextmanager
 def reading(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns errors from senseless values of a checkpoint into one that names the checkpoint.
+    """Turns errors from impossible values of a checkpoint into one that names the checkpoint.
 
     Raises:
         CorruptFileError: in place of what Python, torch or a configuration raised.
@@ -180,7 +179,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except KeyError as error:
         raise CorruptFileError(f"{checkpoint.path}: {error} is missing in its files") from error
-    except (ConfigError, *_SENSELESS) as error:
+    except (ConfigError, *_BAD_VALUE) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CorruptFileError(
             f"{checkpoint.path}: its content makes no sense ({reason}); continue from another"

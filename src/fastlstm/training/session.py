@@ -15,6 +15,7 @@ from fastlstm.errors import UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
+from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import set_up_device
@@ -39,14 +40,14 @@ class Start(Generic[OptionsT]):
     """How a run starts, or continues.
 
     Attributes:
-        options: resolved where the run continues, else as given.
-        given: as the user first gave them.
+        options: resolved where the run continues, else as the user set them.
+        first: those of the first start, as the user set them.
         device: where it runs.
         checkpoint: the checkpoint that it continues from, or None.
     """
 
     options: OptionsT
-    given: OptionsT
+    first: OptionsT
     device: torch.device
     checkpoint: Checkpoint | None
 
@@ -90,24 +91,24 @@ class RunSession(EventHub):
 
         Args:
             options: of this start.
-            names: those of them that were given; the others are defaults.
+            names: of the options that are set; the others are defaults.
             resume: continue where there is a checkpoint.
-            stored: returns the options of a checkpoint, resolved and as they were given.
-            may_change: options that a resumed run may be given anew.
+            stored: returns the options of a checkpoint: resolved, and those of the first start.
+            may_change: names of options that a resumed run may change.
         """
-        given, checkpoint = options, None
+        first, checkpoint = options, None
         if self.run is not None:
             checkpoint = checkpoint_to_resume(self.run, resume, self.say)
         if checkpoint is not None:
             with reading(checkpoint):
-                first, given = stored(checkpoint)
-            options = resumed_config(options, names, first, given, may_change)
+                resolved, first = stored(checkpoint)
+            options = resumed_config(options, names, resolved, first, may_change)
         if self.run is not None or options.threads is not None:
             self.set_threads(options.threads)
         device = set_up_device(options)
         gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
         with torch.random.fork_rng(gpus):
-            yield Start(options, given, device, checkpoint)
+            yield Start(options, first, device, checkpoint)
 
     def stop_criterion(
         self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int
@@ -123,7 +124,7 @@ class RunSession(EventHub):
         return remaining(self.run, checkpoint, stop_criterion, self.notes)
 
     def set_threads(self, threads: int | None) -> None:
-        """Sets the threads of torch, by default one per core; more than cores are said at once."""
+        """Sets the threads of torch, by default one per core; warns of more than cores."""
         threads = threads or hardware.default_threads()
         torch.set_num_threads(threads)
         if threads > (cores := hardware.cores()):
@@ -177,13 +178,10 @@ class RunSession(EventHub):
         return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
-        """Returns what a start event says of the ceiling: ceiling_gflops, and how it was measured.
-
-        What was measured in an earlier run goes into `notes`.
-        """
+        """Returns ceiling_gflops and ceiling_how of a start event; adds a note if recalled."""
         threads = torch.get_num_threads()
-        ceilings = hardware.ceilings(precision, threads, device=device)
-        shape = "x".join(map(str, hardware.GEMM_SHAPE))
+        ceilings = measured_ceilings(precision, threads, device=device)
+        shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
         if ceilings.is_busy:
             how += ", while the machine was busy"
@@ -193,17 +191,17 @@ class RunSession(EventHub):
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""
-        looked_s, is_shown = time.perf_counter(), False
+        shown_s, is_shown = time.perf_counter(), False
 
         def show(done: int, total: int) -> None:
-            nonlocal looked_s, is_shown
+            nonlocal shown_s, is_shown
             is_over = done >= total
-            if is_shown if is_over else time.perf_counter() - looked_s > _SHOW_EVERY_S:
+            if is_shown if is_over else time.perf_counter() - shown_s > _SHOW_EVERY_S:
                 about = {"doing": doing, "unit": unit, "done": done, "total": total}
                 self.emit({"event": "progress", **about})
-                looked_s, is_shown = time.perf_counter(), not is_over
+                shown_s, is_shown = time.perf_counter(), not is_over
             elif is_over:
-                looked_s = time.perf_counter()  # the next round of the same begins
+                shown_s = time.perf_counter()  # the next round of the same begins
 
         return show
 
@@ -230,10 +228,7 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
 
 @contextmanager
 def torch_settings_kept() -> Iterator[None]:
-    """Puts back, at the end of the block, what a run sets for the whole process.
-
-    These are torch's number of threads and the TF32 switches.
-    """
+    """Restores torch's number of threads and TF32 switches at the end of the block."""
     threads = torch.get_num_threads()
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]

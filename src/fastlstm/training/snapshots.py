@@ -67,4 +67,4 @@ class MemorySnapshots:
             self._newest = dataclasses.replace(state, tensors=own, meta=meta)
 
     def last_good(self) -> Checkpoint | None:
-        return copy.deepcopy(self._newest)  # callbacks may go on with what they are given
+        return copy.deepcopy(self._newest)  # callbacks may change their tensors

@@ -195,7 +195,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _of_format_1(meta: dict[str, Any]) -> dict[str, Any]:
-    """Returns the counters of a checkpoint, with those that format 1 kept elsewhere."""
+    """Returns the counters of a checkpoint, with those that format 1 stored elsewhere."""
     counters = dict(meta["progress"])
     if "slot" not in counters:
         counters["slot"] = counters.get("evaluations", 0)

@@ -42,7 +42,7 @@ class Trainer:
         plan: how.
         emit: receives every event, a plain dict.
         stop: polled; when set, the state is saved and Stopped is raised. Its `name`, if it has
-            one, says what set it.
+            one, is the reason.
         snapshots: keeps the state; default in memory, for roll-backs only.
         callbacks: see `Callback`.
         run_path: of the run directory, for the `end` event; None where there is none.
@@ -106,7 +106,7 @@ class Trainer:
             checkpoint: a verified checkpoint to continue from, or None to start.
 
         Raises:
-            Stopped: `stop` said so; the state is saved.
+            Stopped: `stop` returned True; the state is saved.
             NonFiniteError: NaN or Inf that roll-backs could not cure.
             StorageError: the last checkpoint or the best model could not be written.
             BudgetError: the budget was over before the first step.

@@ -15,7 +15,7 @@ import pytest
 
 from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast.batcher import DynamicBatcher, ForecastRequest
-from fastlstm.serve.http.errors import Unavailable
+from fastlstm.serve.http.errors import ApiError, Unavailable
 from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
 from running_server import Running
 
@@ -250,3 +250,11 @@ def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
     with pytest.raises(Unavailable, match="shutting down"):
         batcher.submit(ForecastRequest(pending, windows(1), None, None))
     assert done.is_set()
+
+
+def test_a_request_with_too_many_windows_names_no_field_of_texts(held: HeldModel) -> None:
+    batcher = DynamicBatcher(held, max_batch=2, max_queue=2, threads=1, deliver=lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="3 windows, this server forecasts at most 2") as caught:
+        batcher.admission.reserve(Reservation(), 3)
+    assert (caught.value.status, caught.value.param) == (400, None)
+    batcher.stop()

@@ -364,7 +364,7 @@ BAD: list[tuple[Any, str]] = [
     ],
     ({**past(), "outputs": [{"name": "quantiles"}]}, "needs the parameter quantiles"),
     ({**past(), "outputs": [{"name": "mean"}]}, "no output 'mean'; this model has forecast"),
-    ({**past(), "outputs": [{"name": "forecast"}] * 2}, "asked for twice"),
+    ({**past(), "outputs": [{"name": "forecast"}] * 2}, "name it once"),
     ({**past(), "outputs": {}}, "outputs is an object"),
     ({**past(), "outputs": [{"name": "forecast", "data": 1}]}, "unknown field of outputs 'data'"),
     ({**past(), "id": 7}, "id is 7, expected a string"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.http.access import Access, Record, count
+from fastlstm.serve import log as log_module
+from fastlstm.serve.http.access import Access, Record, count, write_line
 from fastlstm.serve.http.errors import Disconnected
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
@@ -39,3 +40,18 @@ def test_a_line_is_short_whatever_the_request(capfd: pytest.CaptureFixture[str])
     assert len(text) < 1000
     line = json.loads(text)
     assert (line["method"], len(line["path"]), len(line["id"])) == ("M" * 16, 200, 32)
+
+
+def test_the_terminal_is_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    num_asked: list[object] = []
+    monkeypatch.setattr(log_module, "is_terminal", lambda stream: not num_asked.append(stream))
+    log = Log(Metrics().log_dropped)
+    for _ in range(3):
+        write_line(log, Record("one", status=200), "127.0.0.1", "GET", "/metrics")
+    log.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(num_asked) == 1
+    assert len(lines) == 3
+    assert "GET /metrics" in lines[0], "plain text, as on a terminal"

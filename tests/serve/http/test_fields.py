@@ -70,7 +70,9 @@ def test_an_object_takes_its_fields_only_and_no_null() -> None:
     error = refused(options={"lowd": True})
     hint = "unknown field 'lowd' of options (did you mean 'loud'?); leave it out"
     assert (error.message, error.param) == (hint, "options")
-    assert refused(options={"loud": None}).message == "loud is null, expected true or false"
+    error = refused(options={"loud": None})
+    assert error.message == "options.loud is null, expected true or false"
+    assert error.param == "options.loud"
 
 
 def test_unknown_names_are_shown_short() -> None:

@@ -173,3 +173,20 @@ def test_another_thread_may_end_it() -> None:
         gate.set()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("taken_s", "num_rests"), [(0.0, 0), (1.0, 1)])
+def test_a_quiet_event_loop_rests_after_a_long_call(
+    monkeypatch: pytest.MonkeyPatch, taken_s: float, num_rests: int
+) -> None:
+    async def check(worker: Worker) -> None:
+        rests: list[float] = []
+        later = worker._loop.call_later
+        monkeypatch.setattr(
+            worker._loop, "call_later", lambda s, f: (rests.append(s), later(s, f))[1]
+        )
+        worker._taken_s, worker._ended_s = taken_s, time.monotonic() + 0.1
+        assert await worker.call(len, "abc") == 3
+        assert len(rests) == num_rests
+
+    run(check)

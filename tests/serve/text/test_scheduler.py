@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.admission import Reservation
-from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
+from fastlstm.serve.http.errors import ENDING, ApiError, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
 from fastlstm.serve.text.generation import ActiveSequence, GenerationRequest, OutputChunk
 from fastlstm.serve.text.scheduler import (
@@ -97,7 +97,7 @@ def generation(
 def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
     sink: Any = request.channel
     scheduler.admission.reserve(sink, len(request.samplings))
-    scheduler.submit([request])
+    scheduler.submit(request)
     return sink  # type: ignore[no-any-return]
 
 
@@ -352,11 +352,11 @@ def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> Non
     scheduler.admission.close()
     with pytest.raises(Unavailable):
         scheduler.admission.reserve(Sink())
-    scheduler.stop("bye")
-    assert running.texts()[0].endswith("<bye>")
-    assert waiting.texts() == ["<bye>"]
+    scheduler.stop()
+    assert running.texts()[0].endswith(f"<{ENDING}>")
+    assert waiting.texts() == [f"<{ENDING}>"]
     with pytest.raises(Unavailable):
-        scheduler.submit([reserved])
+        scheduler.submit(reserved)
     scheduler.release(reserved.channel)
     assert scheduler.admission.num_held == 0
 
@@ -381,7 +381,7 @@ def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
                 continue
             held.append(request.channel)
             if rng.random() < 0.9:
-                scheduler.submit([request])
+                scheduler.submit(request)
         elif held:
             scheduler.release(held.pop(rng.randrange(len(held))))
         assert 0 <= scheduler.num_active <= 16

@@ -1,4 +1,4 @@
-// The cell of a layer: torch's, or a variant of it (lstm.h).
+// The cell of a layer: torch's, or one with options (CellCall in lstm.h).
 #pragma once
 
 #include "cpu/activations.h"
@@ -20,7 +20,7 @@ FASTLSTM_INLINE Vec mix(Vec keep, Vec old, Vec fresh) {
 template <typename Format>
 struct PlainCell {
   static constexpr bool kIsPlain = true;
-  explicit PlainCell(const Variant*) {}
+  explicit PlainCell(const CellCall*) {}
 
   static FASTLSTM_INLINE Vec gate(Vec x) { return Exactly<Format>::sigmoid(x); }
   static FASTLSTM_INLINE Vec squash(Vec x) { return Exactly<Format>::tanh(x); }
@@ -41,10 +41,10 @@ FASTLSTM_INLINE T hash32(T x) {
 }
 
 template <typename Format>
-class VariantCell {
+class GeneralCell {
  public:
   static constexpr bool kIsPlain = false;
-  explicit VariantCell(const Variant* v)
+  explicit GeneralCell(const CellCall* v)
       : squash_(v->activation),
         gate_(v->recurrent_activation),
         zoneout_h_(static_cast<float>(v->zoneout_h)),

@@ -330,7 +330,7 @@ void backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(Element)});
-  const Cell cell(g.variant);
+  const Cell cell(g.cell_call);
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
   start_backward(g, s, my);

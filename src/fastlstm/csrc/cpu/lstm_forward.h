@@ -242,7 +242,7 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const Share my(me, n.units, g.B, n.gates * n.state_inner * int64_t{sizeof(Element)});
-  const Cell cell(g.variant);
+  const Cell cell(g.cell_call);
   const bool is_dense = g.input.tokens == nullptr;
   float* cells = kKeep ? g.cells : s.cells;
   const auto add_bias = [&](int64_t, int64_t u, Vec(&sum)[4]) {

@@ -1,23 +1,22 @@
 """Dynamic batching: one thread runs the network on all windows that arrived during the last pass.
 
 There is no time window to wait for: what arrives while a batch is computed is the next batch.
-Nothing here knows HTTP or asyncio; results go to `deliver`, once per batch.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.serve.admission import Admission
+from fastlstm.serve.engine import ModelThread
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 
 if TYPE_CHECKING:
@@ -30,19 +29,14 @@ _TOO_MANY = (
     "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer"
 )
 _FAILED = "forecasting failed; send the request again, of a sequence from its start"
-_STOP_S = 5.0
 _LOG = logging.getLogger("fastlstm.serve")
 
 
 @dataclass(frozen=True, eq=False)
 class ForecastRequest:
-    """The windows of one request.
+    """The windows of one request, and who receives their forecasts.
 
-    Attributes:
-        pending: receives the forecasts; holds the request's places.
-        past: shape ``(B, L, columns)``.
-        future: shape ``(B, h, future covariates)``, or None.
-        statics: shape ``(B, S)``, or None.
+    Shapes: `past` ``(B, L, columns)``, `future` ``(B, h, future columns)``, `statics` ``(B, S)``.
     """
 
     pending: PendingForecast
@@ -55,31 +49,22 @@ class ForecastRequest:
 
 
 class BatchResult(NamedTuple):
-    """Output of one pass of the network.
-
-    Attributes:
-        seconds: its duration.
-        answers: forecasts of each request's windows, or why there are none.
-    """
+    """A pass of the network: its duration, and forecasts or an error for each request."""
 
     seconds: float
     answers: Sequence[tuple[ForecastRequest, Forecasts | ApiError]]
 
 
-class DynamicBatcher:
-    """Runs a forecaster on a thread of its own.
+class DynamicBatcher(ModelThread):
+    """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
 
     Args:
         model: the forecaster.
         max_batch: windows of one pass.
         max_queue: windows that may wait beside them.
         threads: of each pass.
-        deliver: receives each pass's output on the batcher's thread; must not block.
+        deliver: as of ModelThread.
         is_shared: there are several API keys; none gets all places.
-
-    Attributes:
-        admission: its places.
-        num_active: windows being computed.
     """
 
     def __init__(
@@ -92,47 +77,22 @@ class DynamicBatcher:
         deliver: Callable[[BatchResult], object],
         is_shared: bool = False,
     ) -> None:
-        self._model, self._threads, self._deliver = model, threads, deliver
-        self._max_batch = max_batch
-        self.admission = Admission(
-            max_batch + max_queue,
-            limit=max_batch,
-            too_many=_TOO_MANY,
-            status=503,
-            is_shared=is_shared,
-        )
-        self._changed = self.admission.changed
-        self._waiting: deque[ForecastRequest] = deque()
+        self._model, self._threads, self._max_batch = model, threads, max_batch
         self.num_active = 0
-        self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
-        self._thread.start()
+        limits: Any = {"limit": max_batch, "too_many": _TOO_MANY, "status": 503}
+        places = Admission(max_batch + max_queue, is_shared=is_shared, **limits)
+        super().__init__(places, deliver)
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self) -> bool:  # type: ignore[override]
         return bool(self._waiting) or self.num_active > 0
-
-    def submit(self, request: ForecastRequest) -> None:
-        """Queues windows, in the order of the calls.
-
-        Raises:
-            Unavailable: the server stops.
-        """
-        with self._changed:
-            self.admission.require_running()
-            self._waiting.append(request)
-            self._changed.notify()
 
     def release(self, pending: PendingForecast) -> None:
         """Gives back a request's places; its windows are dropped unless they are being computed."""
         with self._changed:
             pending.is_cancelled = True
             self.admission.release(pending)
-            self._waiting = deque(one for one in self._waiting if one.pending is not pending)
-
-    def stop(self) -> None:
-        """Ends every request with an error, and the thread; does not wait for a pass that hangs."""
-        self.admission.stop()
-        self._thread.join(_STOP_S)
+            self._waiting = deque(r for r in self._waiting if r.pending is not pending)
 
     # What follows runs on the batcher's thread.
 

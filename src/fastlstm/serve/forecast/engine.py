@@ -12,13 +12,14 @@ import numpy as np
 
 from fastlstm.errors import counted
 from fastlstm.serve.admission import Places, Reservation
+from fastlstm.serve.engine import Engine
 from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
 from fastlstm.serve.forecast.request import InferRequest, input_specs, output_specs, parse_request
 from fastlstm.serve.forecast.sequence_store import SequenceStore
 from fastlstm.serve.forecast.tensors import Answer, encode_answer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.http.worker import Worker
+from fastlstm.serve.http.worker import settle
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
@@ -44,23 +45,11 @@ class PendingForecast(Reservation):
         self.result.cancel()
 
 
-class ForecastEngine:
-    """A forecaster behind a batcher; to be made on the event loop that answers the clients.
+class ForecastEngine(Engine):
+    """A forecaster behind a batcher, its inputs and outputs by name."""
 
-    Args:
-        model: the forecaster.
-        settings: the server's.
-        metrics: counts.
-        threads: of each pass of the network.
-        is_shared: there are several API keys.
-
-    Attributes:
-        name: what clients call the model.
-        scheduler: computes the batches.
-        admission: its places.
-        inputs: of the model, by name.
-        outputs: of the model, by name.
-    """
+    kind = "forecaster"
+    scheduler: DynamicBatcher
 
     def __init__(
         self,
@@ -71,19 +60,15 @@ class ForecastEngine:
         *,
         is_shared: bool = False,
     ) -> None:
-        self.model, self.name = model, model.name
+        super().__init__(model.name, settings, metrics)
+        self.model, self.path = model, f"/v2/models/{model.name}/infer"
         self.inputs, self.outputs = input_specs(model), output_specs(model)
-        self._settings, self._metrics = settings, metrics
-        self._loop = asyncio.get_running_loop()
-        self._progress_s = time.monotonic()
         self._sequences = SequenceStore(
             model.input_size,
             Places(settings.max_sequences, is_shared=is_shared),
             settings.sequence_idle,
         )
-        self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         self._num_reading: Counter[bytes] = Counter()
-        metrics.slots.set(settings.max_streams)
         self.scheduler = DynamicBatcher(
             model,
             max_batch=settings.max_streams,
@@ -92,7 +77,6 @@ class ForecastEngine:
             deliver=self._deliver,
             is_shared=is_shared,
         )
-        self.admission = self.scheduler.admission
 
     def described(self) -> dict[str, Any]:
         return {
@@ -108,26 +92,14 @@ class ForecastEngine:
             },
         }
 
-    def is_stuck(self) -> bool:
-        """Whether windows wait and no batch was finished, or a worker was busy, for too long."""
-        idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
-        return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
-
     def update_gauges(self) -> None:
-        active = self.scheduler.num_active
-        self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.admission.num_held - active))
+        super().update_gauges()
         self._metrics.sequences.set(len(self._sequences))
 
     async def read(
         self, pending: PendingForecast, body: bytes, header_length: int | None
     ) -> InferRequest:
-        """Parses a request; those of one key are parsed in order, long ones by a worker.
-
-        Raises:
-            ApiError: 400, it is wrong.
-            Disconnected: the client has left.
-        """
+        """Parses a request; those of one key are parsed in order, long ones by a worker."""
         args, tenant = (body, header_length, self.model, self.inputs), pending.tenant
         if len(body) <= _SHORT_BODY and not self._num_reading[tenant]:
             return parse_request(*args)
@@ -154,8 +126,7 @@ class ForecastEngine:
             static = None if statics is None else statics[0]
             rows, static = self._sequences.add(request.step, past[0], static, pending.tenant)
             past, statics = rows[None], None if static is None else static[None]
-        if not self.scheduler.has_work:  # time without work is not time without progress
-            self._progress_s = time.monotonic()
+        self._note_start()
         self.scheduler.submit(ForecastRequest(pending, past, request.future, statics))
 
     def _check_numbers(self, count: int, request: InferRequest) -> None:
@@ -163,14 +134,13 @@ class ForecastEngine:
         values = sum(len(request.levels) if name == "quantiles" else 1 for name in request.outputs)
         number, limit = count * horizon * targets * values, self._settings.max_numbers
         if number > limit:
-            raise ApiError(
-                400,
+            message = (
                 f"the answer would have {number:,} numbers ({counted(count, 'window')} x"
                 f" {counted(horizon, 'step')} x {counted(targets, 'target')} x"
                 f" {counted(values, 'value')} each), this server gives at most {limit:,}; send"
-                " fewer windows at a time, ask for fewer quantiles, or start the server with a"
-                " larger --max-numbers",
+                " fewer windows or quantiles, or start the server with a larger --max-numbers"
             )
+            raise ApiError(400, message)
 
     async def encode(
         self, pending: PendingForecast, request: InferRequest, forecasts: Forecasts
@@ -197,34 +167,19 @@ class ForecastEngine:
             "forecast": forecasts.values,
             "quantiles": lambda: forecasts.quantiles(request.levels),
         }
-        text = (
-            forecasts.stored.unsupported(request.levels) if "quantiles" in request.outputs else None
-        )
-        kept = "" if request.step is None else "; its rows were added to the sequence"
-        if text is not None:
-            raise ApiError(400, text + kept)
+        if "quantiles" in request.outputs:
+            text = forecasts.stored.unsupported(request.levels)
+            if text is not None:
+                raise ApiError(400, text + request.rows_note)
         outputs = {name: make[name]() for name in request.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
-            raise ApiError(
-                400,
-                "the forecast is not finite: the inputs are far beyond what the model knows" + kept,
-            )
+            message = "the forecast is not finite: the inputs are far beyond what the model knows"
+            raise ApiError(400, message + request.rows_note)
         head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
         if request.id is not None:
             head["id"] = request.id
         binary = frozenset(name for name, is_binary in request.outputs.items() if is_binary)
         return encode_answer(head, outputs, binary)
-
-    def stop(self) -> None:
-        self.scheduler.stop()
-        self._reader.stop()
-        self._writer.stop()
-
-    def _deliver(self, batch: BatchResult) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._spread, batch)
-        except RuntimeError:
-            pass  # the loop has ended, and its clients with it
 
     def _spread(self, batch: BatchResult) -> None:
         self._progress_s = time.monotonic()
@@ -232,12 +187,9 @@ class ForecastEngine:
             self._metrics.tick.observe(batch.seconds)
             self._metrics.batch.observe(sum(len(request) for request, _ in batch.answers))
         for request, answer in batch.answers:
-            result = request.pending.result
             if isinstance(answer, ApiError):
                 self._metrics.failures.inc()
-                if not result.done():
-                    result.set_exception(answer)
+                settle(request.pending.result, error=answer)
             else:
                 self._metrics.windows.inc(len(request))
-                if not result.done():
-                    result.set_result(answer)
+                settle(request.pending.result, answer)

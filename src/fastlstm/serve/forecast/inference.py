@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from fastlstm.serve.forecast.engine import VERSION, PendingForecast
 from fastlstm.serve.http.body import HEADER_LENGTH
-from fastlstm.serve.http.errors import ApiError, shown
+from fastlstm.serve.http.errors import ApiError, no_model, shown
 from fastlstm.serve.http.sender import Sender
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class _Pages:
 
     async def server(self, request: Request) -> Response:
         version = importlib.metadata.version("fastlstm")
-        return JSONResponse(
-            {"name": "fastlstm", "version": version, "extensions": list(EXTENSIONS)}
-        )
+        return JSONResponse({"name": "fastlstm", "version": version, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
         is_live = not self._service.is_stuck
@@ -65,8 +63,7 @@ class _Pages:
         return JSONResponse({"ready": True})
 
     async def model(self, request: Request) -> Response:
-        engine = _engine(self._service, request.path_params)
-        return JSONResponse(engine.described())
+        return JSONResponse(_engine(self._service, request.path_params).described())
 
     async def model_ready(self, request: Request) -> Response:
         engine = _engine(self._service, request.path_params)
@@ -77,15 +74,11 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
     """Returns the model that a path names."""
     engine = service.forecast_engine
     if path["model"] != engine.name:
-        raise ApiError(
-            404,
-            f"there is no model '{shown(path['model'])}' here; this server serves '{engine.name}'",
-        )
+        raise no_model(path["model"], engine.name)
     version = path.get("version", VERSION)
     if version != VERSION:
-        raise ApiError(
-            404, f"'{engine.name}' has no version '{shown(version)}', it has {VERSION} only"
-        )
+        message = f"'{engine.name}' has no version '{shown(version)}', it has {VERSION} only"
+        raise ApiError(404, message)
     return engine
 
 
@@ -124,8 +117,8 @@ async def _forecasts(pending: PendingForecast, request: InferRequest, record: Re
         async with asyncio.timeout_at(end_s):
             return await pending.wait(pending.result)
     except TimeoutError:
-        kept = "" if request.step is None else "; its rows were added to the sequence"
-        raise ApiError(504, f"there was no forecast within the request's timeout{kept}") from None
+        message = f"there was no forecast within the request's timeout{request.rows_note}"
+        raise ApiError(504, message) from None
 
 
 async def _send(

@@ -100,6 +100,11 @@ class InferRequest:
     step: SequenceStep | None
     timeout_s: float | None
 
+    @property
+    def rows_note(self) -> str:
+        """Ends the message of an error that comes after the rows were stored."""
+        return "" if self.step is None else "; its rows were added to the sequence"
+
 
 def input_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
     """Returns a forecaster's inputs by name; categorical columns are tensors of their own."""
@@ -150,11 +155,7 @@ def request_schema(inputs: Iterable[TensorSpec]) -> fields.Schema:
 def parse_request(
     body: bytes, header_length: int | None, model: WindowForecaster, specs: Mapping[str, TensorSpec]
 ) -> InferRequest:
-    """Parses and checks a request, with `header_length` bytes of JSON; null counts as not given.
-
-    Raises:
-        ApiError: 400, says what came and what was expected.
-    """
+    """Parses and checks a request with `header_length` bytes of JSON; null counts as left out."""
     request, binary = split_body(body, header_length)
     fields.check_names(request, ("id", "parameters", "inputs", "outputs"))
     values = fields.parse_fields(parameters_of(request, "the request"), _PARAMETERS, "parameter")
@@ -268,7 +269,7 @@ def _outputs(listed: Any, levels: tuple[float, ...], *, is_binary: bool) -> dict
         if name == "quantiles" and not levels:
             raise _bad("the output 'quantiles' needs the parameter quantiles, such as [0.1, 0.9]")
         if name in outputs:
-            raise _bad(f"output '{name}' is asked for twice; once will do")
+            raise _bad(f"output '{name}' appears twice; name it once")
         parameters = parameters_of(output, f"output '{name}'", "binary_data")
         outputs[name] = fields.Flag().parse("binary_data", parameters.get("binary_data", is_binary))
     return outputs

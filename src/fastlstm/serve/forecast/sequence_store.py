@@ -20,13 +20,7 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """A request of a sequence.
-
-    Attributes:
-        id: the sequence's name or number; 7 and "7" are two sequences.
-        starts: the rows are its first.
-        ends: the sequence is forgotten afterwards.
-    """
+    """A request of the sequence `id`, perhaps its first or last one; 7 and "7" are two."""
 
     id: str | int
     starts: bool = False

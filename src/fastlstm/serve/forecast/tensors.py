@@ -75,15 +75,7 @@ class TensorSpec:
 
 
 def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
-    """Returns the JSON object of a request's body and the binary data behind it.
-
-    Args:
-        body: the bytes.
-        header_length: bytes of JSON; None for all.
-
-    Raises:
-        ApiError: 400, no JSON object.
-    """
+    """Returns the JSON object of a body, of this length or all of it, and the bytes behind it."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise _bad(
@@ -129,9 +121,6 @@ def read_inputs(
         listed: `inputs` of the request.
         binary: what lies behind its JSON.
         specs: what the model takes, by name.
-
-    Raises:
-        ApiError: 400, says which tensor is wrong, what came and what was expected.
     """
     if not isinstance(listed, list) or not all(isinstance(tensor, dict) for tensor in listed):
         came = "'inputs' is missing" if listed is None else f"inputs is {value_name(listed)}"

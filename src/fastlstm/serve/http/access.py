@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastlstm.errors import counted
-from fastlstm.report.terminal import is_terminal
 from fastlstm.serve.http.access_line import GONE, json_line, terminal_line
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import NOBODY
@@ -39,15 +37,11 @@ class Record:
     """A request, for the log and the counters.
 
     Attributes:
-        id: the client's if it is valid, else ours.
         start_s: when its headers were complete, `time.monotonic`.
         key: the first four digits of the SHA-256 of its API key; empty without one.
         status: of the response; 0 before there is one.
         failure: why the answer was not completed: its client left ("disconnected") or read nothing
             ("stalled"), the server ended ("cancelled") or had an error ("failed").
-        prompt_tokens: of all prompts.
-        completion_tokens: of all texts.
-        windows: windows forecast.
         first_chunk_s: seconds until the first byte of the answer.
     """
 
@@ -147,7 +141,7 @@ def count(metrics: Metrics, record: Record) -> None:
 
 def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
     """Writes the log line of a request that has ended: JSON, or plain text on a terminal."""
-    line = terminal_line if is_terminal(sys.stderr) else json_line
+    line = terminal_line if log.is_terminal else json_line
     log.write(line(record, client, method, path))
 
 

@@ -39,11 +39,7 @@ class Bodies:
         return await self._read(headers, receive)
 
     async def read_tensors(self, scope: Scope, receive: Receive) -> tuple[bytes, int | None]:
-        """Returns the body of an inference request, and the length of its JSON if not all is.
-
-        Raises:
-            As `read_json`; ApiError 400: Inference-Header-Content-Length is not a length.
-        """
+        """As `read_json`, and the length of the JSON if tensors follow it; 400 if it is none."""
         headers = dict(scope["headers"])
         length = headers.get(HEADER_LENGTH)
         if length is None:

@@ -80,6 +80,12 @@ class Unavailable(ApiError):
         super().__init__(503, message, None, "unavailable", {"retry-after": "5"})
 
 
+def no_model(name: str, own: str) -> ApiError:
+    """Returns the error of a request for a model other than `own`."""
+    message = f"there is no model '{shown(name)}' here; this server serves '{own}'"
+    return ApiError(404, message, "model", "model_not_found")
+
+
 def error_json(
     message: str, kind: str = "server_error", param: str | None = None, code: str | None = None
 ) -> bytes:

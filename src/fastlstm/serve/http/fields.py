@@ -91,9 +91,8 @@ class Text(Field):
         if not isinstance(value, str):
             raise unexpected(name, value, "a string")
         if len(value) > self.max_length:
-            raise bad_field(
-                name, f"{name} has {len(value)} characters, expected at most {self.max_length}"
-            )
+            message = f"{name} has {len(value)} characters, expected at most {self.max_length}"
+            raise ApiError(400, message, name)
         return valid_text(name, value)
 
     def schema(self) -> Schema:
@@ -111,21 +110,20 @@ class Object(Field):
         if not isinstance(value, dict):
             raise unexpected(name, value, "an object")
         check_names(value, self.fields, of=name)
-        return {key: self.fields[key].parse(key, item) for key, item in value.items()}
+        return {key: self.fields[key].parse(f"{name}.{key}", item) for key, item in value.items()}
 
     def schema(self) -> Schema:
         return object_schema({key: field.schema() for key, field in self.fields.items()})
 
 
 def parse_fields(values: Mapping[str, Any], fields: Fields, kind: str = "field") -> dict[str, Any]:
-    """Returns the given values, checked in the order of `fields`; null counts as not given.
-
-    Raises:
-        ApiError: 400, an unknown name or a wrong value.
-    """
+    """Returns the values that came, checked in the order of `fields`; null counts as left out."""
     check_names(values, fields, kind)
-    given = {name: values[name] for name in fields if values.get(name) is not None}
-    return {name: fields[name].parse(name, value) for name, value in given.items()}
+    return {
+        name: field.parse(name, values[name])
+        for name, field in fields.items()
+        if values.get(name) is not None
+    }
 
 
 def fields_schema(fields: Fields) -> Schema:
@@ -159,7 +157,7 @@ def check_names(
         if name not in known:
             where, hint = f" of {of}" if of else "", nearest_hint(name[:64], known)
             message = f"unknown {kind} '{shown(name)}'{where}{hint}; leave it out"
-            raise bad_field(of or name[:64], message)
+            raise ApiError(400, message, of or name[:64])
 
 
 def whole_number(value: Any) -> int | None:
@@ -174,17 +172,11 @@ def valid_text(name: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise bad_field(
-            name, f"{name} has an unpaired surrogate at character {error.start}; send whole ones"
-        ) from None
+        message = f"{name} has an unpaired surrogate at character {error.start}; send whole ones"
+        raise ApiError(400, message, name) from None
     return text
 
 
 def unexpected(name: str, value: Any, expected: str) -> ApiError:
     """Returns the error of a field with an unexpected value."""
-    return bad_field(name, f"{name} is {value_name(value)}, expected {expected}")
-
-
-def bad_field(name: str, message: str) -> ApiError:
-    """Returns the error of a wrong field."""
-    return ApiError(400, message, name)
+    return ApiError(400, f"{name} is {value_name(value)}, expected {expected}", name)

@@ -24,11 +24,7 @@ PAGE_PATH = "/"
 
 
 class Keys:
-    """The accepted keys; without any, everyone is accepted.
-
-    Args:
-        keys: exact texts.
-    """
+    """The accepted keys; without any, everyone is accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode("utf-8")) for key in keys]
@@ -58,11 +54,8 @@ class Keys:
 class KeyGate:
     """Lets only open paths through without a key.
 
-    Args:
-        app: the application behind it.
-        keys: the accepted keys.
-        own_name: of a server on this machine only: without keys it answers only to this name,
-            localhost and addresses. Empty: to any name.
+    Without keys a server on this machine answers only to `own_name`, localhost and addresses;
+    with an empty `own_name` it answers to any name.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, own_name: str) -> None:

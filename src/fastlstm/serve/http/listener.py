@@ -33,11 +33,7 @@ _SAY_AGAIN_S = 60.0
 
 
 def max_connections(limit: int) -> int:
-    """Returns how many connections may be open: `limit`, or fewer if `ulimit -n` says so.
-
-    Raises:
-        ConfigError: it leaves none.
-    """
+    """Returns how many connections may be open: `limit`, or fewer if `ulimit -n` says so."""
     max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if max_files == resource.RLIM_INFINITY:
         return limit
@@ -53,14 +49,11 @@ def max_connections(limit: int) -> int:
 
 
 class Listener(socket.socket):
-    """A listening socket with a limited number of connections.
+    """A listening socket with a limited number of connections, of which `num_open` are open.
 
     Beyond the limit a new connection takes the place of an idle one; if none is idle, it is
     answered 503 and closed. asyncio accepts connections in a loop before it looks at any, and
     writes a traceback for each when files run out; so they are counted here.
-
-    Attributes:
-        num_open: connections that are open.
     """
 
     num_open = 0
@@ -81,11 +74,7 @@ class Listener(socket.socket):
         super().listen(_BACKLOG)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accepts the next connection; refuses those beyond the limit.
-
-        Raises:
-            BlockingIOError: there is none, or not before the event loop has turned.
-        """
+        """Accepts a connection; BlockingIOError: there is none before the loop's next turn."""
         for _ in range(A_TURN):
             if self.num_open - self._limit >= _CLOSING:
                 break

@@ -34,11 +34,7 @@ _NOT_HERE = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
 
 class Refusals:
-    """Refuses completion requests while every place is taken.
-
-    Only complete, plain requests with a valid key are answered here; any other takes the usual way,
-    which ends in the same refusal.
-    """
+    """Refuses complete, plain requests with a valid key; any other is refused after the parser."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -26,15 +26,15 @@ _QUIET_S = 0.0002
 """A shorter turn of the event loop had nothing to do."""
 _LOOP_SHARE, _LONGEST_S = 4.0, 1.0
 """A busy event loop has this many times the last call's duration to itself, at most a second."""
+_LONG_S, _REST_S = 0.02, 0.01
+"""After a call this long the next one waits even if the event loop is quiet: else a client would
+wait for one call to be accepted, for another to be read and for a third to be answered."""
 
 
 class Worker:
     """Makes calls one after the other, those of a key in order.
 
     To be made and used on the event loop that awaits them; `stop` from any thread.
-
-    Args:
-        name: of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,10 +58,9 @@ class Worker:
     def call(
         self, function: Callable[..., Result], *args: Any, tenant: bytes = NOBODY
     ) -> asyncio.Future[Result]:
-        """Calls `function(*args)` on the thread, in its tenant's turn; returns the future result.
+        """Calls a function on the thread in its tenant's turn; returns the future result.
 
-        A call whose future is cancelled while it waits is dropped. After `stop` the result is
-        Unavailable.
+        A call cancelled while it waits is dropped; after `stop` the result is Unavailable.
         """
         future: asyncio.Future[Result] = self._loop.create_future()
         if self._is_stopping:
@@ -81,7 +80,7 @@ class Worker:
 
     def _end_all(self) -> None:
         for future in [*([] if self._made is None else [self._made]), *self._waiting]:
-            _settle(future, None, Unavailable(ENDING))
+            settle(future, error=Unavailable(ENDING))
 
     def _drop(self, future: asyncio.Future[Any]) -> None:
         self._waiting.pop(future, None)
@@ -90,7 +89,14 @@ class Worker:
         """Starts the next call once the event loop is quiet."""
         if self._waiting and not self._is_busy:
             self._is_busy = True
-            self._loop.call_soon(self._after_turn, time.monotonic())
+            rest_s = self._ended_s + _REST_S - time.monotonic() if self._taken_s > _LONG_S else 0.0
+            if rest_s > 0:
+                self._loop.call_later(rest_s, self._start_turn)
+            else:
+                self._start_turn()
+
+    def _start_turn(self) -> None:
+        self._loop.call_soon(self._after_turn, time.monotonic())
 
     def _after_turn(self, turn_s: float) -> None:
         """Starts the next call if a turn was short or the event loop has had its share."""
@@ -117,7 +123,7 @@ class Worker:
         self._taken_s, self._ended_s = taken_s, time.monotonic()
         self._made = self._since_s = None
         self._is_busy = False
-        _settle(future, result, error)
+        settle(future, result, error)
         self._begin()
 
     # What follows runs on the thread.
@@ -144,7 +150,8 @@ class Worker:
             del item, future, call, result, error
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def settle(future: asyncio.Future[Any], result: Any = None, error: Exception | None = None) -> None:
+    """Ends a future unless it has ended."""
     if future.done():
         return
     if error is not None:

@@ -45,7 +45,7 @@ class Completions:
                 request, generations = await engine.read(channel, body)
                 del body
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
-                usage = Usage(sum(len(one.prompt) for one in generations))
+                usage = Usage(sum(len(generation.prompt) for generation in generations))
                 num_repeated = usage.prompt_tokens if request.echo else 0
                 choices = await engine.run(
                     channel, num_repeated, choices_of, generations, request, engine
@@ -94,31 +94,26 @@ class _Answer:
 
     async def stream(self) -> None:
         events = EventStream(self._head, self._request.reports_usage, self._usage)
-        is_started = False
-        while self._num_open:
+        is_started = has_failed = False
+        while self._num_open and not has_failed:
             parts: list[bytes | bytearray] = []
-            error = None
             for chunk in await self._channel.get():
                 if chunk.error is not None:
-                    error = chunk.error
+                    refusal, has_failed = self._refusal(chunk.error), True
+                    if not is_started and not parts:
+                        raise refusal
+                    parts.append(b"data: %s\n\n" % error_json(chunk.error))
                     break
                 self._count(chunk)
                 parts += await self._encode(chunk, events.event, self._choices[chunk.index], chunk)
-            if error is not None and not is_started and not parts:
-                raise self._refusal(error)
-            if not parts and error is None:
+            if not parts:
                 continue
             if not is_started:
                 await self._sender.start(b"text/event-stream; charset=utf-8")
                 is_started = True
-            if error is not None:
-                self._record.failure = self._failure()
-                parts.append(b"data: %s\n\n" % error_json(error))
-                await self._sender.body(*parts, is_last=True)
-                return
             if not self._num_open:
                 parts.append(events.end())
-            await self._sender.body(*parts, is_last=not self._num_open)
+            await self._sender.body(*parts, is_last=has_failed or not self._num_open)
 
     async def _encode(self, chunk: OutputChunk, function: Callable[..., Any], *args: Any) -> Any:
         count = len(chunk.scores) + len(chunk.prompt_scores)
@@ -129,9 +124,7 @@ class _Answer:
         self._record.completion_tokens = self._usage.completion_tokens
         self._num_open -= chunk.is_last
 
-    def _failure(self) -> str:
-        return "cancelled" if self._engine.admission.is_closed else "failed"
-
     def _refusal(self, why: str) -> ApiError:
-        self._record.failure = self._failure()
-        return Unavailable(why) if self._engine.admission.is_closed else ApiError(500, why)
+        is_ending = self._engine.admission.is_closed
+        self._record.failure = "cancelled" if is_ending else "failed"
+        return Unavailable(why) if is_ending else ApiError(500, why)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import PromptError, counted, in_words
 from fastlstm.serve.admission import Places, Reservation
+from fastlstm.serve.engine import Engine
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.text.generation import GenerationRequest, State
 from fastlstm.serve.text.prefix_cache import NOTHING, Prefix, PrefixCache
 from fastlstm.serve.text.requests import CompletionRequest, completion_fields, parse_completion
@@ -69,11 +69,7 @@ class Channel(Reservation):
         self._wake()
 
     async def get(self) -> list[OutputChunk]:
-        """Waits for output and returns it, at most one chunk per text.
-
-        Raises:
-            Disconnected: the client has left.
-        """
+        """Returns new output, at most one chunk per text; Disconnected: the client has left."""
         while not self._chunks and not self.has_left:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -95,25 +91,17 @@ class Channel(Reservation):
             self._waiter.set_result(None)
 
 
-class TextEngine:
-    """A language model behind a scheduler; to be made on the event loop that answers the clients.
-
-    Args:
-        model: decoder and tokenizer.
-        settings: the server's.
-        metrics: counts.
-        session_key: signs states.
-        threads: of each call of the decoder; None chooses the fastest.
-        is_shared: there are several API keys.
+class TextEngine(Engine):
+    """A language model behind a scheduler.
 
     Attributes:
-        name: what clients call the model.
         created: when it was loaded, in seconds since 1970.
-        scheduler: runs the generations.
-        admission: its places.
         seal: signs and opens states.
         fields: of a completion request.
     """
+
+    kind, path = "language model", "/v1/completions"
+    scheduler: Scheduler
 
     def __init__(
         self,
@@ -125,15 +113,11 @@ class TextEngine:
         *,
         is_shared: bool = False,
     ) -> None:
-        self.model, self.name, self.created = model, model.name, int(time.time())
+        super().__init__(model.name, settings, metrics)
+        self.model, self.created = model, int(time.time())
         self.seal = Seal(session_key, model.decoder.model_hash)
         self.fields = completion_fields(model.name, model.tokenizer.vocab_size, settings.max_tokens)
-        self._settings, self._metrics = settings, metrics
-        self._loop = asyncio.get_running_loop()
-        self._progress_s = time.monotonic()
-        self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         self._scored = Places(settings.max_scored, is_shared=is_shared)
-        metrics.slots.set(settings.max_streams)
         self.scheduler = Scheduler(
             model.decoder,
             model.tokenizer,
@@ -144,43 +128,17 @@ class TextEngine:
             prefix_cache=PrefixCache(settings.prefix_cache),
             is_shared=is_shared,
         )
-        self.admission = self.scheduler.admission
-
-    def is_stuck(self) -> bool:
-        """Whether nothing was read, written or ended, or a worker was busy, for too long."""
-        idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
-        return max(idle_s, self._reader.busy_s, self._writer.busy_s) > self._settings.watchdog
 
     def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
         """Starts generations; their output comes to the channel."""
         channel.before_relief, channel.on_relieved = self._note_start, self.scheduler.wake
         self._note_start()
-        self.scheduler.submit(generations)
-
-    def _note_start(self) -> None:
-        if not self.scheduler.has_work:  # time without work is not time without progress
-            self._progress_s = time.monotonic()
-
-    def update_gauges(self) -> None:
-        active = self.scheduler.num_active
-        self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.admission.num_held - active))
-
-    def stop(self) -> None:
-        self.scheduler.stop()
-        self._reader.stop()
-        self._writer.stop()
+        self.scheduler.submit(*generations)
 
     async def read(
         self, channel: Channel, body: bytes
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
-        """Parses a request, and reserves a place for each text; long bodies go to a worker.
-
-        Raises:
-            ApiError: it is wrong, a prompt is too long or has unseen characters, a state is not of
-                this model, or there is no room.
-            Disconnected: the client has left.
-        """
+        """Parses a request, and reserves a place for each text; long bodies go to a worker."""
         if len(body) <= _SHORT_BODY:
             return self._read(channel, body)
         # In no variable: an error's traceback leads here, and it would lead back to the error.
@@ -198,11 +156,7 @@ class TextEngine:
     async def run(
         self, channel: Channel, num_tokens: int, function: Callable[..., Result], *args: Any
     ) -> Result:
-        """Calls a function; by a worker if it handles many tokens.
-
-        Raises:
-            Disconnected: the client has left.
-        """
+        """Calls a function, on a worker if it handles many tokens."""
         if num_tokens <= _FEW_TOKENS:
             return function(*args)
         return await channel.wait(self._writer.call(function, *args, tenant=channel.tenant))
@@ -214,22 +168,18 @@ class TextEngine:
 
         These are the prompts, where repeated, times n; and written tokens, where scored and not
         streamed. `release_scores` must follow.
-
-        Raises:
-            ApiError: 400, more than one request may have; 429, no room now.
         """
-        count = request.n * sum(len(one.prompt) for one in generations) if request.echo else 0
+        count = request.n * sum(len(g.prompt) for g in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:
             count += request.num_choices * request.max_tokens
         limit = self._scored.limit
         if count > limit:
-            raise ApiError(
-                400,
+            message = (
                 f"the answer would repeat or score {count:,} tokens (n x prompt with echo, n x"
-                f" max_tokens with logprobs), a request may have at most {limit:,}; ask for fewer"
-                " at a time, or start the server with a larger --max-scored",
-                "n",
+                f" max_tokens with logprobs), expected at most {limit:,}; ask for fewer at a time,"
+                " or start the server with a larger --max-scored"
             )
+            raise ApiError(400, message, "n")
         self._scored.admit(tenant, count)
         return count
 
@@ -238,13 +188,10 @@ class TextEngine:
 
     def _generations(self, request: CompletionRequest, channel: Channel) -> list[GenerationRequest]:
         tokenizer = self.model.tokenizer
-        state = None if request.session is None else State.from_blob(request.session, self.seal)
-        if state is not None:
-            self._check_state(state)
+        state = None if request.session is None else self._state(request.session)
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-        samplings = tuple(
-            replace(request.sampling, seed=(seed + k) % (MAX_SEED + 1)) for k in range(request.n)
-        )
+        seeds = [(seed + k) % (MAX_SEED + 1) for k in range(request.n)]
+        samplings = tuple(replace(request.sampling, seed=seed) for seed in seeds)
         stops = token_stops(tokenizer, request.sampling.stops)
         start = prompt_ids(tokenizer, "").tolist()
         top = request.logprobs
@@ -287,20 +234,15 @@ class TextEngine:
             raise _too_long(len(tokens), limit)
         return tokens
 
-    def _check_state(self, state: State) -> None:
+    def _state(self, session: str) -> State:
+        state = State.from_blob(session, self.seal)
         try:
             self.model.tokenizer.stream_decoder(state.held)
             self.model.decoder.stream().restore(state.stream)
         except ValueError as error:
-            raise ApiError(
-                400, f"session cannot be used: {error}", "session", "invalid_session"
-            ) from None
-
-    def _deliver(self, step: StepResult) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._spread, step)
-        except RuntimeError:
-            pass  # the loop has ended, and its clients with it
+            message = f"session cannot be used: {error}"
+            raise ApiError(400, message, "session", "invalid_session") from None
+        return state
 
     def _spread(self, step: StepResult) -> None:
         if step.num_read or step.chunks:
@@ -316,10 +258,8 @@ class TextEngine:
 
 
 def _too_long(length: int, limit: int) -> ApiError:
-    return ApiError(
-        400,
+    message = (
         f"prompt has {counted(length, 'token')}, this server reads at most {limit:,}; send a"
-        " shorter one, or continue from where an earlier one ended (return_session, session)",
-        "prompt",
-        "prompt_too_long",
+        " shorter one, or continue from where an earlier one ended (return_session, session)"
     )
+    return ApiError(400, message, "prompt", "prompt_too_long")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,12 +23,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """Where a text stands; a client keeps it as a signed blob in base64.
-
-    Attributes:
-        stream: what `Stream.save` returned.
-        held: bytes of an unfinished character.
-    """
+    """Where a text stands: `Stream.save` and the bytes of an unfinished character."""
 
     stream: bytes
     held: bytes
@@ -39,24 +33,16 @@ class State(NamedTuple):
 
     @classmethod
     def from_blob(cls, text: str, seal: Seal) -> State:
-        """Returns the state in a blob.
-
-        Raises:
-            ApiError: 400, not made with this key for this model.
-        """
+        """Returns the state in a blob; raises ApiError 400 if it is not of this key and model."""
         try:
-            return cls(*seal.open(base64.b64decode(text.encode("ascii"), validate=True)))
-        except (binascii.Error, UnicodeEncodeError):
-            why = "it is not base64"
+            return cls(*seal.open(base64.b64decode(text, validate=True)))
         except CorruptFileError as error:
             why = str(error)
-        raise ApiError(
-            400,
-            f"session cannot be used: {why}; send what return_session gave, unchanged, or leave it"
-            " out",
-            "session",
-            "invalid_session",
-        )
+        except ValueError:  # characters that are not ASCII, or not of base64
+            why = "it is not base64"
+        what = "send what return_session gave, unchanged, or leave it out"
+        message = f"session cannot be used: {why}; {what}"
+        raise ApiError(400, message, "session", "invalid_session")
 
 
 class ScoredToken(NamedTuple):
@@ -203,13 +189,10 @@ class ActiveSequence:
     def _begin(self, opened: bytes | None) -> int:
         """Returns how many tokens of the prompt will be scored."""
         request, stream = self.request, self.stream
-        if opened is not None:
-            stream.restore(opened)
-        else:
-            if request.state is not None:
-                stream.restore(request.state.stream)
-            elif request.prefix.state is not None:
-                stream.restore(request.prefix.state)
+        saved = opened or (request.state.stream if request.state else request.prefix.state)
+        if saved is not None:
+            stream.restore(saved)
+        if opened is None:
             stream.feed(request.prompt[request.prefix.num_known :])
             if stream.native.num_waiting == 0:
                 stream.feed(request.start)

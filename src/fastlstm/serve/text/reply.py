@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.serve.text.generation import ScoredToken
+from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastlstm.serve.text.engine import TextEngine
-    from fastlstm.serve.text.generation import GenerationRequest, OutputChunk
+    from fastlstm.serve.text.generation import GenerationRequest
     from fastlstm.serve.text.requests import CompletionRequest
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.seal import Seal
@@ -30,9 +30,7 @@ _SLICE = 256
 class Logprobs:
     """OpenAI's `logprobs` object, kept as JSON: a tenth of the memory of Python objects.
 
-    Args:
-        vocabulary: the bytes of every token.
-        num_top: likeliest tokens per place; with 0 there is no list of them.
+    It has `num_top` likeliest tokens per place; with 0 there is no list of them.
     """
 
     def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:
@@ -90,11 +88,6 @@ def token_name(token: bytes) -> str:
 class Prompt:
     """A prompt's text and scores as JSON, shared by the choices that repeat it.
 
-    Args:
-        generation: what it belongs to.
-        request: the client's.
-        tokenizer: of the model.
-
     Attributes:
         text: JSON without its quotation marks; empty where it is not repeated.
         length: of the text, in characters.
@@ -125,13 +118,7 @@ class Prompt:
 
 @dataclass
 class Choice:
-    """One text of a request.
-
-    Attributes:
-        index: its number.
-        prompt: of the text; shared with other choices.
-        seal: signs its state.
-    """
+    """One text of a request; its prompt is shared with other choices, the seal signs its state."""
 
     index: int
     prompt: Prompt
@@ -142,25 +129,21 @@ class Choice:
         before: Prompt | None,
         text: bytes | bytearray,
         scores: Logprobs | None,
-        finish: str | None,
-        session: str | None,
+        last: OutputChunk,
     ) -> Parts:
         """Returns OpenAI's choice object in parts; the prompt is repeated if it is `before`."""
         logprobs: Parts = [b"null"]
         if scores is not None:
             logprobs = scores.parts(None if before is None else before.scores)
+        session = b"" if last.state is None else b',"session":' + _dumps(last.state.blob(self.seal))
         return [
             b'{"text":"',
             *([] if before is None else [before.text]),
             text,
             b'","index":%d,"logprobs":' % self.index,
             *logprobs,
-            b',"finish_reason":%s' % _dumps(finish),
-            b"}" if session is None else b',"session":%s}' % _dumps(session),
+            b',"finish_reason":%s%s}' % (_dumps(last.finish), session),
         ]
-
-    def session(self, chunk: OutputChunk) -> str | None:
-        return None if chunk.state is None else chunk.state.blob(self.seal)
 
     def new_scores(self) -> Logprobs | None:
         """Returns an empty `logprobs` object, or None where none was requested."""
@@ -193,10 +176,7 @@ class Usage:
 class EventStream:
     """A request's answer as server-sent events.
 
-    Args:
-        head: id, object, created, model.
-        reports_usage: which events carry the tokens so far: "", "last" or "all".
-        usage: the counts.
+    `reports_usage` says which events carry the tokens so far: none (""), the "last" or "all".
     """
 
     def __init__(self, head: dict[str, Any], reports_usage: str, usage: Usage) -> None:
@@ -215,8 +195,7 @@ class EventStream:
         scores = choice.new_scores()
         if scores is not None:
             scores.add(chunk.scores, choice.prompt.length)
-        session = choice.session(chunk)
-        parts = choice.parts(before, _text_json(chunk.text), scores, chunk.finish, session)
+        parts = choice.parts(before, _text_json(chunk.text), scores, chunk)
         tail = self._usage_tail() if self._reports_usage == "all" else self._tail
         return [self._head, *parts, tail]
 
@@ -232,8 +211,7 @@ class WholeChoice:
 
     def __init__(self, choice: Choice) -> None:
         self._choice, self._text, self._scores = choice, bytearray(), choice.new_scores()
-        self._finish: str | None = None
-        self._session: str | None = None
+        self._last = OutputChunk(choice.index)
 
     def add(self, chunk: OutputChunk) -> None:
         prompt = self._choice.prompt
@@ -241,11 +219,10 @@ class WholeChoice:
         self._text += _text_json(chunk.text)
         if self._scores is not None:
             self._scores.add(chunk.scores, prompt.length)
-        self._finish, self._session = chunk.finish, self._choice.session(chunk)
+        self._last = chunk
 
     def parts(self) -> Parts:
-        choice = self._choice
-        return choice.parts(choice.prompt, self._text, self._scores, self._finish, self._session)
+        return self._choice.parts(self._choice.prompt, self._text, self._scores, self._last)
 
 
 def whole_parts(head: dict[str, Any], choices: Sequence[WholeChoice], usage: Usage) -> Parts:

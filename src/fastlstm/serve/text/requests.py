@@ -9,7 +9,7 @@ from typing import Any
 
 from fastlstm.errors import CorruptFileError, PromptError, in_words
 from fastlstm.serve.http import fields
-from fastlstm.serve.http.errors import ApiError, shown, value_name
+from fastlstm.serve.http.errors import ApiError, no_model, shown, value_name
 from fastlstm.system.storage import parse_json
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
@@ -35,16 +35,10 @@ class CompletionRequest:
     """A checked request; what has no comment here is the field of that name.
 
     Attributes:
-        prompts: texts or lists of token ids, at least one.
-        sampling: the run's defaults with the request's settings; its seed is the one given.
-        max_tokens: per choice.
-        n: choices per prompt.
-        stream: chunks are sent as they come.
+        sampling: the run's defaults with the request's settings; its seed is the one sent.
         reports_usage: with `stream`, which chunks say how many tokens it took: "", "last", "all".
         logprobs: likeliest tokens to report; None for no scores.
-        echo: the prompt is repeated before the text.
         session: blob of a state to continue from, or None.
-        return_session: the state after the text is sent back.
     """
 
     prompts: list[Prompt]
@@ -64,13 +58,7 @@ class CompletionRequest:
 
 
 def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str, fields.Field]:
-    """Returns the fields of a completion request.
-
-    Args:
-        model: the name this server answers to.
-        vocab_size: V.
-        max_tokens: largest `max_tokens`.
-    """
+    """Returns the fields of a completion request to the model of that name."""
     above_zero = "above 0 and at most"
     return {
         "model": _Model(model),
@@ -105,27 +93,16 @@ def completion_fields(model: str, vocab_size: int, max_tokens: int) -> dict[str,
 def parse_completion(
     body: bytes, known: fields.Fields, defaults: Mapping[str, Any] | None = None
 ) -> CompletionRequest:
-    """Parses and checks a request body; null counts as not given.
-
-    Args:
-        body: JSON.
-        known: fields of `completion_fields`.
-        defaults: the run's sampling settings.
-
-    Raises:
-        ApiError: names the field, what came and what was expected.
-    """
+    """Parses and checks a request body; `defaults` are the run's. Null counts as left out."""
     values = fields.parse_fields(_parse_json(body), known)
     n, stream = values.get("n", 1), values.get("stream", False)
     if values.get("best_of", n) != n:
-        raise fields.bad_field(
-            "best_of", f"best_of differs from n ({n}); leave it out and choose among n"
-        )
+        message = f"best_of differs from n ({n}); leave it out and choose among n"
+        raise ApiError(400, message, "best_of")
     options = values.get("stream_options", {})
     if options and not stream:
-        raise fields.bad_field(
-            "stream_options", "stream_options goes with stream: true only; leave it out"
-        )
+        message = "stream_options needs stream: true; leave it out"
+        raise ApiError(400, message, "stream_options")
     limit: Any = known["max_tokens"]
     reports_usage = "last" if options.get("include_usage") else ""
     plain = ("n", "stream", "logprobs", "echo", "session", "return_session")
@@ -137,9 +114,8 @@ def parse_completion(
         **{name: values[name] for name in plain if name in values},
     )
     if request.return_session and request.max_tokens == 0 and request.logprobs is not None:
-        raise fields.bad_field(
-            "return_session", "return_session and logprobs need max_tokens of at least 1"
-        )
+        message = "return_session and logprobs need max_tokens of at least 1"
+        raise ApiError(400, message, "return_session")
     return request
 
 
@@ -175,12 +151,7 @@ class _Model(fields.Field):
         if not isinstance(value, str):
             raise fields.unexpected(name, value, f"'{self.name}'")
         if value != self.name:
-            raise ApiError(
-                404,
-                f"there is no model '{shown(value)}' here; this server serves '{self.name}'",
-                name,
-                "model_not_found",
-            )
+            raise no_model(value, self.name)
         return value
 
     def schema(self) -> fields.Schema:
@@ -190,9 +161,8 @@ class _Model(fields.Field):
 class _Suffix(fields.Field):
     def parse(self, name: str, value: Any) -> str:
         if value != "":
-            raise fields.bad_field(
-                name, "suffix is not supported: an LSTM writes forwards only; leave it out"
-            )
+            message = "suffix is not supported: an LSTM writes forwards only; leave it out"
+            raise ApiError(400, message, name)
         return ""
 
     def schema(self) -> fields.Schema:
@@ -211,11 +181,10 @@ class _Prompts(fields.Field):
         if not isinstance(value[0], str | list):
             return [self._tokens(value)]
         if len(value) > MAX_PROMPTS:
-            raise fields.bad_field(
-                name, f"prompt has {len(value)} entries, expected at most {MAX_PROMPTS}"
-            )
+            message = f"prompt has {len(value)} entries, expected at most {MAX_PROMPTS}"
+            raise ApiError(400, message, name)
         if any(type(prompt) is not type(value[0]) for prompt in value):
-            raise fields.bad_field(name, "prompt mixes strings and lists of tokens; send one kind")
+            raise ApiError(400, "prompt mixes strings and lists of tokens; send one kind", name)
         if isinstance(value[0], str):
             return [fields.valid_text(name, prompt) for prompt in value]
         return [self._tokens(prompt) for prompt in value]
@@ -224,11 +193,10 @@ class _Prompts(fields.Field):
         tokens: list[int] = []
         for token in map(fields.whole_number, value):
             if token is None or not 0 <= token < self.vocab_size:
-                raise fields.bad_field(
-                    "prompt",
-                    f"prompt has {value_name(value[len(tokens)])} among its tokens, expected whole"
-                    f" numbers, 0 to {self.vocab_size - 1}",
-                )
+                came = value_name(value[len(tokens)])
+                expected = f"whole numbers, 0 to {self.vocab_size - 1}"
+                message = f"prompt has {came} among its tokens, expected {expected}"
+                raise ApiError(400, message, "prompt")
             tokens.append(token)
         return tokens
 
@@ -252,11 +220,8 @@ class _Stop(fields.Field):
             raise fields.unexpected(name, value, f"at most {MAX_STOPS} strings")
         for stop in stops:
             if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
-                raise fields.bad_field(
-                    name,
-                    f"stop has {value_name(stop)}, expected strings of 1 to {MAX_STOP_CHARS}"
-                    " characters",
-                )
+                expected = f"strings of 1 to {MAX_STOP_CHARS} characters"
+                raise ApiError(400, f"stop has {value_name(stop)}, expected {expected}", name)
         return tuple(fields.valid_text(name, stop) for stop in stops)
 
     def schema(self) -> fields.Schema:
@@ -277,11 +242,9 @@ class _LogitBias(fields.Field):
             is_number = key.isascii() and key.isdecimal() and len(key) < 12
             token = int(key) if is_number else self.vocab_size
             if token >= self.vocab_size or str(token) != key:  # "01" would be a second name
-                raise fields.bad_field(
-                    name,
-                    f"logit_bias names token '{shown(key)}', expected \"0\" to"
-                    f' "{self.vocab_size - 1}", without leading zeros',
-                )
+                expected = f'"0" to "{self.vocab_size - 1}", without leading zeros'
+                message = f"logit_bias names token '{shown(key)}', expected {expected}"
+                raise ApiError(400, message, name)
             biases[token] = _BIAS.parse(name, bias)
         return biases or None
 

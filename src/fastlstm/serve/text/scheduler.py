@@ -1,20 +1,19 @@
 """Continuous batching: one thread advances all active generations.
 
 Between two steps sequences join, leave and are cancelled; no batch has to fill or to empty. A long
-prompt is read by the same steps. Nothing here knows HTTP or asyncio: each step's output goes to
-`deliver`.
+prompt is read by the same steps.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlstm.errors import NonFiniteError
 from fastlstm.serve.admission import Admission, Places
+from fastlstm.serve.engine import ModelThread
+from fastlstm.serve.http.errors import ENDING
 from fastlstm.serve.text.generation import (
     ActiveSequence,
     GenerationRequest,
@@ -25,7 +24,7 @@ from fastlstm.serve.text.generation import (
 from fastlstm.serve.text.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from fastlstm.serve.text.engine import Channel
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -39,7 +38,6 @@ _FAILED = "writing this text failed; other requests are not affected, send it ag
 _ALL_FAILED = "the engine failed and no text could be continued; send the request again"
 _DAMAGED = "the model's output is not finite, this text ends here; other requests are not affected"
 _CONGESTED_WAIT_S = 0.05
-_STOP_S = 5.0
 _LOG = logging.getLogger("fastlstm.serve")
 
 SHORTEST_S, PER_SEQUENCE_S, LONGEST_S = 0.005, 0.0002, 0.03
@@ -74,14 +72,7 @@ class StepSizer:
 
 
 class StepResult(NamedTuple):
-    """Output of one step.
-
-    Attributes:
-        seconds: duration of the decoder's call.
-        num_read: prompt tokens read.
-        num_written: tokens written.
-        chunks: new output, with the request it belongs to.
-    """
+    """A step: its duration, prompt tokens read, tokens written, and new output by its request."""
 
     seconds: float
     num_read: int
@@ -89,8 +80,8 @@ class StepResult(NamedTuple):
     chunks: list[tuple[Channel, OutputChunk]]
 
 
-class Scheduler:
-    """Runs generations on a thread of its own.
+class Scheduler(ModelThread):
+    """Runs generations on a thread of its own, which delivers a `StepResult` per step.
 
     Args:
         decoder: the model.
@@ -98,12 +89,9 @@ class Scheduler:
         max_streams: sequences that advance at the same time.
         max_queue: sequences that may wait beside them.
         threads: of each call of the decoder; None chooses the fastest.
-        deliver: receives each step's output on the scheduler's thread; must not block.
+        deliver: as of ModelThread.
         prefix_cache: states of prompts; None keeps none.
         is_shared: there are several API keys; none gets all slots or places.
-
-    Attributes:
-        admission: its places.
     """
 
     def __init__(
@@ -119,45 +107,25 @@ class Scheduler:
         is_shared: bool = False,
     ) -> None:
         self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
-        self._deliver = deliver
         self.prefix_cache = prefix_cache or PrefixCache(0)
         self._slots = Places(max_streams, is_shared=is_shared)
-        self.admission = Admission(
-            max_streams + max_queue,
-            limit=self._slots.limit,
-            too_many=_TOO_MANY,
-            status=429,
-            is_shared=is_shared,
-        )
-        self._changed = self.admission.changed
-        self._waiting: deque[GenerationRequest] = deque()
         self._active: list[ActiveSequence] = []
         self._step_sizer = StepSizer()
-        self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
-        self._thread.start()
+        limits: Any = {"limit": self._slots.limit, "too_many": _TOO_MANY, "status": 429}
+        places = Admission(max_streams + max_queue, param="n", is_shared=is_shared, **limits)
+        super().__init__(places, deliver)
 
     @property
-    def num_active(self) -> int:
+    def num_active(self) -> int:  # type: ignore[override]
         return self._slots.num_taken
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self) -> bool:  # type: ignore[override]
         """Whether there is a text to write whose client keeps up."""
         with self._changed:
             if any(not sequence.channel.is_congested for sequence in self._active):
                 return True
             return bool(self._waiting) and not self._active
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queues generations of an admitted request.
-
-        Raises:
-            Unavailable: the server stops.
-        """
-        with self._changed:
-            self.admission.require_running()
-            self._waiting.extend(requests)
-            self._changed.notify()
 
     def release(self, channel: Channel) -> None:
         """Gives back a request's places; sequences under way end before the next step."""
@@ -174,12 +142,6 @@ class Scheduler:
         with self._changed:
             self._changed.notify()
 
-    def stop(self, why: str = "the server is shutting down") -> None:
-        """Ends every text with an error, and the thread; does not wait for a call that hangs."""
-        self._why = why
-        self.admission.stop()
-        self._thread.join(_STOP_S)
-
     # What follows runs on the scheduler's thread.
 
     def _run(self) -> None:
@@ -191,18 +153,18 @@ class Scheduler:
                     break
                 self._drop_cancelled()
                 self._start_waiting()
-                ready = [one for one in self._active if not one.channel.is_congested]
+                ready = [s for s in self._active if not s.channel.is_congested]
                 if not ready and self._active:
                     self._changed.wait(_CONGESTED_WAIT_S)
             if ready:
                 self._deliver(self._step(ready))
-        self._end_all(self._why)
+        self._end_all()
 
     def _drop_cancelled(self) -> None:
-        for sequence in [one for one in self._active if one.channel.is_cancelled]:
+        for sequence in [s for s in self._active if s.channel.is_cancelled]:
             self._active.remove(sequence)
             self._free(sequence)
-        for request in [one for one in self._waiting if one.channel.is_cancelled]:
+        for request in [r for r in self._waiting if r.channel.is_cancelled]:
             self._waiting.remove(request)
             self.admission.release(request.channel, len(request.indices))
 
@@ -224,14 +186,12 @@ class Scheduler:
         self._waiting.extendleft(reversed(later))
 
     def _start(self, request: GenerationRequest) -> None:
-        tenant, count = request.channel.tenant, len(request.indices)
-        self._slots.take(tenant, count)
+        self._slots.take(request.channel.tenant, len(request.indices))
         try:
             self._active += first_sequences(request, self._decoder, self._tokenizer)
         except Exception:
             _LOG.exception("a text could not be started")
-            self._slots.release(tenant, count)
-            self.admission.release(request.channel, count)
+            self._free(request)
             self._deliver(StepResult(0.0, 0, 0, _failures(request, _FAILED)))
 
     def _step(self, ready: list[ActiveSequence]) -> StepResult:
@@ -315,31 +275,30 @@ class Scheduler:
                     choices = forked(sequence, state, self._decoder, self._tokenizer)
                     if key is not None:  # and the state could be continued
                         self.prefix_cache.store(key, state, sequence.channel.tenant)
+                    self._active += choices
                 except Exception:
                     _LOG.exception("a text could not be started")
                     failures += _failures(sequence, _FAILED)
                     self._free(sequence)
-                    continue
-                self._active += choices
         return failures
 
-    def _end_all(self, why: str) -> None:
+    def _end_all(self) -> None:
         with self._changed:
             chunks = []
             for sequence in self._active:
-                chunks += _failures(sequence, why)
+                chunks += _failures(sequence, ENDING)
                 self._free(sequence)
             for request in self._waiting:
-                chunks += _failures(request, why)
+                chunks += _failures(request, ENDING)
                 self.admission.release(request.channel, len(request.indices))
             self._active.clear()
             self._waiting.clear()
         self._deliver(StepResult(0.0, 0, 0, chunks))
 
-    def _free(self, sequence: ActiveSequence) -> None:
-        count = len(sequence.indices)
-        self._slots.release(sequence.channel.tenant, count)
-        self.admission.release(sequence.channel, count)
+    def _free(self, ended: GenerationRequest | ActiveSequence) -> None:
+        count = len(ended.indices)
+        self._slots.release(ended.channel.tenant, count)
+        self.admission.release(ended.channel, count)
 
 
 def _failures(
