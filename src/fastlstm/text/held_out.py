@@ -55,12 +55,7 @@ def _shared(name: str, owner: str | Setting, part: str) -> DataError:
 
 @dataclass(frozen=True)
 class RunText:
-    """All text of a run.
-
-    Attributes:
-        source: the text to train on, split into shares.
-        held_out: the texts of `open_held_out`, encoded with the tokenizer of `source`.
-        shares: of `source`, as in ``"90/5/5"``; see `split_shares`.
+    """All text of a run: `source`, split into `shares`, and the separate texts by part.
 
     Raises:
         DataError: a text is too short, or one of `held_out` has the content of another.

@@ -20,8 +20,6 @@ class InferenceModel:
     """A trained language model for inference.
 
     Attributes:
-        decoder: the weights.
-        tokenizer: of the text it was trained on.
         generation: the run's sampling defaults.
         name: of the run's directory.
         note: for the user, about the choice of weights, or None.

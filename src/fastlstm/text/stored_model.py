@@ -63,12 +63,10 @@ class StoredModel:
 
     Attributes:
         weights: float32 arrays by name; read-only.
-        model_config: the architecture.
-        tokenizer: of the text it was trained on.
         config: config.json.
         generation: generation_config.json.
         path: the directory the files came from.
-        note: what to tell the user about the choice of `path`, or None.
+        note: for the user, about the choice of `path`, or None.
     """
 
     weights: dict[str, NDArray[np.float32]]
@@ -192,11 +190,7 @@ def _array(view: Mapping[str, Any]) -> NDArray[np.float32]:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of every parameter of a `LanguageModel`, without building one.
-
-    A model on torch's meta device would know them too, but its initialisation there loads 800
-    modules (1 s).
-    """
+    """Returns name -> shape of every parameter of a `LanguageModel`, without torch."""
     E, H, V = config.embed_size, config.rnn_size, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, E)}
     for k in range(config.num_layers):

@@ -40,10 +40,7 @@ _MIN_TESTED = 1_000
 class FinalTest:
     """A text, `name` and 1-d `ids`, that the best model of a run is scored on at the end.
 
-    Attributes:
-        budget_s: of the run, None without one.
-        best_model: returns the published model, on its device.
-        watch: called with the tokens scored so far and in all.
+    `best_model` returns the published model, on its device.
     """
 
     name: str

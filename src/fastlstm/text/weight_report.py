@@ -28,11 +28,9 @@ class WeightReport:
     """One format of a model's weights.
 
     Attributes:
-        weight_format: "fp32", "bf16" or "int8".
         bytes_per_token: of weights that one step of one stream reads.
         tokens_per_s: of one stream, writing.
-        bits_per_char: of the text that was scored.
-        num_tokens: scored.
+        bits_per_char: of the `num_tokens` that were scored.
     """
 
     weight_format: str

@@ -29,14 +29,11 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 
 @dataclass(frozen=True)
 class TextRules:
-    """How raw bytes become text.
+    """How raw bytes become text; the last three are options of `TrainConfig`.
 
     Attributes:
         is_text: bytes must be UTF-8 (for vocabularies char and bpe).
         cut: blocks end between characters, between BPE tokens, or anywhere.
-        text_field: field of a JSON-lines record.
-        keep_crlf: do not convert CRLF to LF.
-        invalid_utf8: refuse an invalid byte, or replace it by U+FFFD.
     """
 
     is_text: bool = True

@@ -34,16 +34,13 @@ Progress = Callable[[int, int | None], object]
 
 @dataclass(frozen=True)
 class Pass:
-    """A parallel pass over a source.
+    """A parallel pass over a source without streams.
 
     Attributes:
-        source: documents, none of them a stream.
-        rules: how bytes become text.
         block_bytes: bytes per block; results do not depend on it.
         workers: threads; None uses every available core.
         should_stop: polled for every block.
         on_progress: called with bytes read, out of `num_passes` times the source.
-        num_passes: passes of the whole job.
     """
 
     source: Source

@@ -124,12 +124,8 @@ class Tokenizer(ABC):
 class StreamDecoder:
     """Decodes ids as they arrive, holding back bytes of an incomplete character.
 
-    Args:
-        pieces: bytes of every id.
-        held: bytes held back by an earlier decoder.
-
     Raises:
-        ValueError: `held` is not an incomplete character.
+        ValueError: `held`, from an earlier decoder, is not an incomplete character.
     """
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
