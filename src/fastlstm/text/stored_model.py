@@ -212,12 +212,11 @@ def check_shapes(
 ) -> None:
     """Raises FormatError unless shapes and dtypes are those of the model `config` describes."""
     expected = parameter_shapes(config)
-    for name in stored:
-        if name not in expected:
-            raise FormatError(
-                f"{origin}: has a tensor '{name}' the model lacks{nearest_hint(name, expected)};"
-                f" {CONFIG_FILE} is of another model"
-            )
+    if unknown := next((name for name in stored if name not in expected), None):
+        raise FormatError(
+            f"{origin}: has a tensor '{unknown}' the model lacks{nearest_hint(unknown, expected)};"
+            f" {CONFIG_FILE} is of another model"
+        )
     for name, shape in expected.items():
         if name not in stored:
             raise FormatError(f"{origin}: lacks '{name}'; {CONFIG_FILE} is of another model")
@@ -251,12 +250,11 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
 
 def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    for name in values:
-        if name not in fields:
-            raise FormatError(
-                f"{origin}: unknown key 'model.{name}'{nearest_hint(name, fields)};"
-                " a newer fastlstm may have written it"
-            )
+    if unknown := next((name for name in values if name not in fields), None):
+        raise FormatError(
+            f"{origin}: unknown key 'model.{unknown}'{nearest_hint(unknown, fields)}; a newer"
+            " fastlstm may have written it"
+        )
     try:
         config = ModelConfig(**values)
         check_values(config, _BOUNDS, {"dropout_kind": ("variational", "plain")})

@@ -68,9 +68,9 @@ class Tokenizer(ABC):
         """Returns the ids of UTF-8 text without unknown characters; thread-safe, for files."""
         return self.encode(data.decode("utf-8"))
 
-    @abstractmethod
     def _fields(self) -> dict[str, Any]:
         """Returns the fields of `to_json` besides the kind."""
+        return {}
 
     @property
     def vocab_size(self) -> int:
@@ -177,11 +177,17 @@ class CharTokenizer(Tokenizer):
 
     def encode(self, text: str) -> Ids:
         points = code_points(text)
-        unseen = np.flatnonzero(~self._known[points])
-        if len(unseen):
-            characters = [(chr(points[at]), int(at)) for at in unseen[:1000]]
-            raise UnknownCharacterError(describe_unseen(characters))
+        if not self._known[points].all():
+            raise UnknownCharacterError(describe_unseen(self.unknown_in(text)))
         return self._table[points]
+
+    def unknown_in(self, text: str) -> list[tuple[str, int]]:
+        """Returns the unknown characters in order, with the first position of each."""
+        points = code_points(text)
+        positions = np.flatnonzero(~self._known[points])
+        chars, first = np.unique(points[positions], return_index=True)
+        unknown = [(chr(c), int(positions[at])) for c, at in zip(chars, first, strict=True)]
+        return sorted(unknown, key=lambda pair: pair[1])
 
     def encode_utf8(self, data: bytes) -> Ids:
         if self._ascii is not None and data.isascii():
@@ -212,14 +218,6 @@ class KnownCharacters(CharTokenizer):
         """Returns the ids of the known characters of UTF-8 text."""
         return self.encode(data.decode("utf-8"))
 
-    def unknown_in(self, text: str) -> list[tuple[str, int]]:
-        """Returns up to ten unknown characters, with the first position of each."""
-        points = code_points(text)
-        places = np.flatnonzero(~self._known[points])
-        chars, first = np.unique(points[places], return_index=True)
-        unknown = sorted((int(places[at]), chr(c)) for c, at in zip(chars, first, strict=True))
-        return [(char, place) for place, char in unknown[:10]]
-
 
 def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
     """Returns ``'☃' at 12, 'ß' at 35`` for (character, position) pairs."""
@@ -228,11 +226,8 @@ def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
 
 def describe_unseen(characters: list[tuple[str, int]]) -> Message:
     """Returns the message for unknown characters, as (character, position) pairs."""
-    first: dict[str, int] = {}
-    for char, position in characters:
-        first.setdefault(char, position)
-    listed = ", ".join(f"{char!r} at {position}" for char, position in list(first.items())[:10])
-    more = f" and {len(first) - 10} more" if len(first) > 10 else ""
+    listed = ", ".join(f"{char!r} at {position}" for char, position in characters[:10])
+    more = f" and {len(characters) - 10} more" if len(characters) > 10 else ""
     return Message(
         f"characters that are not in the vocabulary: {listed}{more}; remove them, or train with ",
         Setting("vocab", "byte"), " or bpe, which encode any text",
@@ -252,9 +247,6 @@ class ByteTokenizer(Tokenizer):
 
     def encode_utf8(self, data: bytes) -> Ids:
         return np.frombuffer(data, np.uint8)
-
-    def _fields(self) -> dict[str, Any]:
-        return {}
 
 
 def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
