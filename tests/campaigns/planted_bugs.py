@@ -30,7 +30,10 @@ TESTS = [
     "tests/ops/test_autograd.py",
     "tests/nn/test_lstm_lengths.py",
 ]
-TESTS_OF_DECODING = ["tests/text/test_decoder.py", "tests/text/test_sampling.py"]
+TESTS_OF_DECODING = [
+    *("tests/text/test_decoder.py", "tests/text/test_decode_stream.py"),
+    "tests/text/test_sampling.py",
+]
 TESTS_OF_SERIES = [
     "tests/forecast/data",
     "tests/forecast/model/test_network.py",
