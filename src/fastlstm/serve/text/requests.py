@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,6 @@ MAX_LOGPROBS = 5
 MAX_SESSION_CHARS = 1 << 22
 _MAX_INTEGER = (1 << 53) - 1
 _SEEDS = 1 << 64
-_SAMPLING = (
-    *("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "seed", "stop", "logit_bias"),
-)
 
 Prompt = str | list[int]
 
@@ -132,7 +129,8 @@ def _parse_json(data: bytes) -> dict[str, Any]:
 
 
 def _sampling(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
-    settings = {name: values[name] for name in _SAMPLING if name in values}
+    names = [setting.name for setting in dataclasses.fields(Sampling)]
+    settings = {name: values[name] for name in names if name in values}
     if "top_k" in settings:
         settings["top_k"] = max(0, settings["top_k"])
     if "seed" in settings:
