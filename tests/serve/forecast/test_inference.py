@@ -331,7 +331,7 @@ BAD: list[tuple[Any, str]] = [
     (past(shape=[2, L, 2]), "has 48 elements, its shape [2, 24, 2] says 96"),
     (past(shape=[0, L, 2], data=[]), "'past' has no windows"),
     (past(shape=[0, 2**31 - 1, 2], data=[]), "'past' has no windows"),
-    (past(shape=[1, 3, 2], data=[ROW] * 3), "data of input 'past' has a list of 3 at axis 0"),
+    (past(shape=[1, 3, 2], data=[ROW] * 3), "nested data with a list of 3 at axis 0"),
     (past(shape=[1, 3, 2], data=[[ROW] * 3]), "'past' has 3 rows, the model reads 24"),
     (past(data=[[ROW] * (L - 1) + [[0.5]]]), "with a list of 1 at axis 2"),
     (past(data=[[ROW] * (L - 1) + [0.5]]), "with 0.5 at axis 2"),
