@@ -53,7 +53,7 @@ def fit(path: str, horizon: int, train_rows: int, seed: int, **settings: Any) ->
     }
 
 
-def judged(run: dict[str, Any]) -> dict[str, Any]:
+def evaluated(run: dict[str, Any]) -> dict[str, Any]:
     """Adds what the test rows say."""
     model = run.pop("model")
     scores = model.backtest(scaled=True)
@@ -69,7 +69,7 @@ def measure(path: str, horizon: int, train_rows: int, seeds: int) -> dict[str, A
     losses = [run["valid_loss"] for run in tried]
     chosen = losses.index(min(losses))
     more = (fit(path, horizon, train_rows, seed, **candidates[chosen]) for seed in range(1, seeds))
-    runs = [judged(tried[chosen]), *map(judged, more)]
+    runs = [evaluated(tried[chosen]), *map(evaluated, more)]
     errors = [run["mse"] for run in runs]
     return {
         "machine": describe_machine(),

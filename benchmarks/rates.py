@@ -6,14 +6,14 @@ import math
 
 from shapes import Shape
 
-from fastlstm.system import hardware
+from fastlstm.system.ceilings import measured_ceilings
 
 
 def ceilings(shape: Shape) -> dict[str, float]:
     """Returns GFLOP/s of the product of one recurrent step, (B, H) x (H, 4H), by dtype."""
     gemm = (shape.B, shape.H, 4 * shape.H)
     return {
-        dtype: hardware.ceilings(dtype, shape=gemm, fresh=True).gemm_gflops
+        dtype: measured_ceilings(dtype, shape=gemm, fresh=True).gemm_gflops
         for dtype in ("fp32", "bf16")
     }
 

@@ -110,7 +110,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "keras_peer",
-        "a model trained by Keras, judged alike",
+        "a model trained by Keras, same evaluator",
         "keras_peer.py {keras_model} {text} --epoch-log {keras_log}",
         "keras.jsonl",
     ),

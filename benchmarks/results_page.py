@@ -133,7 +133,7 @@ def keras_lines(quality: dict[str, Any], keras: dict[str, Any] | None) -> list[s
         f" {keras['seconds_per_epoch']:.0f} s: {seconds:.0f} s of training) reaches"
         f" {target:.4f} bits/char with carried state; fastlstm reaches {best['bits_per_char']:.4f}"
         f" in {best['elapsed_s']:.0f} s, start of training to stored model:"
-        f" **{seconds / best['elapsed_s']:.0f}x sooner**. Both judged by fastlstm's evaluator on"
+        f" **{seconds / best['elapsed_s']:.0f}x sooner**. Both evaluated by fastlstm's evaluator on"
         " this machine."
     ]
 
@@ -205,7 +205,7 @@ def quality_lines(folder: Path, suffix: str) -> list[str]:
         return []
     keras = newest(folder, "keras.jsonl", "peer").get("keras/tensorflow")
     draw(quality, keras, REPOSITORY / "docs" / "images" / f"quality{suffix}.svg")
-    head = "Default recipe, judged with carried state:"
+    head = "Default recipe, evaluated with carried state:"
     return [head, "", *table(quality), "", *keras_lines(quality, keras), ""]
 
 

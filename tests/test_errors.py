@@ -20,7 +20,8 @@ from fastlstm.errors import (
     kind_of_value,
     nearest_hint,
 )
-from fastlstm.text.config import TrainConfig, from_dict
+from fastlstm.system.fields import built
+from fastlstm.text.config import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -120,5 +121,5 @@ def test_no_name_is_guessed_that_is_far() -> None:
 
 def test_python_keywords_are_guessed_too() -> None:
     with pytest.raises(ConfigError, match=r"'lr' \(did you mean 'learning_rate'\?\)"):
-        from_dict({"lr": 0.1}, "train()")
+        built(TrainConfig, {"lr": 0.1}, "train()")
     assert TrainConfig(learning_rate=0.1).learning_rate == 0.1

@@ -69,10 +69,10 @@ for name in names:
 
 def test_hardware_is_described(tmp_path: Path) -> None:
     code = """
-from fastlstm.system import hardware
+from fastlstm.system import ceilings, hardware
 assert hardware.gpu() is None
 hardware.cpu()
-hardware.ceilings("fp32", 1, shape=(8, 8, 8))
+ceilings.measured_ceilings("fp32", 1, shape=(8, 8, 8))
 """
     done = run(code, tmp_path)
     assert done.stdout.endswith("untouched\n"), done.stderr

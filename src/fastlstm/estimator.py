@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, Self, get_type_hints
+import warnings
+from collections.abc import Mapping
+from typing import Any, Generic, Self, TypeVar, get_type_hints
 
 from fastlstm.errors import ConfigError, nearest_hint
 
+StoredT = TypeVar("StoredT")
 
-class Estimator:
-    """Base of what is fitted: every argument of the constructor is an attribute of its name."""
+
+class Estimator(Generic[StoredT]):
+    """Base of what is fitted: every argument of the constructor is an attribute of its name.
+
+    Args:
+        options: arguments of the signature, of `signature_of`.
+    """
+
+    stored_: StoredT
+
+    def __init__(self, **options: Any) -> None:
+        self.set_params(**{**self._defaults(), **options})
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
@@ -35,18 +48,25 @@ class Estimator:
             setattr(self, name, value)
         return self
 
+    def _fitted(self) -> StoredT:
+        if not hasattr(self, "stored_"):
+            raise ConfigError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        return self.stored_
+
     def __repr__(self) -> str:
         defaults = self._defaults()
         shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n]]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def signature_of(config: type[Any], positional: str, **more: Any) -> inspect.Signature:
+def signature_of(
+    config: type[Any], positional: str | None = None, **more: Any
+) -> inspect.Signature:
     """Returns the signature of a constructor that takes the fields of a configuration.
 
     Args:
         config: a dataclass; every field has a default.
-        positional: field that comes first and can be given by position.
+        positional: field that comes first and can be given by position; default none.
         more: defaults of further arguments, by name.
     """
     hints = get_type_hints(config)
@@ -63,3 +83,9 @@ def signature_of(config: type[Any], positional: str, **more: Any) -> inspect.Sig
     parameters.sort(key=lambda parameter: parameter.kind)
     parameters += [inspect.Parameter(name, kinds[0], default=more[name]) for name in more]
     return inspect.Signature(parameters)
+
+
+def show_warning(event: Mapping[str, Any]) -> None:
+    """Hands a warning of training to Python's own warnings: `fit` prints nothing else."""
+    if event["event"] == "message" and event["level"] == "warning":
+        warnings.warn(event["text"], stacklevel=2)

@@ -1,6 +1,6 @@
 """Random bit flips and truncations over every file of a run: each must be detected before use.
 
-usage: python tests/campaigns/damage.py [--count 1000]
+usage: python tests/campaigns/damage.py [--count 1000] [--kind text]
 """
 
 from __future__ import annotations
@@ -12,29 +12,40 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from process import checkpoints, finish, make_text, train_command
+from process import KINDS, checkpoints, finish, make_source, train_command
 
+from fastlstm import Forecaster, SequenceRegressor
 from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.files import load_language_model
 from fastlstm.training.checkpoint import load_checkpoint
 
+LOAD = {
+    "text": load_language_model,
+    "forecaster": Forecaster.load,
+    "sequence": SequenceRegressor.load,
+}
 READ_BY_NOTHING = ("report.html", ".lock")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--kind", choices=KINDS, default="text")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     results: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        text = make_text(base / "text.txt", 200_000)
+        source = make_source(options.kind, base)
         run = base / "run"
-        finish(train_command(text, run, "--steps", "40", "--checkpoint-every", "20"))
-        files = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in READ_BY_NOTHING]
+        finish(train_command(source, run, "--steps", "40", "--checkpoint-every", "20"))
+        files = [
+            p
+            for p in sorted(run.rglob("*"))
+            if p.is_file() and p.name not in READ_BY_NOTHING and "tfevents" not in p.name
+        ]
         print(
             f"{len(files)} files: {', '.join(str(p.relative_to(run)) for p in files)}", flush=True
         )
@@ -42,11 +53,11 @@ def main() -> None:
             victim = rng.choice(files)
             whole = victim.read_bytes()
             victim.write_bytes(damaged(whole, rng))
-            results[judge(run, victim)] += 1
+            results[use(run, victim, options.kind)] += 1
             victim.write_bytes(whole)
         shutil.rmtree(run)
-    for text_, number in results.most_common():
-        print(f"{number:5d} {text_}")
+    for result, number in results.most_common():
+        print(f"{number:5d} {result}")
     raise SystemExit(0 if all(key.startswith("detected") for key in results) else 1)
 
 
@@ -59,7 +70,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     )
 
 
-def judge(run: Path, victim: Path) -> str:
+def use(run: Path, victim: Path, kind: str) -> str:
     """Uses the damaged file the way the commands would; returns what happened."""
     saved = checkpoints(run)
     other = [c.name for c in saved if c != victim.parent]
@@ -68,9 +79,12 @@ def judge(run: Path, victim: Path) -> str:
             for error in RunDirectory(run).verify():
                 raise error
         elif victim.parent == run:
-            load_language_model(run)
+            LOAD[kind](run)
         else:
-            load_checkpoint(victim.parent)
+            try:
+                load_checkpoint(victim.parent)
+            except CorruptFileError as error:
+                raise RunDirectory(run).with_offer(error, besides=victim.parent) from error
     except (CorruptFileError, FormatError) as error:
         named = victim.name in str(error)
         offered = any(name in str(error) for name in other) or victim.parent == run

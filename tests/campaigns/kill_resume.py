@@ -1,7 +1,7 @@
 """SIGKILL at random moments, also during saves; the resumed run must end bit-equal.
 
-usage: python tests/campaigns/kill_resume.py [--kills 50] [--steps 1500] [--series]
-With --series a forecaster is trained on a table, else a language model on a text.
+usage: python tests/campaigns/kill_resume.py [--kills 50] [--steps 1500] [--kind text]
+Kinds: text (a language model), forecaster (on a table), sequence (a SequenceRegressor).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from process import (
+    KINDS,
     checkpoints,
     differences,
     finish,
-    make_table,
-    make_text,
+    make_source,
     newest_checkpoint,
     start,
     temporaries,
@@ -31,21 +31,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--series", action="store_true")
+    parser.add_argument("--kind", choices=KINDS, default="text")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         flags = ["--steps", str(options.steps), "--checkpoint-every", "3"]
-        if options.series:
-            text = make_table(base / "table.csv", 1_000)
-            flags += ["--evaluations", str(options.steps // 50)]
-        else:
-            text = make_text(base / "text.txt", 120_000)
+        source = make_source(options.kind, base)
+        if options.kind == "text":
             flags += ["--eval-every", "50"]
+        if options.kind == "forecaster":
+            flags += ["--evaluations", str(options.steps // 50)]
         whole = base / "whole"
         began = time.monotonic()
-        finish(train_command(text, whole, *flags))
+        finish(train_command(source, whole, *flags))
         print(
             f"uninterrupted run: {options.steps} steps in {time.monotonic() - began:.0f} s",
             flush=True,
@@ -55,7 +54,7 @@ def main() -> None:
             runs += 1
             run = base / f"run-{runs}"
             while kills < options.kills:
-                process = start(train_command(text, run, *flags, "--resume"))
+                process = start(train_command(source, run, *flags, "--resume"))
                 if rng.random() < 0.8:
                     wait_for_new_checkpoint(run, process)
                 time.sleep(rng.uniform(0.0, 3.0))
@@ -72,7 +71,7 @@ def main() -> None:
                     f"kill {kills}: {newest(run)}{' in a save' if temporaries(run) else ''}",
                     flush=True,
                 )
-            finish(train_command(text, run, *flags, "--resume"))
+            finish(train_command(source, run, *flags, "--resume"))
             differing = differences(newest_checkpoint(whole), newest_checkpoint(run))
             wrong += bool(differing) + bool(temporaries(run))
             print(

@@ -1,4 +1,4 @@
-"""Plants bugs in a copy of the kernels, one at a time: the tests of the kernels must catch each.
+"""Plants bugs in a copy of the sources, one at a time: the tests must catch each.
 
 A bug that survives is a test that is missing. The checkout itself is never touched.
 
@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nanobind
+from trainer_bugs import TRAINER_BUGS
+
+from fastlstm.system.hardware import native
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PARTS = ("", "_packing", "_variants", "_random", "_memory")
+PARTS = ("", "_packing", "_cell_options", "_random", "_memory")
 TESTS = [
     *(f"tests/ops/backends/test_native{part}.py" for part in PARTS),
     "tests/nn/test_prepared.py",
@@ -39,8 +42,18 @@ TESTS_OF_SERIES = [
     "tests/forecast/test_training_options.py",
     "tests/sequence/test_estimators.py",
 ]
+TESTS_OF_TRAINER = [
+    "tests/training/test_trainer.py",
+    "tests/training/test_recovery.py",
+    "tests/training",
+    "tests/text/test_task.py",
+    "tests/text/test_train.py",
+    "tests/forecast/test_recovery.py",
+    "tests/sequence/test_train.py",
+    "tests/golden",
+]
 TESTS_OF_PROJECTION = ["tests/ops/test_projection.py", "tests/nn/test_loss.py"]
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 # The finder of an editable install comes before PYTHONPATH: without it the copy is imported.
 SITE = """import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
@@ -54,10 +67,17 @@ class Bug(NamedTuple):
     new: str
 
     @property
+    def is_native(self) -> bool:
+        return self.file.endswith((".h", ".cpp"))
+
+    @property
     def tests(self) -> list[str]:
         """The tests that should catch it."""
         if self.name.startswith("series: "):
             return TESTS_OF_SERIES
+        if self.name.startswith("trainer: "):
+            own = f"tests/training/test_{Path(self.file).stem}.py"
+            return [*([own] if (REPOSITORY / own).exists() else []), *TESTS_OF_TRAINER]
         if self.name.startswith("projection: "):
             return TESTS_OF_PROJECTION
         is_decoding = self.name.startswith(("decode: ", "sampler: ", "stream: "))
@@ -82,9 +102,10 @@ INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
 NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
-COUNTS, ERROR_MEASURES = "forecast/data/counts.py", "forecast/data/error_measures.py"
+COUNTS, ERROR_MEASURES = "forecast/data/preparation.py", "forecast/data/error_measures.py"
 FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
 FORECAST_TASK, RECOVERY = "forecast/task.py", "training/recovery.py"
+SAVER = "training/saver.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -133,7 +154,7 @@ BUGS = (
     Bug("derivative of f", BACKWARD, "dc * old * rule.gate_slope(f));", "dc * old * (1.0f - f));"),
     Bug("new cell for the old one", BACKWARD, "old = Float32::load(cells",
         "old = Float32::load(new_cells"),
-    Bug("dc not carried", BACKWARD, "? dc * f + dc_kept : dc * f);",
+    Bug("dc not carried", BACKWARD, "? d.old + dc_kept : d.old);",
         "? dc * f + dc_kept : Vec{});"),
     Bug("gate gradient of an idle lane", BACKWARD, "for (int j = 0; j < 4; ++j) Format::store(gate",
         "for (int j = 0; j < 3; ++j) Format::store(gate"),
@@ -214,36 +235,36 @@ BUGS = (
     Bug("operator: kept gates overwritten", OPERATOR, "gates=saved.gates.clone()",
         "gates=saved.gates"),
     Bug("operator: options forgotten", OPERATOR, "CellOptions(**dict(", "CellOptions() or (dict("),
-    Bug("variant: hash without the row", CELL,
+    Bug("cell: hash without the row", CELL,
         "hash32((first_row_ + static_cast<uint32_t>(row)) ^ low)", "hash32(low)"),
-    Bug("variant: threshold of c for h", CELL, "(drawn & 0xffffu) < threshold_h_",
+    Bug("cell: threshold of c for h", CELL, "(drawn & 0xffffu) < threshold_h_",
         "(drawn & 0xffffu) < threshold_c_"),
-    Bug("variant: expectation without seed", CELL, "is_random_(v->seed != nullptr)",
+    Bug("cell: expectation without seed", CELL, "is_random_(v->seed != nullptr)",
         "is_random_(true)"),
-    Bug("variant: slope of hard_sigmoid", CELL, "(y > 0.0f) & (y < 1.0f)", "(y > 0.0f)"),
-    Bug("variant: old output of a late lane", FORWARD,
+    Bug("cell: slope of hard_sigmoid", CELL, "(y > 0.0f) & (y < 1.0f)", "(y > 0.0f)"),
+    Bug("cell: old output of a late lane", FORWARD,
         "if (t > (g.begins == nullptr ? 0 : g.begins[b])) {", "if (t > 0) {"),
-    Bug("variant: zoneout's dh not carried", BACKWARD, "b * kLanes, keep.h * dh);",
+    Bug("cell: zoneout's dh not carried", BACKWARD, "b * kLanes, keep.h * dh);",
         "b * kLanes, Vec{});"),
-    Bug("variant: zoneout's dc not carried", BACKWARD, "? dc * f + dc_kept : dc * f);",
-        "? dc * f : dc * f);"),
-    Bug("variant: kept cell before zoneout", BACKWARD, "        c = f * old + i * z;\n", ""),
-    Bug("variant: norm without groups' means", NORM, "squares += offset * offset * features;", ""),
-    Bug("variant: norm counts padding", NORM, "sum_lanes(first_lanes(squares, count))",
+    Bug("cell: zoneout's dc not carried", BACKWARD, "? d.old + dc_kept : d.old);",
+        "? d.old : d.old);"),
+    Bug("cell: kept cell before zoneout", BACKWARD, "        c = new_cell(rule, i, f, z, old);\n", ""),
+    Bug("cell: norm without groups' means", NORM, "squares += offset * offset * features;", ""),
+    Bug("cell: norm counts padding", NORM, "sum_lanes(first_lanes(squares, count))",
         "sum_lanes(squares)"),
-    Bug("variant: no barrier before outputs", NORM_FORWARD,
+    Bug("cell: no barrier before outputs", NORM_FORWARD,
         "    cells = new_cells;\n    me.barrier->wait(me.count);\n", "    cells = new_cells;\n"),
-    Bug("variant: scale of the wrong row", NORM_FORWARD, "scale_ih = ns.ih.scale()[input]",
+    Bug("cell: scale of the wrong row", NORM_FORWARD, "scale_ih = ns.ih.scale()[input]",
         "scale_ih = ns.ih.scale()[b]"),
-    Bug("variant: gamma of another gate", NORM_FORWARD, "p + q * H + k, H - k",
+    Bug("cell: gamma of another gate", NORM_FORWARD, "p + q * H + k, H - k",
         "p + (q ^ 1) * H + k, H - k"),
-    Bug("variant: mean of dn not taken off", NORM_BACKWARD,
+    Bug("cell: mean of dn not taken off", NORM_BACKWARD,
         "dn * gamma_c - ns.mean(0, b) - c * ns.mean(1, b)", "dn * gamma_c - c * ns.mean(1, b)"),
-    Bug("variant: norm's lane that is idle", NORM_BACKWARD,
+    Bug("cell: norm's lane that is idle", NORM_BACKWARD,
         "          Float32::store(d_gate + q * kLanes, Vec{});\n", ""),
-    Bug("variant: norm scratch used too early", NORM_BACKWARD,
+    Bug("cell: norm scratch used too early", NORM_BACKWARD,
         "  me.barrier->wait(me.count);  // the scratch can be used anew\n", ""),
-    Bug("variant: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
+    Bug("cell: sums of the last step only", NORM_BACKWARD, "Float32::load(sum) + v);", "v);"),
     Bug("ready: weights may change", PREPARED,
         "not self.packed.is_still(weights, self.middle[0], self.sizes[0])", "False"),
     Bug("parts: lengths not shifted", PARTS, "(t - first).clamp(0, T)", "t.clamp(0, T)"),
@@ -373,7 +394,9 @@ BUGS = (
         "static_cast<float>(fraction) * 0.0f"),
     Bug("series: a window across the end", "forecast/data/window_index.py",
         "(last - first - length) // stride + 1", "(last - first - length) // stride + 2"),
-    Bug("series: a buffer in use is written", WINDOW_LOADER, "if is_free and", "if"),
+    Bug("series: a buffer in use is written", WINDOW_LOADER,
+        "weakref.finalize(buffer, self._unused.append, memory).atexit = False",
+        "self._unused.append(memory)"),
     Bug("series: last batch dropped", WINDOW_LOADER, "steps + (rest >= world_size)", "steps"),
     Bug("series: every rank the same windows", WINDOW_LOADER,
         "np.arange(rank * size, (rank + 1) * size)", "np.arange(size)"),
@@ -389,7 +412,7 @@ BUGS = (
     Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segment]",
         "rows + before[0]"),
     Bug("series: infinities pass", "forecast/data/column_stats.py",
-        "if len(infinite):", "if False:"),
+        "return int(infinite[0])", "return None"),
     Bug("series: categories by batch", "forecast/data/names.py",
         "self._numbers.setdefault(name, len(self._values))", "{}.setdefault(name, 0)"),
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
@@ -398,18 +421,18 @@ BUGS = (
     Bug("series: the future is seen", NETWORK, "values[:, L:, C + config.num_past :]",
         "values[:, L:, C : C + config.num_future]"),
     Bug("series: past columns are seen", NETWORK, "rows.where(is_known, math.nan)", "rows"),
-    Bug("series: what was answered is not read", NETWORK, "(read, static), state)",
-        "(0 * read, static), state)"),
+    Bug("series: what was answered is not read", NETWORK, "_run(center, is_there",
+        "_run(0 * center, is_there"),
     Bug("series: directions of the first layer", NETWORK, "[hidden[-2], hidden[-1]]",
         "[hidden[0], hidden[1]]"),
     Bug("series: the plan of another step", FUTURE_COVARIATES, "places[n] = rows[at]",
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
         "np.where(np.isnan(codes), codes, at_fit)", "codes"),
-    Bug("series: resumed without its best weights", TRAINER, "tensors.get(BEST, {})", "{}"),
-    Bug("series: resumed from the first window", TRAINER,
-        "self.task.loader.load_state_dict(self.state.restore(tensors, meta, keep_guard))",
-        "self.state.restore(tensors, meta, keep_guard)"),
+    Bug("series: resumed without its best weights", SAVER, "tensors.get(BEST, {})", "{}"),
+    Bug("series: resumed from the first window", SAVER,
+        "trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))",
+        "trainer.state.restore(tensors, meta, is_roll_back)"),
     Bug("series: the last weights are judged", TRAINER,
         "            self.best.into_model()\n            finish =", "            finish ="),
     Bug("series: each part of a batch has its own mean", FORECAST_TASK,
@@ -434,8 +457,6 @@ BUGS = (
         "torch.ones_like(steps)"),
     Bug("series: held-out sequences are scaled by", SEQUENCES, "is_used[numbers] = True",
         "is_used[:] = True"),
-    Bug("series: the last weights are kept", "sequence/trainer.py",
-        "self.model.load_state_dict(best)", "pass"),
     Bug("series: residuals of another level", CALIBRATION,
         "return Calibration(torch.stack(residuals, 1))",
         "return Calibration(torch.stack(residuals, 1).flip(0))"),
@@ -453,13 +474,14 @@ BUGS = (
         "own.permute(1, 3, 0, 2, 4)"),
     Bug("series: the first value for the last", NETWORK, "return targets[:, -1], one",
         "return targets[:, 0], one"),
+    *(Bug(f"trainer: {name}", f"training/{file}", *texts) for name, file, *texts in TRAINER_BUGS),
 )  # fmt: skip
 
 
 class Copy:
     """A copy of the sources and tests with a build of its own."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, has_native_bugs: bool):
         self.root, self.build = folder / "tree", folder / "build"
         for name in ("src", "tests"):
             hidden = shutil.ignore_patterns("__pycache__", "*.so")
@@ -471,6 +493,9 @@ class Copy:
         (site / "sitecustomize.py").write_text(SITE)
         path = os.pathsep.join([str(site), str(self.root / "src")])
         self.environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        if not has_native_bugs:
+            shutil.copy(native().__file__, self.root / "src/fastlstm")
+            return
         settings = {
             "nanobind_DIR": nanobind.cmake_dir(),
             "Python_EXECUTABLE": sys.executable,
@@ -511,7 +536,7 @@ class Copy:
             raise SystemExit(f"{bug.name}: {whole.count(bug.old)} places in {bug.file}, expected 1")
         file.write_text(whole.replace(bug.old, bug.new), encoding="utf-8")
         try:
-            if file.suffix in (".h", ".cpp"):
+            if bug.is_native:
                 self.compile()
             return self.first_failure(bug.tests)
         finally:
@@ -532,16 +557,19 @@ def main() -> None:
     chosen = [bug for bug in BUGS[options.start :] if options.only in bug.name]
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
-        copy.compile()
-        failure = copy.first_failure([*TESTS, *TESTS_OF_DECODING])
+        has_native_bugs = any(bug.is_native for bug in chosen)
+        copy = Copy(Path(folder), has_native_bugs)
+        if has_native_bugs:
+            copy.compile()
+        tests = {test: None for bug in chosen for test in bug.tests}
+        failure = copy.first_failure(list(tests))
         if failure is not None:
             raise SystemExit(f"without a bug the tests fail: {failure}")
         was_native = False
         for bug in chosen:
-            if was_native and bug.file.endswith(".py"):
+            if was_native and not bug.is_native:
                 copy.compile()
-            was_native = bug.file.endswith((".h", ".cpp"))
+            was_native = bug.is_native
             failure = copy.try_bug(bug)
             if failure is None:
                 survivors.append(bug.name)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args
 
 from safetensors.numpy import load_file
+
+Kind = Literal["text", "forecaster", "sequence"]
+KINDS = get_args(Kind)
 
 SMALL = [
     *("--preset", "tiny", "--rnn-size", "64", "--embed-size", "32", "--dropout", "0.2"),
@@ -50,8 +54,19 @@ def make_text(path: Path, characters: int) -> Path:
     return path
 
 
+def make_source(kind: Kind, folder: Path) -> Path:
+    """Returns what a run of this kind trains on; sequences are made by their own script."""
+    if kind == "forecaster":
+        return make_table(folder / "table.csv", 1_000)
+    if kind == "sequence":
+        return Path(__file__).with_name("sequence_run.py")
+    return make_text(folder / "text.txt", 120_000)
+
+
 def train_command(source: Path, run: Path, *flags: str) -> list[str]:
-    """A run on a text, or on a table that `make_table` wrote."""
+    """A run on a text, on a table that `make_table` wrote, or by the script of sequences."""
+    if source.suffix == ".py":
+        return [sys.executable, str(source), "--out", str(run), *flags]
     small = SMALL_SERIES if source.suffix == ".csv" else SMALL
     command = [sys.executable, "-m", "fastlstm", "train", str(source), "--out", str(run)]
     return [*command, *small, *flags]

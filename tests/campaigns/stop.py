@@ -2,7 +2,7 @@
 
 Every time: exit code 75 (or 0 when it had just ended), and what lies in the run directory loads.
 
-usage: python tests/campaigns/stop.py [--stops 50]
+usage: python tests/campaigns/stop.py [--stops 50] [--kind text]
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ import tempfile
 import time
 from pathlib import Path
 
-from process import checkpoints, finish, make_text, start, temporaries, train_command
+from process import (
+    KINDS,
+    checkpoints,
+    finish,
+    make_source,
+    make_text,
+    start,
+    temporaries,
+    train_command,
+)
 
 from fastlstm.errors import EXIT_OK, EXIT_STOPPED
+from fastlstm.training.checkpoint import load_checkpoint
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stops", type=int, default=50)
+    parser.add_argument("--kind", choices=KINDS, default="text")
+    parser.add_argument("--steps", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -31,31 +43,38 @@ def main() -> None:
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        text = make_text(base / "text.txt", 40_000_000)
-        small = make_text(base / "small.txt", 400_000)
+        source = make_source(options.kind, base)
+        long_text = make_text(base / "long.txt", 40_000_000)
         for number in range(options.stops):
             run = base / f"run-{number}"
-            encoding = number % 4 == 0
-            flags = ["--steps", "400", "--checkpoint-every", "5", "--eval-every", "10"]
+            encoding = options.kind == "text" and number % 4 == 0
+            flags = ["--steps", str(options.steps), "--checkpoint-every", "5"]
+            if options.kind == "text":
+                flags += ["--eval-every", "10"]
             if encoding:
                 flags += ["--cache-dir", str(base / f"cache-{number}")]
-            process = start(train_command(text if encoding else small, run, *flags))
+            process = start(train_command(long_text if encoding else source, run, *flags))
             time.sleep(rng.uniform(1.0, 4.0 if encoding else 12.0))
-            running = process.poll() is None
             process.send_signal(signal.SIGTERM)
             asked = time.monotonic()
             output, _ = process.communicate(timeout=60)
-            slowest = max(slowest, time.monotonic() - asked)
+            took_s = time.monotonic() - asked
+            slowest = max(slowest, took_s)
             codes[process.returncode] += 1
-            if process.returncode not in (EXIT_STOPPED, EXIT_OK):
-                raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
             saved = checkpoints(run)
-            if saved:
+            expected = {EXIT_STOPPED, EXIT_OK}
+            if options.kind == "sequence" and not saved:
+                expected.add(-signal.SIGTERM)  # the script was still importing
+            if process.returncode not in expected:
+                raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
+            if saved and options.kind == "sequence":
+                load_checkpoint(saved[-1])
+            elif saved:
                 finish([sys.executable, "-m", "fastlstm", "info", str(saved[-1])])
             if temporaries(run):
                 raise SystemExit(f"stop {number}: left over {temporaries(run)}")
             last = output.strip().splitlines()[-1:] or ["(no output yet)"]
-            saved_text = f"exit {process.returncode} running {running} saved {len(saved)}"
+            saved_text = f"exit {process.returncode} in {took_s:.1f} s saved {len(saved)}"
             print(f"stop {number}: {saved_text} | {last[0][:90]}", flush=True)
     print(f"{options.stops} stops, exit codes {dict(codes)}, slowest {slowest:.1f} s")
 

@@ -120,7 +120,9 @@ def test_prompt_that_is_not_utf8(
 def test_fast_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 10.01, 10.02, 10.07, 10.08])
     monkeypatch.setattr(generate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    assert list(generate._batched("abcde")) == ["a", "bcd", "e"]
+    shown: list[str] = []
+    assert generate._printed("abcde", shown.append) == "abcde"
+    assert shown == ["a", "bcd", "e"]
 
 
 @pytest.mark.parametrize(("kind", "count"), [("char", 2), ("byte", 3), ("bpe", 7)])

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.system import hardware
-from fastlstm.system.hardware import Ceilings, CpuInfo
+from fastlstm.system import ceilings, hardware
+from fastlstm.system.ceilings import Ceilings
+from fastlstm.system.hardware import CpuInfo
 
 pytestmark = pytest.mark.isa
 
@@ -62,7 +63,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu", lambda: cpu)
     monkeypatch.setattr(hardware, "gpu", lambda: None)
     monkeypatch.setattr(hardware, "default_threads", lambda: 2)
-    monkeypatch.setattr(hardware, "ceilings", lambda dtype, threads: Ceilings(98.5, "oneDNN", 20.0))
+    measured = Ceilings(98.5, "oneDNN", 20.0)
+    monkeypatch.setattr(ceilings, "measured_ceilings", lambda dtype, threads: measured)
     monkeypatch.setattr(hardware, "peak_gflops", lambda threads: {"avx2": 120.0})
 
 

@@ -206,6 +206,37 @@ def test_a_field_in_quotes_may_hold_delimiters() -> None:
     assert kind_of_source("quoted.txt") == "csv"
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["In 1812, Napoleon marched.", "In 1813, he was beaten.", "By 1815, it was over."],
+        ["Chapter 1; The inn", "Chapter 2; The road", "Chapter 3; The sea"],
+        ['"At 9, he came," she said', '"At 10, he left," she said', '"At 11, too," she said'],
+        ["one, two", "three, four", "five, six"],
+    ],
+    ids=["a comma in every line", "headings", "quotations", "no digits"],
+)
+def test_prose_with_equally_many_delimiters_is_a_text(lines: list[str]) -> None:
+    Path("prose.txt").write_text("\n".join(lines))
+    assert kind_of_source("prose.txt") == "text"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["day;y", "1.2.2024;1,5", "2.2.2024;2,5"],
+        ["when\twho", "2024-01-01T00:00:00Z\tAnna", "2024-01-01T01:00:00Z\tPaul"],
+        ["name,a,b", "x,?,1", "y,2,?"],
+        ["y", "1e-3", "-2.5"],
+        ["1 | 2", "3 | 4", "5 | 6"],
+    ],
+    ids=["decimal commas", "times", "missing values", "one column", "no header"],
+)
+def test_rows_with_a_number_or_a_time_are_a_table(lines: list[str]) -> None:
+    Path("rows.txt").write_text("\n".join(lines))
+    assert kind_of_source("rows.txt") == "csv"
+
+
 def test_hidden_files_do_not_count() -> None:
     for path in ("texts/.a.csv", "texts/.cache/a.csv"):
         Path(path).parent.mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import LEVELS, Calibration, calibrate, forecast, spread
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.splits import split_table
 from series_frames import long_table, replaced
 
 HORIZON, INPUT = 6, 24
@@ -139,14 +140,16 @@ def test_calibration_takes_windows_evenly_where_they_are_many(
         return read(inputs, rows, length, size)
 
     monkeypatch.setattr(ScaledWindows, "read", recorded)
-    valid = model.split_.windows(model.dataset_.table, "valid", INPUT, HORIZON)
+    dataset = model.dataset_
+    split = split_table(dataset.table, dataset.frequency, model.split)
+    valid = split.windows(dataset.table, "valid", INPUT, HORIZON)
     shown: list[tuple[int, int]] = []
     calibrate(model.network_, model._inputs, valid, show=lambda *how_far: shown.append(how_far))
     assert shown == [(100, 100)]
     assert len(taken[0]) == 100
     assert (taken[0][0], taken[0][-1]) == (valid.rows()[0], valid.rows()[-1])
     # Where the time may not be enough for all, those that come first are of the whole part.
-    calibrate(model.network_, model._inputs, valid, lambda done, total: False)
+    calibrate(model.network_, model._inputs, valid, should_continue=lambda done: False)
     assert np.array_equal(np.sort(taken[1]), taken[0])
     places = np.searchsorted(taken[0], np.sort(taken[1][:20]))
     assert np.diff([0, *places, 100]).max() <= 15

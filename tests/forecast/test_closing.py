@@ -66,7 +66,8 @@ def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
 ) -> None:
     def calibrate(*args: Any) -> None:
         for done in range(64, 1025, 64):
-            if not args[-1](done, 1024):
+            args[-2](done, 1024)
+            if not args[-1](done):
                 return
 
     monkeypatch.setattr(closing_module, "calibrate", calibrate)
@@ -74,7 +75,7 @@ def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
     events: list[dict[str, Any]] = []
     closing = closing_of(RunSession(None, [events.append]), 100.0)
     network: Any = None
-    assert closing._calibrate_for(limit_s, network) == (None, num, 1024)
+    assert closing._calibrate(network, limit_s / 100) == (None, num, 1024)
     assert {event["doing"] for event in events} == {"calibrating quantiles"}
     assert [event["done"] for event in events] == list(range(64, num + 1, 64))
 
@@ -84,9 +85,9 @@ def test_how_far_a_calibration_is_is_shown(
 ) -> None:
     calibrate = closing_module.calibrate
 
-    def watched(*args: Any, show: Any) -> Any:
-        show(1, 2)
-        return calibrate(*args, show=show)
+    def watched(*args: Any) -> Any:
+        args[-2](1, 2)
+        return calibrate(*args)
 
     monkeypatch.setattr(closing_module, "calibrate", watched)
     monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
@@ -96,7 +97,7 @@ def test_how_far_a_calibration_is_is_shown(
     assert (shown[0]["done"], shown[0]["total"], shown[0]["unit"]) == (1, 2, "windows")
 
 
-def test_judging_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing_module, "num_test_windows", lambda *_: 1000)
     session = SimpleNamespace(run=object(), report_s=lambda: 5.0, watch=lambda *_: lambda *_: None)
     closing = closing_of(session, 100.0)
@@ -111,7 +112,7 @@ def test_judging_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> 
     trainer: Any = SimpleNamespace(
         say=lambda *_: None, stop=None, progress=Progress(), elapsed_s=lambda: next(elapsed_s)
     )
-    closing._judge(trainer)
+    closing._evaluate(trainer)
     assert asked[0](64, 1000)
     assert not asked[0](128, 1000)
 
@@ -129,7 +130,7 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
     monkeypatch.setattr(closing_module, "calibrate", calibrate)
     monkeypatch.setattr(closing_module, "forecaster_files", published.append)
     monkeypatch.setattr(closing_module, "num_test_windows", lambda *_: 0)
-    monkeypatch.setattr(Closing, "_judge", lambda *_: {})
+    monkeypatch.setattr(Closing, "_evaluate", lambda *_: {})
     for budget_s, used in ((9.0, 1), (None, 0)):
         made.clear()
         run = SimpleNamespace(publish=lambda files: None)

@@ -28,6 +28,7 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast import evaluation
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.report.history import read_history
@@ -276,9 +277,11 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     places = np.searchsorted(np.sort(rows), np.sort(rows[:64]))
     assert np.diff([0, *places, len(rows)]).max() <= 3 * len(rows) / 64
     said = [event.get("text", "") for event in events]
-    of = f"judged on {test['windows']:,} of 1,425 windows, evenly spread: all would not fit"
+    of = f"evaluated {test['windows']:,} of 1,425 windows, evenly spread: all would not fit"
     assert any(of in text for text in said)
-    shown = [e for e in events if e["event"] == "progress" and "judging" in e["doing"]]
+    shown = [
+        e for e in events if e["event"] == "progress" and e["doing"] == "evaluating the test part"
+    ]
     assert [e["total"] for e in shown] == [1425] * len(shown)
     assert shown
 
@@ -288,7 +291,7 @@ def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
     train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append])
     test = next(event for event in events if event["event"] == "test")
     assert test["windows"] == test["of_windows"]
-    assert not any("judged on" in event.get("text", "") for event in events)
+    assert not any("evaluated " in event.get("text", "") for event in events)
 
 
 def test_a_stop_while_judging_is_honoured_and_resumed(path: str, tmp_path: Path) -> None:
@@ -296,11 +299,11 @@ def test_a_stop_while_judging_is_honoured_and_resumed(path: str, tmp_path: Path)
     out, config = tmp_path / "run", ForecastConfig(**QUICK)
     events: list[dict[str, Any]] = []
 
-    def is_judging() -> bool:
-        return any("judging" in event.get("text", "") for event in events)
+    def is_evaluating() -> bool:
+        return any("evaluating the forecasts" in event.get("text", "") for event in events)
 
     with pytest.raises(Stopped, match="checkpoint-30 is saved, the same command with resume=True"):
-        train_forecaster(path, config, out=out, observers=[events.append], stop=is_judging)
+        train_forecaster(path, config, out=out, observers=[events.append], stop=is_evaluating)
     assert events[-1]["event"] == "end"
     assert events[-1]["reason"].startswith("stopped by")
     assert Forecaster.load(out).predict(path) is not None
@@ -428,7 +431,7 @@ def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Pat
 def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", stop=StopAt(0))
-    with pytest.raises(RunDirectoryError, match="no forecaster yet"):
+    with pytest.raises(RunDirectoryError, match="no model yet"):
         Forecaster.load(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="no such run; train one with"):
         Forecaster.load(tmp_path / "nothing")
@@ -572,8 +575,9 @@ def test_times_of_forecasts_are_whole_and_of_the_zone_that_is_named(
     table = pa.table({"ds": column, "y": np.random.default_rng(0).normal(size=120)})
     config = ForecastConfig(**{**QUICK, "steps": 1})
     trained = train_forecaster(table, config)
+    split = split_table(trained.dataset.table, trained.dataset.frequency, config.split)
     events = evaluation.evaluation_events(
-        trained.stored, trained.dataset, trained.split, trained.inputs, lambda *_: True
+        trained.stored, trained.dataset, split, trained.inputs, lambda *_: True
     )
     picture = next(event for event in events if event["event"] == "forecast")
     assert picture["time_zone"] == shown

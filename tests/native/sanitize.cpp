@@ -172,22 +172,22 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const bool is_plain = (options & (kNorm | kZoneout)) == 0;
   const double zoneout = options & kZoneout ? 0.25 : 0.0;
   const bool is_soft = (options & kInitial) != 0;
-  Variant variant{is_soft ? Activation::softsign : Activation::tanh,
-                  is_soft ? Activation::hard_sigmoid : Activation::sigmoid,
-                  zoneout,
-                  zoneout,
-                  random.whole(0, 1000),
-                  options & kMask ? &seed : nullptr,
-                  gamma_ih.get<float>(),
-                  gamma_hh.get<float>(),
-                  gamma_c.get<float>(),
-                  beta_c.get<float>(),
-                  normed.get(),
-                  moments.get<float>()};
+  CellCall cell_call{is_soft ? Activation::softsign : Activation::tanh,
+                     is_soft ? Activation::hard_sigmoid : Activation::sigmoid,
+                     zoneout,
+                     zoneout,
+                     random.whole(0, 1000),
+                     options & kMask ? &seed : nullptr,
+                     gamma_ih.get<float>(),
+                     gamma_hh.get<float>(),
+                     gamma_c.get<float>(),
+                     beta_c.get<float>(),
+                     normed.get(),
+                     moments.get<float>()};
   for (const bool keep : {false, true}) {
     Buffer cells(keep ? (T + 1) * B * padded * 4 : 0);
-    variant.normed = keep ? normed.get() : nullptr;
-    variant.moments = keep ? moments.get<float>() : nullptr;
+    cell_call.normed = keep ? normed.get() : nullptr;
+    cell_call.moments = keep ? moments.get<float>() : nullptr;
     ForwardArgs args{T,
                      B,
                      I,
@@ -205,7 +205,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                      static_cast<float*>(output("c_last", false, B * H * 4)),
                      keep ? gates.get() : nullptr,
                      keep ? cells.get<float>() : nullptr,
-                     is_plain ? nullptr : &variant,
+                     is_plain ? nullptr : &cell_call,
                      nullptr};
     const Buffer workspace(kernel.forward_workspace(args));
     args.workspace = workspace.get();
@@ -239,7 +239,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                     static_cast<float*>(output("dw_ih", false, 4 * H * I * 4)),
                     static_cast<float*>(output("dw_hh", false, 4 * H * H * 4)),
                     static_cast<float*>(output("db", false, 4 * H * 4)),
-                    is_plain ? nullptr : &variant,
+                    is_plain ? nullptr : &cell_call,
                     nullptr,
                     nullptr,
                     nullptr,

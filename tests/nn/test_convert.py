@@ -147,9 +147,9 @@ def test_what_was_accelerated_after_inference_is_restored():
     x = torch.randn(1, 1, I)
     with torch.no_grad():
         want = [layer(x)[0] for _ in range(3)][-1]
-    assert layer._ready is not None
+    assert layer._prepared is not None
     fastlstm.restore(layer)
-    assert not {"_ready", "_last_shape"} & layer.__dict__.keys()
+    assert not {"_prepared", "_last_shape"} & layer.__dict__.keys()
     torch.testing.assert_close(layer(x)[0], want)
 
 

@@ -1,4 +1,4 @@
-"""Small inference calls made ready once: the same results whatever changes in between."""
+"""Small inference calls prepared once: the same results whatever changes in between."""
 
 import copy
 import pickle
@@ -39,7 +39,7 @@ def agree(pair, x, hx=None):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often a ready call was tried, and how often it answered."""
+    """How often a prepared call was tried, and how often it answered."""
     found = []
     call = PreparedCall.call
 
@@ -52,13 +52,13 @@ def calls(monkeypatch):
     return found
 
 
-def get_ready(pair, x, hx=None):
+def prepare(pair, x, hx=None):
     agree(pair, x, hx)
     agree(pair, x, hx)
-    assert pair[1]._ready is not None
+    assert pair[1]._prepared is not None
 
 
-def test_steps_are_ready_from_the_third_on(pair, calls):
+def test_steps_are_prepared_from_the_third_on(pair, calls):
     hx = state()
     for _ in range(5):
         agree(pair, torch.randn(1, B, I), hx)
@@ -66,10 +66,10 @@ def test_steps_are_ready_from_the_third_on(pair, calls):
     assert calls == [True] * 4
 
 
-def test_shapes_in_turn_make_nothing_ready(pair, calls):
+def test_alternating_shapes_prepare_nothing(pair, calls):
     for n in (1, 2, 1, 2):
         agree(pair, torch.randn(n, B, I))
-    assert pair[1]._ready is None
+    assert pair[1]._prepared is None
     assert calls == []
 
 
@@ -88,7 +88,7 @@ def test_weights_that_change(pair, calls):
         pair[1].load_state_dict(pair[0].state_dict())
 
     for change in (halve, replace, load):
-        get_ready(pair, x, hx)
+        prepare(pair, x, hx)
         calls.clear()
         change()
         agree(pair, x, hx)
@@ -99,7 +99,7 @@ def test_memory_of_a_weight_cannot_become_the_next_ones(pair):
     _, own = pair
     twin = fastlstm.LSTM(I, H)
     twin.weight_hh_l0 = own.weight_hh_l0
-    get_ready(pair, torch.randn(1, B, I))
+    prepare(pair, torch.randn(1, B, I))
     memory = StorageWeakRef(own.weight_hh_l0.untyped_storage())
     own.weight_hh_l0.data = torch.randn(4 * H, H)
     twin(torch.randn(70, B, I))  # packs the new values: those packed first are let go
@@ -130,12 +130,12 @@ def test_fake_tensors_hold_no_memory():
         layer = fastlstm.LSTM(I, H)
         for _ in range(3):
             assert layer(torch.randn(1, B, I))[0].shape == (1, B, H)
-        assert layer._ready is None
+        assert layer._prepared is None
 
 
 def test_the_order_of_axes_may_change(pair):
     x = torch.randn(2, 1, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     for layer in pair:
         layer.batch_first = True
     agree(pair, x)
@@ -144,7 +144,7 @@ def test_the_order_of_axes_may_change(pair):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.* Python loop over time")
 def test_forward_derivatives_are_not_dropped(pair):
     x = torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     with fwAD.dual_level():
         dual = fwAD.make_dual(x, torch.ones_like(x))
         y = pair[1](dual)[0]
@@ -152,10 +152,10 @@ def test_forward_derivatives_are_not_dropped(pair):
 
 
 def test_training_gives_the_packed_weights_back(pair):
-    get_ready(pair, torch.randn(1, B, I))
+    prepare(pair, torch.randn(1, B, I))
     with torch.enable_grad():
         pair[1](torch.randn(1, B, I))
-    assert pair[1]._ready is None
+    assert pair[1]._prepared is None
 
 
 def test_shapes_layouts_and_dtypes_that_change(pair):
@@ -168,7 +168,7 @@ def test_shapes_layouts_and_dtypes_that_change(pair):
         (torch.randn(4, I), None),
     )
     for x, hx in others:
-        get_ready(pair, torch.randn(1, B, I), state())
+        prepare(pair, torch.randn(1, B, I), state())
         agree(pair, x, hx)
     for layer in pair:
         layer.double()
@@ -188,13 +188,13 @@ def test_batch_first(steps, batch):
 
 def test_wrong_arguments_are_still_refused(pair):
     _, own = pair
-    get_ready(pair, torch.randn(1, B, I), state())
+    prepare(pair, torch.randn(1, B, I), state())
     with pytest.raises(RuntimeError):
         own(torch.randn(1, B, I + 1), state())
     with pytest.raises(RuntimeError):
         own(torch.randn(1, B, I), state(B + 1))
     for batches in ((B, B + 1), (B + 1, B)):
-        get_ready(pair, torch.randn(1, B, I), state())
+        prepare(pair, torch.randn(1, B, I), state())
         with pytest.raises(RuntimeError):
             own(torch.randn(1, B, I), tuple(torch.randn(1, n, H) for n in batches))
     own.backend = "nosuch"
@@ -205,7 +205,7 @@ def test_wrong_arguments_are_still_refused(pair):
 def test_gradients_come_back_with_grad_mode(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     with torch.enable_grad():
         own(x)[0].sum().backward()
     assert own.weight_hh_l0.grad is not None
@@ -214,7 +214,7 @@ def test_gradients_come_back_with_grad_mode(pair):
 def test_autocast_is_heeded(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     with torch.autocast("cpu", torch.bfloat16):
         assert own(x)[0].dtype == torch.bfloat16
 
@@ -222,11 +222,11 @@ def test_autocast_is_heeded(pair):
 def test_copies_and_pickles_start_anew(pair):
     peer, own = pair
     x = torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     for other in (copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         agree((peer, other), x)
         agree((peer, other), x)
-    get_ready(pair, x)
+    prepare(pair, x)
     own.weight_hh_l0.add_(1)
     twin = copy.deepcopy(own)
     peer.load_state_dict(own.state_dict())
@@ -237,7 +237,7 @@ def test_copies_and_pickles_start_anew(pair):
 def test_a_trace_holds_no_constant(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     traced = torch.jit.trace(own, x)
     other = torch.randn(1, B, I)
     torch.testing.assert_close(traced(other)[0], own(other)[0])
@@ -246,7 +246,7 @@ def test_a_trace_holds_no_constant(pair):
 def test_outputs_are_fresh_every_time(pair):
     _, own = pair
     x = torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     first, (h, _) = own(x)
     kept = first.clone(), h.clone()
     own(torch.randn(1, B, I))
@@ -261,7 +261,7 @@ def under_autocast(layer, x, hx=None, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
-def test_bfloat16_steps_are_ready_and_the_same(pair, calls, given):
+def test_bfloat16_steps_are_prepared_and_the_same(pair, calls, given):
     own, x = pair[1], torch.randn(1, B, I, dtype=given)
     found = [under_autocast(own, x, state) for state in [None] * 4]
     assert calls == [True, True]
@@ -271,15 +271,15 @@ def test_bfloat16_steps_are_ready_and_the_same(pair, calls, given):
     hx = tuple(found[0][1:])
     ready = under_autocast(own, x, hx)
     assert calls == [True] * 3
-    own._ready = None
+    own._prepared = None
     assert all(map(torch.equal, ready, under_autocast(own, x, hx)))
 
 
 def test_autocast_that_comes_and_goes_changes_the_dtype(pair, calls):
     own, x = pair[1], torch.randn(1, B, I)
-    get_ready(pair, x)
+    prepare(pair, x)
     assert under_autocast(own, x)[0].dtype == torch.bfloat16
-    assert own._ready.dtype == torch.bfloat16
+    assert own._prepared.dtype == torch.bfloat16
     if has_float16 := torch_computes_float16(x):
         assert under_autocast(own, x, dtype=torch.float16)[0].dtype == torch.float16
         assert under_autocast(own, x)[0].dtype == torch.bfloat16
@@ -296,12 +296,12 @@ def torch_computes_float16(x):
     return True
 
 
-def test_what_autocast_computes_in_float16_is_never_ready(pair, calls):
+def test_what_autocast_computes_in_float16_is_never_prepared(pair, calls):
     if not torch_computes_float16(torch.randn(1, B, I)):
         pytest.skip("torch has no float16 LSTM on this CPU, and we leave float16 to it")
     for _ in range(3):
         under_autocast(pair[1], torch.randn(1, B, I), dtype=torch.float16)
-    assert pair[1]._ready is None
+    assert pair[1]._prepared is None
     assert calls == []
 
 

@@ -2,18 +2,21 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import fastlstm
 from fastlstm.ops.call import LSTMArgs, LSTMCall
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.custom_op import (
     all_tensors,
+    lstm_flop,
     options_of,
     options_text,
     present_tensors,
     run_custom_op,
 )
 from fastlstm.ops.kernels import fastest_kernels
+from fastlstm.ops.lstm import lstm
 from fastlstm.ops.native_call import symbolic_gate_rows
 from native_run import run_native
 
@@ -115,3 +118,10 @@ def test_an_exported_program_has_gradients(fields, dynamic_shapes):
         assert program_order == [n for n, _ in layer.named_parameters()]
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_flop_of_a_call_is_what_the_reference_runs(ops):
+    args = ops.make(5, 3, 8, 16).copy(torch.float32, ())
+    with FlopCounterMode(display=False) as counter:
+        lstm(*args.list(), backend="reference")
+    assert lstm_flop(5, 3, 8, 16) == counter.get_total_flops()

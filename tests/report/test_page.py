@@ -287,3 +287,15 @@ def test_the_policy_leaves_no_place_to_send_to(report: Path) -> None:
 )  # fmt: skip
 def test_the_time_of_a_run(seconds: float, shown: str) -> None:
     assert " ".join(page_module._duration(seconds)) == shown
+
+
+def test_every_class_of_the_page_has_a_rule_and_every_rule_a_class() -> None:
+    package = Path(page_module.__file__).parent
+    code = (package / "page.py").read_text()
+    styles = (package / "report.css").read_text()
+    used = {name for names in re.findall(r'class="([a-z ]+)["{]', code) for name in names.split()}
+    used |= set(re.findall(r"class=([a-z]+)", code)) | {"good", "warn"}  # the state of a run
+    assert set(re.findall(r"\.([a-z]+)", styles)) == used
+    colours = re.findall(r"--([a-z]+):", styles)
+    assert set(re.findall(r"var\(--([a-z]+)\)", styles)) <= set(colours)
+    assert all(colours.count(name) == 2 for name in colours), "a light and a dark one"

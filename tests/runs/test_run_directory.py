@@ -10,7 +10,7 @@ import pytest
 from fastlstm.errors import CorruptFileError, RunDirectoryError
 from fastlstm.runs import manifest
 from fastlstm.runs.manifest import FileRecord, Manifest, write_directory
-from fastlstm.runs.run_directory import RunDirectory, holds_forecaster, kind_of_run
+from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_linked_configuration_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text('{"kind": "forecaster"}')
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").symlink_to(tmp_path / "elsewhere")
-    assert not holds_forecaster(tmp_path / "run")
+    assert kind_of_run(tmp_path / "run") != "forecaster"
 
 
 def test_a_configuration_nested_without_end_is_no_run(tmp_path: Path) -> None:

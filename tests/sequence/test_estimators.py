@@ -169,7 +169,10 @@ def test_answers_and_values_far_from_0_are_as_exact_as_near_it() -> None:
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_padding_changes_nothing(pooling: Any, bidirectional: bool, num_layers: int) -> None:
     torch.manual_seed(0)
-    config = NetworkConfig(3, 2, 8, num_layers, 6, bidirectional, pooling, has_missing=True)
+    config = NetworkConfig(
+        num_columns=3, num_outputs=2, hidden_size=8, num_layers=num_layers, embed_size=6,
+        bidirectional=bidirectional, pooling=pooling, has_missing=True,
+    )  # fmt: skip
     network = SequenceNetwork(config).eval()
     values, lengths = torch.randn(4, 9, 3), torch.tensor([9, 5, 1, 7])
     found = network(values, lengths)
@@ -185,7 +188,9 @@ def test_padding_changes_nothing(pooling: Any, bidirectional: bool, num_layers: 
 def test_both_ways_reads_both_ends() -> None:
     """Of one step on, the last state of the second direction is that at the first step."""
     torch.manual_seed(0)
-    network = SequenceNetwork(NetworkConfig(1, 1, 8, 1, 6, bidirectional=True)).eval()
+    network = SequenceNetwork(
+        NetworkConfig(num_columns=1, num_outputs=1, hidden_size=8, embed_size=6, bidirectional=True)
+    ).eval()
     values = torch.randn(2, 9, 1)
     read, _ = network.lstm(torch.relu(network.embed(values.transpose(0, 1))))
     pooled = torch.cat([read[-1, :, :8], read[0, :, 8:]], -1)

@@ -18,7 +18,7 @@ def loader(seed: int = 3) -> SequenceLoader:
 
 
 def numbers(of: SequenceLoader, count: int) -> list[list[int]]:
-    return [of.next().wanted.tolist() for _ in range(count)]
+    return [of.next().targets.tolist() for _ in range(count)]
 
 
 def test_an_epoch_hands_out_every_sequence_once_in_an_order_of_its_own() -> None:
@@ -36,7 +36,7 @@ def test_an_epoch_hands_out_every_sequence_once_in_an_order_of_its_own() -> None
 
 def test_answers_go_with_their_sequences() -> None:
     batch = loader().next()
-    assert batch.inputs.values[:, 0, 0].tolist() == [2.0 * n for n in batch.wanted.tolist()]
+    assert batch.inputs.values[:, 0, 0].tolist() == [2.0 * n for n in batch.targets.tolist()]
 
 
 @pytest.mark.parametrize("after", [0, 2, 3, 7])

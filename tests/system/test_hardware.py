@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
 import os
 import platform
 import subprocess
@@ -15,7 +12,6 @@ import torch
 
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.system import environment, hardware
-from fastlstm.system.hardware import Ceilings
 from recorded_cpus import (
     AMX_INT8,
     AMX_TILE,
@@ -205,147 +201,19 @@ def test_copies_that_do_not_fit_are_a_memory_error() -> None:
         native.copy_gb_s(1, 1 << 60)
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Measurements that take no time, and a cache of their own; returns where they are kept."""
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hardware, "_MEASURE_S", 0.0)
-    monkeypatch.setattr(hardware, "_COPY_BYTES", 1 << 16)
-    monkeypatch.setattr(hardware, "_QUIET_SHARE", 0.0)
-    return tmp_path / "cache" / "measured"
-
-
-SMALL = (32, 16, 24)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32"])
-def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) -> None:
-    before = torch.get_num_threads()
-    measured = hardware.ceilings(dtype, before + 1, shape=SMALL)
-    assert measured.gemm_gflops > 0
-    assert measured.copy_gb_s > 0
-    assert measured.gemm_by in ("torch.mm", "oneDNN")
-    assert torch.get_num_threads() == before
-
-
-def test_every_way_to_multiply_gives_the_product() -> None:
-    x, weight = torch.randn(5, 7), torch.randn(3, 7)
-    expected = x.double() @ weight.double().t()
-    products = hardware._cpu_products(x, weight)
-    assert "torch.mm" in products
-    if torch.backends.mkldnn.is_available():
-        assert "oneDNN" in products
-    for product in products.values():
-        result = product()
-        assert isinstance(result, torch.Tensor)
-        assert torch.allclose(result.double(), expected, atol=1e-5)
-
-
-def _never(*_: Any) -> Ceilings:
-    raise AssertionError("measured although the result was stored")
-
-
-def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = hardware.ceilings("fp32", 1, shape=SMALL)
-    monkeypatch.setattr(hardware, "_measure", _never)
-    again = hardware.ceilings("fp32", 1, shape=SMALL)
-    assert again == dataclasses.replace(first, is_recalled=True)
-    assert not first.is_recalled
-    for other in (("bf16", 1, SMALL), ("fp32", 2, SMALL), ("fp32", 1, (8, 8, 8))):
-        with pytest.raises(AssertionError, match="measured"):
-            hardware.ceilings(other[0], other[1], shape=other[2])
-    monkeypatch.setattr(torch, "__version__", "9.9")
-    with pytest.raises(AssertionError, match="measured"):
-        hardware.ceilings("fp32", 1, shape=SMALL)
-
-
-def test_fresh_measurement_keeps_the_better_one(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = [Ceilings(100.0, "oneDNN", 9.0), Ceilings(60.0, "oneDNN", 9.0)]
-    results.append(Ceilings(120.0, "torch.mm", 9.0))
-    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
-    seen = [hardware.ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
-    assert seen == [100.0, 100.0, 120.0]
-    assert hardware.ceilings("fp32", 1).gemm_gflops == 120.0
-
-
-def test_a_measurement_on_a_busy_machine_is_made_again(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures = [(40.0, True), (30.0, True), (50.0, False), (99.0, False)]
-    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in figures]
-    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
-    seen = [hardware.ceilings("fp32", 1) for _ in range(4)]
-    assert [(c.gemm_gflops, c.is_busy) for c in seen] == [
-        (40.0, True),
-        (40.0, True),
-        (50.0, False),
-        (50.0, False),
-    ]
-
-
-@pytest.mark.parametrize(("cpu_rate", "is_busy"), [(0.0, True), (1.7, True), (1.9, False)])
-def test_busy_means_that_the_threads_lacked_cpu_time(
-    quick: Path, monkeypatch: pytest.MonkeyPatch, cpu_rate: float, is_busy: bool
-) -> None:
-    clock = itertools.count(step=1.0)
-    monkeypatch.setattr(hardware, "_QUIET_SHARE", 0.9)
-    monkeypatch.setattr(hardware, "_best_seconds", lambda call: 1.0)
-    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(clock))
-    used = itertools.count(step=cpu_rate)
-    monkeypatch.setattr(hardware.time, "process_time", lambda: next(used))
-    assert hardware.ceilings("fp32", 2, shape=SMALL).is_busy is is_busy
-
-
-def test_a_machine_that_is_always_busy_is_measured_three_times(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy=True) for gflops in (40.0, 30.0, 50.0, 99.0)]
-    monkeypatch.setattr(hardware, "_measure", lambda *_: results.pop(0))
-    seen = [hardware.ceilings("fp32", 1) for _ in range(5)]
-    assert [c.gemm_gflops for c in seen] == [40.0, 40.0, 50.0, 50.0, 50.0]
-    assert [c.is_recalled for c in seen] == [False, False, False, True, True]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *({}, {"gemm_gflops": "fast"}, {"gemm_gflops": None}, {"copy_gb_s": -1.0}),
-        *({"gemm_gflops": "inf"}, {"gemm_gflops": 10**400}, {"copy_gb_s": "1e999"}),
-        *({"gemm_by": "<script>"}, {"gemm_by": ["oneDNN"]}, {"tries": [1]}),
-    ],
-)
-def test_ceilings_that_make_no_sense_are_measured_again(quick: Path, value: dict[str, Any]) -> None:
-    hardware.ceilings("fp32", 1, shape=SMALL)
-    (path,) = quick.iterdir()
-    content = json.loads(path.read_text())
-    content["value"] = {**content["value"], **value} if value else {}
-    path.write_text(json.dumps(content))
-    assert not hardware.ceilings("fp32", 1, shape=SMALL).is_recalled
-    assert hardware.ceilings("fp32", 1, shape=SMALL).is_recalled
-
-
-def test_unknown_dtype_names_the_known_ones(quick: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        hardware.ceilings("int4", 1)
-    assert str(caught.value) == "dtype is 'int4', expected one of fp32, bf16, fp16, tf32"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_there_is_none(quick: Path) -> None:
+def test_without_a_gpu_there_is_none() -> None:
     assert hardware.gpu() is None
     with pytest.raises(ConfigError, match="torch finds no GPU"):
-        hardware.ceilings("fp32", 1, device="cuda")
+        hardware.machine("cuda", 1)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_gpu_describes_the_first_device(quick: Path) -> None:
-    found = hardware.gpu()
-    assert found is not None
-    assert found.total_bytes > 0
-    assert hardware.ceilings("bf16", 1, device="cuda", shape=(512, 512, 512)).gemm_gflops > 0
+def test_gpu_describes_the_first_device() -> None:
+    first = hardware.gpu()
+    assert first is not None
+    assert first.total_bytes > 0
 
 
 def test_freed_memory_is_kept_and_a_large_buffer_costs_no_page_faults_again() -> None:

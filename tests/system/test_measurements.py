@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from fastlstm.system import hardware, measurements
-from fastlstm.training import precision as precision_module
-from fastlstm.training.precision import PrecisionChoice, choose_precision
+from fastlstm.system import measurements
 
 ABOUT = {"device": "a CPU", "threads": 2, "shape": [3, 4]}
 
@@ -88,16 +82,6 @@ def test_processes_that_write_at_once_leave_a_whole_file(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-def time_precision(
-    asked: Any,
-    rnn_size: int = 16,
-    batch: tuple[int, int] = (4, 2),
-    seconds: Callable[[str], float] = lambda _: 0.3,
-) -> PrecisionChoice:
-    about = {"model": {"rnn_size": rnn_size}, "batch": list(batch)}
-    return choose_precision(asked, torch.device("cpu"), about, seconds)
-
-
 @pytest.mark.parametrize(
     ("wall_s", "cpu_s", "threads", "share", "is_busy"),
     [
@@ -124,61 +108,3 @@ def test_missing_cpu_time_means_that_the_machine_was_busy(
         pass
     assert (timer.wall_s, timer.cpu_share) == pytest.approx((wall_s, share))
     assert timer.was_busy(0.9) is is_busy
-
-
-def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[Any] = []
-
-    def seconds(name: str) -> float:
-        timed.append(name)
-        return {"fp32": 0.3, "bf16": 0.1}[name]
-
-    monkeypatch.setattr(precision_module, "bf16_instructions", lambda: "AVX512-BF16")
-    first = time_precision("auto", seconds=seconds)
-    assert (first.name, first.step_s, first.is_recalled) == ("bf16", 0.1, False)
-    again = time_precision("auto", seconds=seconds)
-    assert timed == ["fp32", "bf16"]
-    assert (again.name, again.step_s, again.why) == (first.name, first.step_s, first.why)
-    assert again.is_recalled
-    assert time_precision("fp32", seconds=seconds).step_s == 0.3
-    assert len(timed) == 2
-    for rnn_size, batch in ((24, (4, 2)), (16, (8, 2))):
-        assert not time_precision("fp32", rnn_size, batch, seconds).is_recalled
-    assert len(timed) == 4
-    monkeypatch.setattr(hardware.fastlstm, "__version__", "9.9")
-    assert not time_precision("fp32", seconds=seconds).is_recalled
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, "fast", None, True])
-def test_times_that_make_no_sense_are_measured_again(cache: Path, seconds: Any) -> None:
-    time_precision("fp32")
-    (path,) = cache.iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "value": {"seconds": seconds}}))
-    assert not time_precision("fp32").is_recalled
-
-
-def test_tf32_is_switched_though_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    switched: list[str] = []
-    monkeypatch.setattr(precision_module, "allow_tf32", switched.append)
-    for _ in range(2):
-        time_precision("fp32")
-    assert switched == ["fp32", "fp32"]
-
-
-def test_a_pass_with_other_threads_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not time_precision("fp32").is_recalled
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert not time_precision("fp32").is_recalled
-    assert time_precision("fp32").is_recalled
-
-
-def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six times too slow, it made the plan of a run that reads little: no dropout."""
-
-    def waited(*_: Any) -> float:
-        time.sleep(0.05)  # others have the processors
-        return 0.3
-
-    for _ in range(2):
-        assert not time_precision("fp32", seconds=waited).is_recalled

@@ -4,8 +4,8 @@ import pytest
 
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.system.fields import parse_duration, parse_split
-from fastlstm.text.config import OPTIONS_OF_TABLES, PRESETS, ModelConfig, TrainConfig, from_dict
+from fastlstm.system.fields import built, parse_duration, parse_split
+from fastlstm.text.config import OPTIONS_OF_TABLES, PRESETS, ModelConfig, TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_unknown_key_names_the_nearest():
     with pytest.raises(
         ConfigError, match=r"f.yaml: unknown key 'rnn_siz' \(did you mean 'rnn_size'\?\)"
     ):
-        from_dict({"rnn_siz": 5}, "f.yaml")
+        built(TrainConfig, {"rnn_siz": 5}, "f.yaml")
 
 
 def test_preset_and_overrides():

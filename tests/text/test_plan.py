@@ -101,13 +101,13 @@ def test_gpu_precisions_are_refused_on_the_cpu():
 def test_evaluations_take_about_a_twentieth_of_the_work():
     config = TrainConfig(steps=10_000, precision="fp32", batch_size=8, seq_length=16)
     precision = PrecisionChoice("fp32", "as asked", 0.01)
-    resolved = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
-    every = resolved.config.eval_every
+    resolved, notes = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
+    every = resolved.eval_every
     assert 50_000 * 0.7 / (every * 8 * 16) <= 0.05
-    assert resolved.config.learning_rate is not None
-    assert resolved.config.dropout is not None
-    said = "the text will be seen about 1.28 times, the model has 1.00 parameters for each token"
-    assert any("dropout" in note and said in note for note in resolved.notes)
+    assert resolved.learning_rate is not None
+    assert resolved.dropout is not None
+    expected = "about 1.28 epochs, 1.00 parameters per training token"
+    assert notes == (f"dropout {resolved.dropout:g}: {expected}",)
 
 
 def test_short_runs_get_short_sequences():

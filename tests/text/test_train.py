@@ -32,15 +32,12 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
 from fastlstm.text import train as train_module
-from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import Samples, TextTask
-from fastlstm.text.train import _MAY_CHANGE
 from fastlstm.training import evaluations, snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.outputs import is_still_improving
-from fastlstm.training.resuming import resumed_config
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
@@ -694,20 +691,6 @@ def test_refusals(text, tmp_path):
     assert run.path == longer.path
 
 
-def test_a_resumed_run_takes_only_what_may_change():
-    given = TrainConfig(rnn_size=24, steps=20, batch_size=64)
-    begun = dataclasses.replace(given, threads=1, batch_size=4)
-
-    def resume(**fields):
-        return resumed_config(TrainConfig(**fields), fields, begun, given, _MAY_CHANGE)
-
-    resumed = resume(budget="3m", threads=2)
-    assert (resumed.steps, resumed.budget, resumed.threads, resumed.rnn_size) == (None, "3m", 2, 24)
-    assert resume(batch_size=64).batch_size == 4, "the same flag again, though the text was short"
-    with pytest.raises(ConfigError, match="batch_size=32"):
-        resume(batch_size=TrainConfig().batch_size)
-
-
 @pytest.mark.parametrize(
     ("losses", "is_so"),
     [
@@ -765,11 +748,11 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
         plan=SimpleNamespace(stop_criterion=ending),
         elapsed_s=lambda: 45.0,
         task=task,
-        _meter=SimpleNamespace(unit_s=1.0, evaluation_s=0.0, save_s=2.5),
+        meter=SimpleNamespace(unit_s=1.0, evaluation_s=0.0, save_s=2.5),
     )  # fmt: skip
     reserve_s = 7 + 2.5 + trainer_module.CLOSING_S + 20
     assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s))
-    trainer._meter.evaluation_s = 17.0
+    trainer.meter.evaluation_s = 17.0
     assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s - 10))
 
 

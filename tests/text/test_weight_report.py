@@ -52,14 +52,14 @@ def test_pace_takes_what_is_fast_and_looks_again(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("fastlstm.text.decoder.time.perf_counter", lambda: now[0])
     seconds = {1: 1e-5, 4: 0.5e-5}
-    pace = ThreadTuner(4)
+    tuner = ThreadTuner(4)
 
     def calls(count):
         chosen = []
         for _ in range(count):
             now[0] += 0.01
-            chosen.append(pace.choose())
-            pace.took(chosen[-1], seconds[chosen[-1]])
+            chosen.append(tuner.choose())
+            tuner.record(chosen[-1], seconds[chosen[-1]])
         return chosen
 
     assert calls(3) == [4, 1, 4]

@@ -43,7 +43,7 @@ def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation() -> No
     for (_, weights), seen in zip(task.published, (task.seen[0], task.seen[2]), strict=True):
         assert torch.equal(weights["1.weight"], seen)
     assert not trainer.best.weights, "no copy is kept"
-    assert "best" not in trainer.capture()[0]
+    assert "best" not in trainer.saver.capture()[0]
 
 
 def test_others_publish_with_checkpoints_and_at_the_end() -> None:
@@ -53,7 +53,7 @@ def test_others_publish_with_checkpoints_and_at_the_end() -> None:
     trainer.fit()
     assert [step for step, _ in task.published] == [4, 6]
     assert torch.equal(task.published[-1][1]["1.weight"], task.seen[2])
-    assert torch.equal(trainer.capture()[0]["best"]["1.weight"], task.seen[2])
+    assert torch.equal(trainer.saver.capture()[0]["best"]["1.weight"], task.seen[2])
 
 
 def test_a_refusal_is_said_and_tried_again_at_the_next_checkpoint() -> None:

@@ -7,14 +7,14 @@ import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.text.config import TrainConfig
-from fastlstm.training.device import choose_device, set_up_device
+from fastlstm.training.device import set_up_device
 
 
 def test_no_gpu_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto").type == "cpu"
+    assert set_up_device(TrainConfig(device="auto")).type == "cpu"
     with pytest.raises(ConfigError, match="no usable NVIDIA GPU here"):
-        choose_device("cuda")
+        set_up_device(TrainConfig(device="cuda"))
 
 
 def test_a_memory_limit_is_for_a_gpu() -> None:

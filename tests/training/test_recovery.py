@@ -73,7 +73,7 @@ def test_a_bad_weight_rolls_back_and_halves_the_rate(snapshots: Snapshots) -> No
 
 def test_the_state_is_that_of_the_snapshot(snapshots: Snapshots) -> None:
     def weights(trainer: Any) -> list[bytes]:
-        tensors, meta = trainer.capture()
+        tensors, meta = trainer.saver.capture()
         named = sorted((s, n, t) for s, group in tensors.items() for n, t in group.items())
         position = str(meta["loader"]).encode()
         return [position, *(t.detach().numpy().tobytes() for s, _, t in named if s != "optimizer")]

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from fastlstm.errors import BudgetError, in_flags
 from fastlstm.report.history import read_history
+from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import outputs
 from fastlstm.training import session as run_session
-from fastlstm.training.checkpoint import Checkpoint, metrics_mark
-from fastlstm.training.resuming import remaining
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.session import RunSession
 
 
@@ -121,54 +119,3 @@ def test_more_threads_than_cores_are_noted(
     stored = read_history(session.run.metrics_path)
     assert [note["text"] for note in stored.notes] == ([noted] if is_noted else [])
     assert stored.start != {}
-
-
-def ended(path: Path, reason: str, events: list[Any]) -> tuple[RunSession, Checkpoint]:
-    """A run that ended after 20 steps, and the checkpoint of its end."""
-    session = session_in(path, events)
-    with session.files(None, tensorboard=False):
-        session.emit({"event": "end", "reason": reason, "step": 20, "elapsed_s": 1.0})
-    return session, Checkpoint(session.run.path, 20, {}, {}, {}, finite=True)
-
-
-@pytest.mark.parametrize("kind", ["steps", "epochs"])
-@pytest.mark.parametrize(("total", "is_said"), [(20, True), (10, True), (30, False)])
-def test_a_resumed_run_says_that_it_is_complete(
-    tmp_path: Path, kind: Any, total: int, is_said: bool
-) -> None:
-    session, found = ended(tmp_path, "20 steps", [])
-    ending = StopCriterion(kind, total, None, f"{total} steps")
-    assert remaining(session.run, found, ending, session.notes) is ending
-    notes = [in_flags(note) for note in session.notes]
-    text = (
-        f"already complete: it ends after {total} steps and has trained 20; nothing is left to"
-        f" train, give more --{kind}"
-    )
-    assert notes == ([text] if is_said else [])
-
-
-def test_a_budget_that_is_used_is_no_end_to_reach_again(tmp_path: Path) -> None:
-    session, found = ended(tmp_path, "budget 30s", [])
-    with pytest.raises(BudgetError) as caught:
-        remaining(
-            session.run, found, StopCriterion("budget", None, 30.0, "budget 30s"), session.notes
-        )
-    assert in_flags(*caught.value.args) == (
-        "trained 0 further steps: the run has used its budget 30s; give a larger --budget"
-    )
-    larger = remaining(
-        session.run, found, StopCriterion("budget", None, 31.0, "budget 31s"), session.notes
-    )
-    with pytest.raises(BudgetError, match=r"trained 0 further steps: .* budget 31s; give a larger"):
-        larger.require_steps(20, 5.0)
-    larger.require_steps(21, 5.0)
-
-
-@pytest.mark.parametrize("reason", ["stopped by SIGTERM", "no gain in 3 evaluations"])
-def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
-    tmp_path: Path, reason: str
-) -> None:
-    session, found = ended(tmp_path, reason, [])
-    remaining(
-        session.run, found, StopCriterion("budget", None, 30.0, "budget 30s"), session.notes
-    ).require_steps(20, 5.0)

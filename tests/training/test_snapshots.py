@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots, Snapshots
+
+
+def state(
+    step: int, weight: torch.Tensor, meta: dict[str, Any], is_finite: bool = True, **files: bytes
+) -> Checkpoint:
+    return Checkpoint(Path("now"), step, {"model": {"w": weight}}, meta, files, is_finite)
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -25,7 +33,7 @@ def test_the_newest_finite_state_is_the_one_to_go_back_to(snapshots: Snapshots) 
     assert snapshots.last_good() is None
     for step, is_finite in ((0, True), (3, True), (6, False)):
         value = torch.full((2,), float(step) if is_finite else float("nan"))
-        snapshots.save(step, {"model": {"w": value}}, {"step": step}, {}, is_finite)
+        snapshots.save(state(step, value, {"step": step}, is_finite))
     found = snapshots.last_good()
     assert found is not None
     assert (found.step, found.meta["step"]) == (3, 3)
@@ -34,7 +42,7 @@ def test_the_newest_finite_state_is_the_one_to_go_back_to(snapshots: Snapshots) 
 
 def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots: Snapshots) -> None:
     weight, meta = torch.ones(2), {"seen": [1]}
-    snapshots.save(1, {"model": {"w": weight}}, meta, {}, True)
+    snapshots.save(state(1, weight, meta))
     for _ in range(2):
         weight += 1
         meta["seen"].append(2)
@@ -49,11 +57,9 @@ def test_a_checkpoint_says_its_name_and_size(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()
     run.metrics_path.touch()
-    about = RunSnapshots(run, 2).save(
-        5, {"model": {"w": torch.ones(2)}}, {}, {"a.json": b"1"}, True
-    )
+    about = RunSnapshots(run, 2).save(state(5, torch.ones(2), {}, **{"a.json": b"1"}))
     files = list((tmp_path / "run" / "checkpoint-5").iterdir())
     size = sum(file.stat().st_size for file in files)
     assert about == {"path": "checkpoint-5", "bytes": size}
     assert "a.json" in {file.name for file in files}
-    assert MemorySnapshots().save(5, {}, {}, {}, True) is None
+    assert MemorySnapshots().save(state(5, torch.ones(2), {})) is None

@@ -1,7 +1,9 @@
-"""What a run counts."""
+"""What a run counts, captured and put back."""
 
 from __future__ import annotations
 
+import copy
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,24 +13,27 @@ import torch
 from fastlstm.errors import Stopped
 from fastlstm.forecast.model.categorical import CategoryEmbedding
 from fastlstm.training import state
-from fastlstm.training.state import Progress, TrainingState
+from fastlstm.training.averaging import WeightAverage
+from fastlstm.training.optimizer import OptimizerSet
+from fastlstm.training.options import TrainingOptions
+from fastlstm.training.state import Progress, Tensors, TrainingState
 
 
 def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(state.time, "perf_counter", lambda: now_s[0])
     progress = Progress()
-    with progress.counted("judging"):
+    with progress.counted("evaluations"):
         now_s[0] += 2.0
 
-    @progress.counted("judging")
+    @progress.counted("evaluations")
     def stopped() -> None:
         now_s[0] += 3.0
         raise Stopped("stopped while judging")
 
     with pytest.raises(Stopped):
         stopped()
-    assert progress.spent == {"judging": 5.0}
+    assert progress.spent == {"evaluations": 5.0}
 
 
 def test_what_a_model_keeps_beside_its_weights_is_stored_and_put_back() -> None:
@@ -47,3 +52,110 @@ def test_what_a_model_keeps_beside_its_weights_is_stored_and_put_back() -> None:
     del tensors["model"]["is_trained"]  # a checkpoint of a version that stored the weights only
     fresh.restore(tensors, meta)
     assert fresh.model.is_trained.all()
+
+
+def state_of(decay: float = 0.5) -> TrainingState:
+    model = torch.nn.Linear(3, 2)
+    options = TrainingOptions(optimizer="adamw")
+    return TrainingState(model, OptimizerSet(model, options, 0.1), WeightAverage(model, decay))
+
+
+def taken(state: TrainingState, steps: int) -> None:
+    assert state.average is not None
+    for _ in range(steps):
+        state.model(torch.rand(4, 3)).sum().backward()
+        state.optimizers.step(1.0)
+        state.optimizers.zero_grad()
+        state.average.update()
+        state.progress.step += 1
+
+
+def captured(state: TrainingState) -> tuple[Tensors, dict[str, Any]]:
+    """As it comes from a checkpoint: copies, and plain values that were JSON."""
+    tensors, meta = state.capture({"epoch": 1, "index": 2})
+    return copy.deepcopy(tensors), json.loads(json.dumps(meta, allow_nan=False))
+
+
+def test_a_restored_state_continues_bit_equal() -> None:
+    state = state_of()
+    taken(state, 3)
+    state.guard.bad_step(2, "loss")
+    state.progress.add("setup", 1.5)
+    tensors, meta = captured(state)
+    fresh = state_of()
+    assert fresh.restore(tensors, meta) == {"epoch": 1, "index": 2}
+    assert (fresh.progress, fresh.guard) == (state.progress, state.guard)
+    assert fresh.average is not None
+    assert fresh.average.updates == 3
+    after, again = captured(state)[0], captured(fresh)[0]
+    taken(state, 2)
+    torch.set_rng_state(tensors["state"]["rng_cpu"])
+    taken(fresh, 2)
+    assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
+    after, again = captured(state)[0], captured(fresh)[0]
+    assert after.keys() == {"model", "optimizer", "average", "state"}
+    assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
+
+
+def test_a_roll_back_keeps_the_counters_of_trouble() -> None:
+    state = state_of()
+    taken(state, 1)
+    tensors, meta = captured(state)
+    state.guard.bad_step(2, "loss")
+    state.restore(tensors, meta, keep_guard=True)
+    assert state.guard.skipped == 1
+    state.restore(tensors, meta)
+    assert state.guard.skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (("progress", "step", "3"), "step is '3'"),
+        (("progress", "step", True), "step is True"),
+        (("progress", "best_loss", None), "best_loss is None"),
+        (("progress", "spent", {"setup": "1"}), "spent holds '1'"),
+        (("progress", "spent", [1.0]), "spent is"),
+        (("progress", "extra", 1), "unexpected keyword"),
+        (("guard", "culprits", [5]), "culprits holds 5"),
+        (("guard", "culprits", "abc"), "culprits is 'abc'"),
+    ],
+)
+def test_a_counter_of_another_type_is_refused(change: tuple[str, str, Any], error: str) -> None:
+    state = state_of()
+    tensors, meta = captured(state)
+    meta[change[0]][change[1]] = change[2]
+    with pytest.raises(TypeError, match=error):
+        state.restore(tensors, meta)
+
+
+@pytest.mark.parametrize(
+    ("stem", "value", "error"),
+    [
+        ("model", None, r"'weight' of model.safetensors is missing, expected \(2, 3\)"),
+        ("model", torch.ones(3), r"is \(3,\) torch.float32, expected \(2, 3\)"),
+        ("model", torch.ones(2, 3, dtype=torch.int64), "is .* torch.int64, expected"),
+        ("average", torch.ones(1, 3), r"of average.safetensors is \(1, 3\)"),
+    ],
+)
+def test_tensors_of_another_model_are_refused(
+    stem: str, value: torch.Tensor | None, error: str
+) -> None:
+    state = state_of()
+    tensors, meta = captured(state)
+    del tensors[stem]["weight"]
+    if value is not None:
+        tensors[stem]["weight"] = value
+    with pytest.raises(ValueError, match=error):
+        state.restore(tensors, meta)
+
+
+def test_counters_of_format_1_are_found_where_they_were() -> None:
+    state = state_of()
+    tensors, meta = captured(state)
+    del meta["progress"]["slot"], meta["progress"]["scored"]
+    meta["progress"]["evaluations"] = 4
+    state.restore(tensors, {**meta, "valid_windows": 99})
+    assert (state.progress.slot, state.progress.scored) == (4, 99)
+    state.restore(tensors, meta)
+    assert (state.progress.slot, state.progress.scored) == (4, 0)

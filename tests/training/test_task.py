@@ -24,7 +24,7 @@ def test_a_task_may_carry_nothing_and_do_nothing_at_its_end() -> None:
     assert task.finish_s(1.0) == 0.0
     trainer = trainer_of(task, callbacks=[])
     assert trainer.fit().steps == 10
-    assert "carried" not in trainer.capture()[0]
+    assert "carried" not in trainer.saver.capture()[0]
     task.reset_state()
     task.restore_carried({})
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.inputs import (
     one_or_many,
+    open_forecaster,
     open_model,
     refuse_runs,
     refuse_swapped,
     require_run,
-    require_tables,
 )
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import READ_OPTIONS, given_options, json_option
+from fastlstm.cli.options import READ_OPTIONS, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import Parsed, parse
 from fastlstm.errors import EXIT_OK, DataError, Setting, counted
@@ -28,6 +28,7 @@ from fastlstm.text.data.sources import open_source
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fastlstm.report.lines import Row
     from fastlstm.text.data.text import TextDataset
     from fastlstm.text.evaluation import Evaluation
     from fastlstm.text.lm import LM
@@ -92,31 +93,23 @@ def run(argv: list[str]) -> int:
     parsed = parse(command, argv)
     path, *data = parsed.positionals
     refuse_swapped("evaluate", path, data)
-    facts, rows = (_text_figures if command is COMMAND else _table_figures)(parsed, path, data)
+    if command is COMMAND:
+        facts, rows = _text_figures(parsed, path, *data)
+    else:
+        facts, rows = _table_figures(parsed, path, data)
     print_result(facts, rows, parsed["json"])
     return EXIT_OK
 
 
-def _text_figures(
-    parsed: Parsed, path: str, data: list[str]
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    (text,) = data
+def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any], list[Row]]:
     split, window, lanes = parsed["split"], parsed["zero_state_window"], parsed["lanes"]
     require_run(path, "text")
     refuse_runs([text])
-    open_source(text)  # a misspelt name is said at once
+    open_source(text)  # a misspelt name is an error before torch is loaded
     if kind_of_source(text) in ("csv", "binary table", "mixed"):
         warnings.warn(f"{text} is a table; its characters are scored as a text", stacklevel=2)
     lm = open_model(path)
-    result = evaluate_text(
-        lm,
-        text,
-        split=split,
-        unknown=parsed["unknown"],
-        lanes=lanes,
-        zero_state_window=window,
-        max_tokens=parsed["max_tokens"],
-    )
+    result = _evaluate(lm, text, parsed)
     mode, where = "carried state", f"up to {counted(lanes, 'lane')}"
     sizes = {"lanes": lanes}
     if window is not None:
@@ -127,27 +120,22 @@ def _text_figures(
         ("model", path),
         ("text", text + (f", {split} split" if split else "")),
         ("mode", f"{mode}, {where}"),
-        *result_rows(result, lm.tokenizer.vocab_size),
+        *_result_rows(result, lm.tokenizer.vocab_size),
     ]
 
 
-def evaluate_text(
-    lm: LM, text: str, *, split: str | None, unknown: UnknownPolicy, **settings: Any
-) -> Evaluation:
-    """Scores a text, or one split of it, divided as the run divided its own.
-
-    Raises:
-        DataError: the text cannot be read or is too short, or has unknown characters that are
-            refused.
-    """
+def _evaluate(lm: LM, text: str, parsed: Parsed) -> Evaluation:
+    """Scores a text, or one split of it, divided as the run divided its own."""
     from fastlstm.text.evaluation import evaluate, with_unknown
 
+    split = parsed["split"]
     if (file := _held_out(lm).get(split or "")) is not None:
         raise DataError(
             f"the {PARTS[str(split)]} split of this run is {file}, not a share of its text;"
             f" evaluate {file} without ", Setting("split"),
         )  # fmt: skip
-    data = lm.read(text, unknown)
+    data = lm.read(text, parsed["unknown"])
+    settings = {name: parsed[name] for name in ("lanes", "zero_state_window", "max_tokens")}
     result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
     size = lm.tokenizer.vocab_size
     return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
@@ -176,8 +164,7 @@ def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
     return ids if split is None else getattr(data.split(shares, _held_out(lm)), split)
 
 
-def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
-    """Returns the figures as (label, text) rows."""
+def _result_rows(result: Evaluation, vocab_size: int) -> list[Row]:
     rate = result.num_tokens / result.seconds if result.seconds > 0 else 0.0
     return [
         ("bits/char", f"{result.bits_per_char:.4f}"),
@@ -194,40 +181,35 @@ def result_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
     ]
 
 
-def _unknown_rows(result: Evaluation, vocab_size: int) -> list[tuple[str, str]]:
+def _unknown_rows(result: Evaluation, vocab_size: int) -> list[Row]:
     from fastlstm.text.data.tokenizer import shown_characters
     from fastlstm.text.evaluation import unknown_bits
 
-    num, bits = result.num_unknown, unknown_bits(vocab_size)
     return [
         (
             "unknown",
-            f"{counted(num, 'character')} ({result.unknown_share:.2%} of the text) outside the"
-            f" vocabulary, not scored above: {shown_characters(result.first_unknown)}",
+            f"{counted(result.num_unknown, 'character')} ({result.unknown_share:.2%} of the text)"
+            f" outside the vocabulary, not scored above: {shown_characters(result.first_unknown)}",
         ),
         (
             "with unknown",
-            f"{result.bits_per_char_with_unknown:.4f} bits/char, counting {bits:.1f} bits for each"
-            " unknown character and the cost of marking them",
+            f"{result.bits_per_char_with_unknown:.4f} bits/char, counting"
+            f" {unknown_bits(vocab_size):.1f} bits for each unknown character and the cost of"
+            " marking them",
         ),
     ]
 
 
-def _table_figures(
-    parsed: Parsed, path: str, data: list[str]
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    require_run(path, "forecaster")
-    require_tables(data)
-
-    from fastlstm.forecast.forecaster import Forecaster
+def _table_figures(parsed: Parsed, path: str, data: list[str]) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.report.lines import score_text
 
-    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
-    part, given = parsed["split"], {name: parsed[name] for name in ("stride", "season", "scaled")}
-    scores = model.backtest(part, frame=one_or_many(data), **given)
+    model = open_forecaster(parsed, data)
+    part = parsed["split"]
+    settings = {name: parsed[name] for name in ("stride", "season", "scaled")}
+    scores = model.backtest(part, frame=one_or_many(data), **settings)
     units = "deviations of the training rows" if parsed["scaled"] else "units of the table"
-    return {"run": path, "data": data, "split": part, **given, "scores": scores}, [
+    return {"run": path, "data": data, "split": part, **settings, "scores": scores}, [
         ("run", path),
         ("data", f"{', '.join(data)}, {part} split, in {units}"),
-        *((name.replace("_", " "), score_text(found)) for name, found in scores.items()),
+        *((name.replace("_", " "), score_text(values)) for name, values in scores.items()),
     ]

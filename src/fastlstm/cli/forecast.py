@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.inputs import one_or_many, refuse_swapped, require_run, require_tables
-from fastlstm.cli.options import READ_OPTIONS, given_options
+from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
+from fastlstm.cli.options import READ_OPTIONS
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError, counted
 from fastlstm.system.storage import temporary_name
@@ -61,12 +61,7 @@ def run(argv: list[str]) -> int:
         )
     levels = _levels(parsed["quantiles"])
     refuse_swapped("forecast", path, data)
-    require_run(path, "forecaster")
-    require_tables(data if future is None else [*data, future])
-
-    from fastlstm.forecast.forecaster import Forecaster
-
-    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    model = open_forecaster(parsed, data if future is None else [*data, future])
     frame = one_or_many(data)
     _write(
         model.predict_quantiles(frame, levels, future) if levels else model.predict(frame, future),

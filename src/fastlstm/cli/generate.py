@@ -17,7 +17,7 @@ from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal, short_count, style_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from fastlstm.text.lm import LM
 
@@ -71,9 +71,9 @@ REPORT_TOKENS = 100_000
 def run(argv: list[str]) -> int:
     """Streams text to standard output and the speed to standard error; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    given = given_options(parsed, _SAMPLING)
-    if "stop" in given:
-        given["stop"] = tuple(given["stop"])
+    settings = given_options(parsed, _SAMPLING)
+    if "stop" in settings:
+        settings["stop"] = tuple(settings["stop"])
     length, weights, use_json = parsed["length"], parsed["weights"], parsed["json"]
     if length < 0:
         raise PromptError(f"--length is {length}, expected 0 or more")
@@ -82,14 +82,13 @@ def run(argv: list[str]) -> int:
     lm = open_model(parsed.positionals[0])
     if weights != "fp32":
         lm.weights = weights
-    pieces = lm.stream(prompt, max_tokens=length, **given)
-    start_s = time.perf_counter()
+    pieces = lm.stream(prompt, max_tokens=length, **settings)
+    started = time.perf_counter()
     if use_json:
         text = _printed(pieces, lambda piece: print_json({"event": "text", "text": piece}))
     else:
         text = _print_text(prompt, pieces)
-    seconds = time.perf_counter() - start_s
-    _print_totals(lm, prompt, text, seconds, use_json=use_json)
+    _print_totals(lm, prompt, text, time.perf_counter() - started, use_json=use_json)
     if weights != "fp32":
         _print_weights(lm, use_json=use_json)
     return EXIT_OK
@@ -122,26 +121,17 @@ def _on_terminal(text: str) -> str:
 
 
 def _printed(pieces: Iterable[str], show: Callable[[str], None]) -> str:
-    text = ""
-    for piece in _batched(pieces):
-        text += piece
-        show(piece)
-    return text
-
-
-def _batched(pieces: Iterable[str]) -> Iterator[str]:
-    """Joins pieces that come faster than `FLUSH_EVERY_S`."""
-    waiting: list[str] = []
-    flushed_s = 0.0
+    """Shows pieces, joined where they come faster than `FLUSH_EVERY_S`; returns the text."""
+    text, waiting, flushed_s = "", "", 0.0
     for piece in pieces:
-        waiting.append(piece)
+        waiting += piece
         now_s = time.perf_counter()
         if now_s - flushed_s >= FLUSH_EVERY_S:
-            yield "".join(waiting)
-            waiting.clear()
-            flushed_s = now_s
+            show(waiting)
+            text, waiting, flushed_s = text + waiting, "", now_s
     if waiting:
-        yield "".join(waiting)
+        show(waiting)
+    return text + waiting
 
 
 def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: bool) -> None:

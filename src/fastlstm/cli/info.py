@@ -17,9 +17,11 @@ from fastlstm.report.lines import ceiling_share, count_of, joined, labelled, mod
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
 if TYPE_CHECKING:
+    from fastlstm.forecast.files import StoredForecaster
     from fastlstm.report.events import Event
     from fastlstm.report.history import History
     from fastlstm.report.lines import Row
+    from fastlstm.sequence.files import StoredSequenceModel
 
 COMMAND = Command(
     verb="info",
@@ -74,36 +76,31 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    schema, sizes = stored.schema, dataclasses.asdict(stored.network.config)
-    targets = list(schema.columns[: sizes["num_targets"]])
-    facts = {
-        "kind": "forecaster",
-        "model": sizes,
-        "train": dataclasses.asdict(stored.config),
-        "targets": targets,
-        "columns": list(schema.columns),
-        "num_parameters": sum(p.numel() for p in stored.network.parameters()),
-    }
-    every = str(schema.frequency).removeprefix("1 ")
-    return facts, [("forecasts", f"{', '.join(targets)}, every {every}"), *_model_rows(facts)]
+    columns, every = stored.schema.columns, str(stored.schema.frequency).removeprefix("1 ")
+    targets = list(columns[: stored.network.config.num_targets])
+    facts = {**_stored_facts(stored), "targets": targets, "columns": list(columns)}
+    rows = [("forecasts", f"{', '.join(targets)}, every {every}"), *_model_rows(facts)]
+    return {"kind": "forecaster", **facts}, rows
 
 
 def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.sequence.files import read_sequence_model
 
     stored = read_sequence_model(path)
-    answers = stored.answers
-    facts = {
-        "kind": "sequence",
-        "answers": answers.kind,
+    answers, facts = stored.answers, _stored_facts(stored)
+    what = counted(len(answers), "number")
+    if answers.kind == "labels":
+        what = f"one of {len(answers)} classes"
+    rows = [("answers", f"{what} for each sequence"), *_model_rows(facts)]
+    return {"kind": "sequence", "answers": answers.kind, **facts}, rows
+
+
+def _stored_facts(stored: StoredForecaster | StoredSequenceModel) -> dict[str, Any]:
+    return {
         "model": dataclasses.asdict(stored.network.config),
         "train": dataclasses.asdict(stored.config),
         "num_parameters": sum(p.numel() for p in stored.network.parameters()),
     }
-    what = f"one of {len(answers)} classes"
-    if answers.kind != "labels":
-        what = counted(len(answers), "number")
-    return facts, [("answers", f"{what} for each sequence"), *_model_rows(facts)]
 
 
 def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
@@ -154,8 +151,8 @@ def _history_facts(history: History) -> dict[str, Any]:
 
 def _whole(key: str, *events: Event) -> int | None:
     """Returns a count from the first event that has it: the file may hold anything."""
-    found = (number(event, key) for event in events)
-    return next((int(value) for value in found if value is not None), None)
+    counts = (number(event, key) for event in events)
+    return next((int(count) for count in counts if count is not None), None)
 
 
 def _history_rows(history: History) -> list[Row]:
@@ -176,10 +173,11 @@ def _history_rows(history: History) -> list[Row]:
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.system import hardware
+    from fastlstm.system.ceilings import measured_ceilings
 
     cpu, gpu = hardware.cpu(), hardware.gpu()
     threads = hardware.default_threads()
-    ceilings = {dtype: hardware.ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
+    ceilings = {dtype: measured_ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
     peaks = hardware.peak_gflops(threads)
     kernels = _kernel_lines()
     facts: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a verb is given: a run to open, tables to read; mistaken ones are refused at once."""
+"""The inputs of a verb: a run to open, texts or tables to read; wrong ones are refused early."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastlstm.cli.options import READ_OPTIONS, given_options
 from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
@@ -17,6 +18,8 @@ from fastlstm.text.data.sources import hint_of_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.text.lm import LM
 
 
@@ -31,7 +34,7 @@ def require_run(path: str, wanted: Kind | None = None) -> None:
 
 
 def one_or_many(sources: list[str]) -> str | list[str]:
-    """Returns sources as training and forecasting take them: one alone, several as a list."""
+    """Returns a single source as a text, several as a list."""
     return sources[0] if len(sources) == 1 else sources
 
 
@@ -50,6 +53,25 @@ def open_model(path: str) -> LM:
     if loaded.note:
         say(f"note: {loaded.note}")
     return LM(loaded.model, loaded.tokenizer, loaded.config, loaded.generation)
+
+
+def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
+    """Loads the forecaster RUN of a verb, which reads tables as its options say.
+
+    Args:
+        parsed: with RUN first, and `READ_OPTIONS`.
+        tables: checked to be tables.
+
+    Raises:
+        FastLSTMError: RUN is no forecaster, or one of `tables` no table.
+    """
+    path = parsed.positionals[0]
+    require_run(path, "forecaster")
+    require_tables(tables)
+
+    from fastlstm.forecast.forecaster import Forecaster
+
+    return Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
 
 
 def refuse_runs(sources: Sequence[str]) -> None:

@@ -15,8 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Prints (label, text) rows; long text is wrapped on a terminal and left alone in a pipe."""
+def print_json(values: dict[str, Any]) -> None:
+    """Prints one JSON object on one line; NaN and infinity become null."""
+    sys.stdout.write(json.dumps(finite(values), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_json: bool) -> None:
+    """Prints all facts as one JSON object, or (label, text) rows.
+
+    Long text is wrapped on a terminal and left alone in a pipe.
+    """
+    if use_json:
+        print_json(facts)
+        return
     style, on_terminal = style_for(sys.stdout), is_terminal(sys.stdout)
     margin = max((cell_width(label) for label, _ in rows), default=0) + 2
     for label, text in rows:
@@ -25,20 +37,6 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
             head = label if index == 0 else ""
             sys.stdout.write(style(head.ljust(margin), "dim") + part + "\n")
     sys.stdout.flush()
-
-
-def print_json(values: dict[str, Any]) -> None:
-    """Prints one JSON object on one line; NaN and infinity become null."""
-    sys.stdout.write(json.dumps(finite(values), allow_nan=False) + "\n")
-    sys.stdout.flush()
-
-
-def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_json: bool) -> None:
-    """Prints a result: all facts as one JSON object, or rows."""
-    if use_json:
-        print_json(facts)
-    else:
-        print_rows(rows)
 
 
 def say(text: str, details: Sequence[str] = ()) -> None:

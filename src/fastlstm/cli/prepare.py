@@ -49,40 +49,35 @@ def run(argv: list[str]) -> int:
     from fastlstm.forecast.data.preparation import prepare
     from fastlstm.report.progress import default_output
 
+    def show(done: int, total: int | None) -> None:
+        if output is not None:
+            output({"event": "prepare", "done_bytes": done, "total_bytes": total})
+
     require_tables(parsed.positionals)
     with nullcontext() if parsed["json"] else default_output(use_json=False) as output:
-        found = prepare(
-            one_or_many(parsed.positionals),
-            config,
-            None if output is None else lambda done, total: output(_progress(done, total)),
-            parsed["dtype"],
-        )
-    print_result(*_described(found), parsed["json"])
+        dataset = prepare(one_or_many(parsed.positionals), config, show, parsed["dtype"])
+    print_result(*_described(dataset), parsed["json"])
     return EXIT_OK
 
 
-def _progress(done: int, total: int | None) -> dict[str, Any]:
-    return {"event": "prepare", "done_bytes": done, "total_bytes": total}
-
-
-def _described(found: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _described(dataset: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Returns what --json prints, and the rows for people."""
-    table, seconds, step = found.table, found.seconds, str(found.frequency)
-    notes, dtype = [in_flags(note) for note in found.notes], table.values.dtype.name
+    table, seconds, step = dataset.table, dataset.seconds, str(dataset.frequency)
+    notes, dtype = [in_flags(note) for note in dataset.notes], table.values.dtype.name
     speed = f"{table.num_rows / max(seconds, 1e-9) / 1e6:.2f} M rows/s"
     facts = {
-        **{"rows": table.num_rows, "segments": len(table.segments), "series": len(found.series)},
-        **{"columns": list(table.columns), "target": list(found.roles.target), "step": step},
+        **{"rows": table.num_rows, "segments": len(table.segments), "series": len(dataset.series)},
+        **{"columns": list(table.columns), "target": list(dataset.roles.target), "step": step},
         **{"dtype": dtype, "bytes": table.values.nbytes, "notes": notes},
-        **{"from_cache": found.from_cache, "seconds": seconds, "key": found.key},
+        **{"from_cache": dataset.from_cache, "seconds": seconds, "key": dataset.key},
     }
     return facts, [
         ("rows", f"{table.num_rows:,} in {counted(len(table.segments), 'segment')} without gaps"),
-        ("series", f"{len(found.series):,}"),
+        ("series", f"{len(dataset.series):,}"),
         ("columns", ", ".join(table.columns)),
-        ("target", ", ".join(found.roles.target)),
+        ("target", ", ".join(dataset.roles.target)),
         ("step", step),
         ("stored as", f"{dtype}, {counted(table.values.nbytes, 'byte')}"),
         *(("note", note) for note in notes),
-        ("time", f"{seconds:.2f} s, {'found in the cache' if found.from_cache else speed}"),
+        ("time", f"{seconds:.2f} s, {'found in the cache' if dataset.from_cache else speed}"),
     ]

@@ -63,7 +63,7 @@ struct Input {
 enum class Activation : int { sigmoid, tanh, hard_sigmoid, relu, softsign, linear };
 
 // What a layer computes beyond torch's cell: ops/cell_call.py says what.
-struct Variant {
+struct CellCall {
   Activation activation;
   Activation recurrent_activation;
   double zoneout_h, zoneout_c;  // probabilities that a unit keeps its old output, its old cell
@@ -92,10 +92,10 @@ struct ForwardArgs {
   void* y;                      // (T * B, H) elements; zero outside a lane's steps
   float* h_last;                // (B, H)
   float* c_last;                // (B, H)
-  void* gates;             // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
-  float* cells;            // (T + 1) * B * U * lanes kept for backward, or null with gates
-  const Variant* variant;  // or null for torch's cell
-  void* workspace;         // forward_workspace(...) bytes, aligned to 64
+  void* gates;   // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
+  float* cells;  // (T + 1) * B * U * lanes kept for backward, or null with gates
+  const CellCall* cell_call;  // or null for torch's cell
+  void* workspace;            // forward_workspace(...) bytes, aligned to 64
 };
 
 // T and B are at least 1.
@@ -120,7 +120,7 @@ struct BackwardArgs {
   float* dw_ih;                 // (4H, I) or null
   float* dw_hh;                 // (4H, H) or null
   float* db;                    // (4H) or null
-  const Variant* variant;       // as in forward
+  const CellCall* cell_call;    // as in forward
   float* dgamma_ih;             // (4H), or null with the next three: no layer norm
   float* dgamma_hh;             // (4H)
   float* dgamma_c;              // (H)

@@ -46,7 +46,7 @@ void pack(const Kernels& k, int threads, bool is_backward, int64_t I, int64_t H,
 void forward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
              Address rows, int64_t num_rows, int64_t stride, Address tokens, Address weights,
              Address h0, Address c0, Address mask, Address begins, Address ends, Address y,
-             Address h_last, Address c_last, Address gates, Address cells, Address variant) {
+             Address h_last, Address c_last, Address gates, Address cells, Address cell_call) {
   ForwardArgs args{T,
                    B,
                    I,
@@ -64,7 +64,7 @@ void forward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int
                    pointer<float>(c_last),
                    pointer<void>(gates),
                    pointer<float>(cells),
-                   pointer<const Variant>(variant),
+                   pointer<const CellCall>(cell_call),
                    nullptr};
   nb::gil_scoped_release release;
   args.workspace = scratch().take(k.forward_workspace(args));
@@ -77,7 +77,7 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
               Address h0, Address mask, Address begins, Address ends, Address y, Address cells,
               Address gates, Address dy, Address dh_last, Address dc_last, Address dx, Address dh0,
               Address dc0, Address dw_ih, Address dw_hh, Address db, Address dgamma_ih,
-              Address dgamma_hh, Address dgamma_c, Address dbeta_c, Address variant) {
+              Address dgamma_hh, Address dgamma_c, Address dbeta_c, Address cell_call) {
   BackwardArgs args{T,
                     B,
                     I,
@@ -101,7 +101,7 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
                     pointer<float>(dw_ih),
                     pointer<float>(dw_hh),
                     pointer<float>(db),
-                    pointer<const Variant>(variant),
+                    pointer<const CellCall>(cell_call),
                     pointer<float>(dgamma_ih),
                     pointer<float>(dgamma_hh),
                     pointer<float>(dgamma_c),
@@ -137,30 +137,30 @@ void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Add
   scratch().give_back();
 }
 
-void make_variant(Variant* self, int activation, int recurrent_activation, double zoneout_h,
-                  double zoneout_c, int64_t first_row, Address seed, Address gamma_ih,
-                  Address gamma_hh, Address gamma_c, Address beta_c, Address normed,
-                  Address moments) {
-  new (self) Variant{static_cast<Activation>(activation),
-                     static_cast<Activation>(recurrent_activation),
-                     zoneout_h,
-                     zoneout_c,
-                     first_row,
-                     pointer<const int64_t>(seed),
-                     pointer<const float>(gamma_ih),
-                     pointer<const float>(gamma_hh),
-                     pointer<const float>(gamma_c),
-                     pointer<const float>(beta_c),
-                     pointer<void>(normed),
-                     pointer<float>(moments)};
+void make_cell_call(CellCall* self, int activation, int recurrent_activation, double zoneout_h,
+                    double zoneout_c, int64_t first_row, Address seed, Address gamma_ih,
+                    Address gamma_hh, Address gamma_c, Address beta_c, Address normed,
+                    Address moments) {
+  new (self) CellCall{static_cast<Activation>(activation),
+                      static_cast<Activation>(recurrent_activation),
+                      zoneout_h,
+                      zoneout_c,
+                      first_row,
+                      pointer<const int64_t>(seed),
+                      pointer<const float>(gamma_ih),
+                      pointer<const float>(gamma_hh),
+                      pointer<const float>(gamma_c),
+                      pointer<const float>(beta_c),
+                      pointer<void>(normed),
+                      pointer<float>(moments)};
 }
 
 }  // namespace
 
 void bind_lstm(nb::module_& m) {
-  nb::class_<Variant>(m, "LSTMVariant")
-      .def("__init__", &make_variant)
-      .def_prop_ro("address", [](const Variant& v) { return reinterpret_cast<Address>(&v); });
+  nb::class_<CellCall>(m, "LSTMCellCall")
+      .def("__init__", &make_cell_call)
+      .def_prop_ro("address", [](const CellCall& v) { return reinterpret_cast<Address>(&v); });
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("isa", [](const Kernels& k) { return std::string(k.isa); })
       .def_ro("is_bf16", &Kernels::is_bf16)

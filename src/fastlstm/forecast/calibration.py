@@ -94,8 +94,8 @@ def calibrate(
     network: ForecastNetwork,
     inputs: ScaledWindows,
     valid: WindowIndex,
-    should_continue: Callable[[int, int], bool] | None = None,
     show: Callable[[int, int], None] | None = None,
+    should_continue: Callable[[int], bool] | None = None,
 ) -> Calibration:
     """Collects residuals of up to 5,000 evenly spread windows, fewer for long horizons.
 
@@ -105,8 +105,8 @@ def calibrate(
         network: trained.
         inputs: the table.
         valid: validation windows.
-        should_continue: called with the windows read so far and in all; False skips the rest.
-        show: called with the same numbers.
+        show: called with the windows read so far and in all.
+        should_continue: called with the windows read so far; False skips the rest.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
@@ -124,7 +124,7 @@ def calibrate(
         done += len(values)
         if show is not None:
             show(done, len(rows))
-        if should_continue is not None and not should_continue(done, len(rows)):
+        if should_continue is not None and not should_continue(done):
             break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
     residuals = []
@@ -214,7 +214,7 @@ def quantiles_of(
         output: of the network.
         parameters: shape ``(B, h, C, num_parameters)``.
         wide: spread of the windows, ``(B, C)``.
-        calibration: of the quantiles.
+        calibration: used unless the output is a distribution of counts.
         levels: requested.
 
     Raises:
@@ -234,16 +234,8 @@ def forecast(
     levels: Sequence[float] = (),
     size: int = 256,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields forecasts of `answer` for the windows at `rows`, and actual values ``(B, h, C)``.
-
-    Args:
-        network: trained.
-        inputs: the table.
-        rows: first rows of windows of input and horizon.
-        calibration: of the quantiles.
-        levels: of the quantiles; none for point forecasts.
-        size: windows per batch.
-    """
+    """Yields `answer` for the windows that begin at `rows`, ``size`` at a time, and actual values
+    ``(B, h, C)``."""
     config = network.config
     for values, statics in inputs.read(rows, config.input_size + config.horizon, size):
         target = values[:, config.input_size :, : config.num_targets]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,20 +27,20 @@ from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import CLOSING_S, Trainer
 
 _MIN_CALIBRATED = 256
-"""Validation windows that quantiles are calibrated on, where there are as many, however long: every
+"""Validation windows, if there are as many, that calibrate quantiles however long it takes: every
 level of `LEVELS` needs 199."""
-_FINAL_SHARE, _EARLY_SHARE, _JUDGING_SHARE = 0.1, 0.02, 0.15
-"""Of a budget, at most: the last calibration, one on the way, judging the test part."""
-_CALIBRATION_COST, _JUDGING_COST = 1.5, 2.5
+_FINAL_SHARE, _EARLY_SHARE, _TEST_SHARE = 0.1, 0.02, 0.15
+"""Of a budget, at most: the last calibration, an earlier one, evaluating the test part."""
+_CALIBRATION_COST, _TEST_COST = 1.5, 2.5
 """Time per window over that of a forecast (ETTh1, 96 steps of 7 targets)."""
 
 
 @dataclass
 class Closing:
-    """Calibrates, publishes and judges a forecaster.
+    """Calibrates, publishes and evaluates a forecaster.
 
     Attributes:
-        session: of the run; without a directory nothing is written or judged.
+        session: of the run; without a directory nothing is written or evaluated.
         stored: the forecaster; its network is the one that is trained. At the end it has the best
             weights and their calibration.
         dataset: the prepared table.
@@ -60,7 +60,7 @@ class Closing:
 
     def __post_init__(self) -> None:
         sizes, has_run = self.stored.network.config, self.session.run is not None
-        self._num_judged = num_test_windows(self.dataset, self.split, sizes) if has_run else 0
+        self._num_tested = num_test_windows(self.dataset, self.split, sizes) if has_run else 0
         self._known: tuple[Mapping[str, Tensor], Calibration] | None = None
 
     @property
@@ -74,43 +74,37 @@ class Closing:
         return description_files(self.stored)
 
     def seconds(self, window_s: float) -> float:
-        """Returns what closing takes of a budget, about.
-
-        Args:
-            window_s: seconds of forecasting a window.
-        """
+        """Returns about what closing takes of a budget, where a forecast takes `window_s`."""
         if self.budget_s is None:
             return 0.0
         calibration_s = _CALIBRATION_COST * len(self.valid) * window_s
-        judging_s = _JUDGING_COST * self._num_judged * window_s
+        test_s = _TEST_COST * self._num_tested * window_s
         return (
             min(calibration_s, _FINAL_SHARE * self.budget_s)
-            + min(judging_s, _JUDGING_SHARE * self.budget_s)
+            + min(test_s, _TEST_SHARE * self.budget_s)
             + self.session.report_s()
         )
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """Publishes weights; within a budget they are calibrated roughly, the last ones well."""
+        """Publishes weights; with a budget they are calibrated on few windows until the end."""
         if self.session.run is None:
             return
         network = copy.deepcopy(self.stored.network).cpu().eval()
         network.load_state_dict(weights)
+        calibration, *_ = self._calibrate(network, _EARLY_SHARE)
         if self.budget_s is None:
-            calibration = self._calibrate(network)
             self._known = weights, calibration
-        else:
-            calibration, *_ = self._calibrate_for(_EARLY_SHARE * self.budget_s, network)
         best = dataclasses.replace(self.stored, network=network, calibration=calibration)
         self.session.run.publish(forecaster_files(best))
 
     def finish(self, trainer: Trainer) -> Event:
-        """Calibrates the network, which has the best weights, publishes and judges it.
+        """Calibrates the network, which has the best weights, publishes and evaluates it.
 
         Returns:
             What the `end` event holds of the test part.
 
         Raises:
-            Stopped: the trainer's `stop` said so.
+            Stopped: the trainer's `stop` returned True.
         """
         network = self.stored.network.eval()
         with trainer.progress.counted("calibration"):
@@ -123,50 +117,44 @@ class Closing:
         with trainer.progress.counted("saving"):
             self.session.run.publish(forecaster_files(self.stored))
             trainer.best.set_published()
-        return self._judge(trainer)
+        return self._evaluate(trainer)
 
     def _last_calibration(self, network: ForecastNetwork, trainer: Trainer) -> Calibration:
         if self._known is not None and self._known[0] is trainer.best.weights:
             return self._known[1]
-        if self.budget_s is None:
-            return self._calibrate(network)
-        calibration, read, total = self._calibrate_for(_FINAL_SHARE * self.budget_s, network)
+        calibration, read, total = self._calibrate(network, _FINAL_SHARE)
         if read < total:
             text = f"quantiles are calibrated on {read:,} of {total:,} validation windows"
             trainer.say("info", f"{text}: more would not fit the budget")
         return calibration
 
-    def _shows(self) -> Callable[[int, int], None]:
-        return self.session.watch("calibrating quantiles", "windows")
-
-    def _calibrate(self, network: ForecastNetwork) -> Calibration:
-        return calibrate(network, self.inputs, self.valid, show=self._shows())
-
-    def _calibrate_for(
-        self, limit_s: float, network: ForecastNetwork
-    ) -> tuple[Calibration, int, int]:
-        """Returns a calibration that takes so long at most, on how many windows, of how many."""
+    def _calibrate(self, network: ForecastNetwork, share: float) -> tuple[Calibration, int, int]:
+        """Returns a calibration that takes at most a share of the budget; windows read, of all."""
         started, read, total = time.perf_counter(), 0, 0
-        show = self._shows()
+        show_progress = self.session.watch("calibrating quantiles", "windows")
 
-        def continues(done: int, of: int) -> bool:
+        def show(done: int, of: int) -> None:
             nonlocal read, total
             read, total = done, of
-            show(done, of)
+            show_progress(done, of)
+
+        def has_time(done: int) -> bool:
             return time.perf_counter() - started < limit_s or done < _MIN_CALIBRATED
 
-        calibration = calibrate(network, self.inputs, self.valid, continues)
+        limit_s = share * (self.budget_s or 0.0)
+        should_continue = None if self.budget_s is None else has_time
+        calibration = calibrate(network, self.inputs, self.valid, show, should_continue)
         return calibration, read, total
 
-    def _judge(self, trainer: Trainer) -> Event:
-        """Emits how good the forecasts of the test part are, beside naive ones."""
-        trainer.say("info", "judging the forecasts of the test part")
-        show = self.session.watch("judging the test part", "windows")
+    def _evaluate(self, trainer: Trainer) -> Event:
+        """Emits the errors of the forecasts of the test part, beside those of naive ones."""
+        trainer.say("info", "evaluating the forecasts of the test part")
+        show = self.session.watch("evaluating the test part", "windows")
 
-        def continues(done: int, total: int) -> bool:
+        def should_continue(done: int, total: int) -> bool:
             show(done, total)
             if trainer.stop is not None and trainer.stop():
-                raise Stopped("stopped while judging")
+                raise Stopped("stopped while evaluating the test part")
             if self.budget_s is None:
                 return True
             return self.budget_s - trainer.elapsed_s() - self.session.report_s() > CLOSING_S
@@ -174,7 +162,7 @@ class Closing:
         about: Event = {}
         with trainer.progress.counted("judging"):
             for event in evaluation_events(
-                self.stored, self.dataset, self.split, self.inputs, continues
+                self.stored, self.dataset, self.split, self.inputs, should_continue
             ):
                 trainer.emit(event)
                 if event["event"] == "test":
@@ -182,11 +170,11 @@ class Closing:
         return about
 
     def _test_error(self, test: Event, trainer: Trainer) -> Event:
-        """Returns the error on the test part; says where not all of it was judged."""
+        """Returns the error on the test part; reports where not all of it was evaluated."""
         if test["windows"] < test["of_windows"] and self.budget_s is not None:
             part = f"{test['windows']:,} of {test['of_windows']:,} windows"
-            text = f"judged on {part}, evenly spread: all would not fit the budget"
-            trainer.say("info", f"{text}; 'fastlstm evaluate RUN DATA' judges all")
+            text = f"evaluated {part}, evenly spread: all would not fit the budget"
+            trainer.say("info", f"{text}; 'fastlstm evaluate RUN DATA' evaluates all")
         measure = "mse" if self.stored.config.loss == "mse" else "mae"
-        errors = {who: found[measure] for who, found in test["scores"].items()}
+        errors = {name: scores[measure] for name, scores in test["scores"].items()}
         return {"test_error": {"measure": measure, **errors}}

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.system.fields import Precision, check_fields, parse_split
-from fastlstm.training.options import BOUNDS, CHOICES, TrainingOptions
+from fastlstm.training.options import BOUNDS, TrainingOptions
 
 Channels = Literal["shared", "joint"]
 Normalize = Literal["last", "standard", "none"]
@@ -23,7 +23,7 @@ Duplicates = Literal["error", "first", "last"]
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
 READING = ("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format")
-"""Fields that say how a table is read; another one may be read in another way."""
+"""Options of reading a table; each table may have its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class ForecastConfig(TrainingOptions):
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        check_fields(self, _BOUNDS, _CHOICES)
+        check_fields(self, _BOUNDS)
         self.check_schedule()
         for field in dataclasses.fields(self):
             if str(field.type).startswith("Names"):
@@ -137,42 +137,27 @@ class ForecastConfig(TrainingOptions):
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     **BOUNDS,
-    "horizon": (1, 10**6),
-    "input_size": (1, 10**6),
-    "patch": (1, 10**6),
-    "tbptt": (1, 10**6),
+    **dict.fromkeys(("horizon", "input_size", "patch", "tbptt", "evaluations"), (1, 10**6)),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),
     "dropout": (0.0, 0.95),
-    "evaluations": (1, 10**6),
-}
-_CHOICES: dict[str, tuple[str, ...]] = {
-    **CHOICES,
-    "gaps": get_args(Gaps),
-    "disorder": get_args(Disorder),
-    "duplicates": get_args(Duplicates),
-    "channels": get_args(Channels),
-    "decoder": get_args(Decoder),
-    "normalize": get_args(Normalize),
-    "output": get_args(OutputKind),
-    "loss": get_args(Loss),
 }
 
 
-def _names(field: str, given: Any) -> Names | None:
+def _names(field: str, value: Any) -> Names | None:
     """Returns column names; of a text those between commas."""
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, str):
-        return tuple(part.strip() for part in given.split(",") if part.strip())
-    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
-        raise ConfigError(Setting(field), f" is {given!r}, expected names of columns")
-    return tuple(given)
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, Iterable) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(Setting(field), f" is {value!r}, expected names of columns")
+    return tuple(value)
 
 
-def _numbers(field: str, given: Any) -> Numbers:
+def _numbers(field: str, value: Any) -> Numbers:
     """Returns numbers; of a text those between commas."""
-    parts = [p for p in given.split(",") if p.strip()] if isinstance(given, str) else given
+    parts = [p for p in value.split(",") if p.strip()] if isinstance(value, str) else value
     try:
         parts = () if parts is None else (parts,) if isinstance(parts, int | float) else parts
         numbers = tuple(float(part) for part in parts)
@@ -180,7 +165,7 @@ def _numbers(field: str, given: Any) -> Numbers:
         numbers = (math.nan,)
     if not all(math.isfinite(number) for number in numbers):
         raise ConfigError(
-            Setting(field), f" is {given!r}, expected numbers, such as -9999 or -9999,-99.9"
+            Setting(field), f" is {value!r}, expected numbers, such as -9999 or -9999,-99.9"
         )
     return numbers
 

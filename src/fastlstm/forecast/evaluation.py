@@ -23,7 +23,7 @@ from fastlstm.forecast.model.config import ForecasterConfig
 
 MAX_WINDOWS = 20_000
 """Limit of test windows that a run evaluates, evenly spread."""
-_INTERVALS = (0.8, 0.95)
+INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _EXAMPLES = 4
 _MIN_PAST = 48
@@ -36,27 +36,21 @@ def evaluate_forecasts(
     split: Split,
     rows: NDArray[np.int64],
     season: int,
-    quantiles: Sequence[float] = (),
+    quantiles: QuantileScores,
     is_scaled: bool = False,
-    *,
-    scores: QuantileScores | None = None,
     by_step: Mapping[str, StepErrors] | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the errors of the windows that begin at `rows`, by forecast; see `backtest`.
-
-    `scores` replaces the scores of `quantiles`.
-    """
-    scores = scores or QuantileScores(quantiles, _INTERVALS)
+    """Returns the errors of the windows that begin at `rows`, by forecast; see `backtest`."""
     num_targets = stored.network.config.num_targets
-    error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
+    naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     errors = backtest(
-        stored.network, inputs, rows, season, error, is_scaled, stored.calibration, scores,
-        by_step=by_step, should_continue=should_continue,
+        stored.network, inputs, rows, season, naive_error, is_scaled, stored.calibration,
+        quantiles, by_step=by_step, should_continue=should_continue,
     )  # fmt: skip
     report = {name: score.result() for name, score in errors.items()}
-    if scores.num_values:
-        report["forecaster"] |= scores.result()
+    if quantiles.num_values:
+        report["forecaster"] |= quantiles.result()
     return report
 
 
@@ -78,20 +72,13 @@ def evaluation_events(
 ) -> list[dict[str, Any]]:
     """Returns events test, calibration and forecast; docs/architecture.md lists their keys.
 
-    Args:
-        stored: the forecaster.
-        dataset: the table.
-        split: its parts.
-        inputs: its scaled windows.
-        should_continue: called with the windows evaluated so far and in all; False skips the
-            rest.
+    `should_continue` is called with the windows evaluated so far and in all; False skips the rest.
     """
     sizes = stored.network.config
     try:
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
     except DataError as error:
-        text = f"no test scores: {error}"
-        return [{"event": "message", "level": "info", "text": text}]
+        return [{"event": "message", "level": "info", "text": f"no test scores: {error}"}]
     rows, season = index.rows(MAX_WINDOWS), season_of(dataset)
     num_done = 0
 
@@ -104,19 +91,22 @@ def evaluation_events(
     compared = ("forecaster", "seasonal_naive")
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in compared}
     scores = evaluate_forecasts(
-        stored, inputs, split, spread_out(rows), season,
-        scores=curve, by_step=by_step, should_continue=count,
+        stored, inputs, split, spread_out(rows), season, curve, by_step=by_step,
+        should_continue=count,
     )  # fmt: skip
-    for interval in set(_CURVE) - set(_INTERVALS):  # for the curve only
+    for interval in set(_CURVE) - set(INTERVALS):  # for the curve only
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
-    about = {"windows": num_done, "of_windows": len(index), "season": season}
-    targets = _target_errors(dataset.roles.target, by_step, sizes.horizon)
+    test = {
+        "event": "test",
+        "scores": scores,
+        "targets": _target_errors(dataset.roles.target, by_step, sizes.horizon),
+        "windows": num_done,
+        "of_windows": len(index),
+        "season": season,
+    }
     observed = list(curve.coverage().values())
-    return [
-        {"event": "test", "scores": scores, "targets": targets, **about},
-        {"event": "calibration", "levels": list(_CURVE), "observed": observed},
-        *_examples(stored, dataset, inputs, index.rows(_EXAMPLES)),
-    ]
+    calibration = {"event": "calibration", "levels": list(_CURVE), "observed": observed}
+    return [test, calibration, *_examples(stored, dataset, inputs, index.rows(_EXAMPLES))]
 
 
 def _quarters(horizon: int) -> list[tuple[int, int]]:
@@ -163,25 +153,17 @@ def _examples(
     """Returns an event per window: its past, forecast and actual values of one target."""
     sizes, scaler = stored.network.config, stored.scaler
     shown = min(sizes.input_size, max(_MIN_PAST, 2 * sizes.horizon))
-    levels = (0.1, 0.9)
-    ends, target = next(forecast(stored.network, inputs, rows, stored.calibration, levels))
-    center, _ = next(forecast(stored.network, inputs, rows))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
     past = past + dataset.table.origin  # as float64
+    center, actual = next(forecast(stored.network, inputs, rows))
+    ends, _ = next(forecast(stored.network, inputs, rows, stored.calibration, (0.1, 0.9)))
+    curves = {"center": center[..., 0], "low": ends[..., 0], "high": ends[..., 1], "actual": actual}
     zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     events = []
-    for n in range(len(rows)):
-        c = n % sizes.num_targets
-        curves = {
-            "center": center[n, :, c, 0],
-            "low": ends[n, :, c, 0],
-            "high": ends[n, :, c, 1],
-            "actual": target[n, :, c],
-        }
+    for n, row in enumerate(rows.tolist()):
+        c, first = n % sizes.num_targets, row + sizes.input_size
         std, mean = float(scaler.std[c]), float(scaler.mean[c])
-        first = int(rows[n]) + sizes.input_size
-        plain = {name: (curve.double() * std + mean).tolist() for name, curve in curves.items()}
         events.append(
             {
                 "event": "forecast",
@@ -190,7 +172,7 @@ def _examples(
                 "times": _times(dataset, range(first - shown, first + sizes.horizon)),
                 "time_zone": zone,
                 "past": past[n, :, c].tolist(),
-                **plain,
+                **{k: (v[n, :, c].double() * std + mean).tolist() for k, v in curves.items()},
             }
         )
     return events

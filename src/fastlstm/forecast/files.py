@@ -1,10 +1,10 @@
-"""A trained forecaster as files: JSON and safetensors, nothing that can execute."""
+"""A trained forecaster as files: JSON and safetensors, nothing executable."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import (
-    CorruptFileError,
-    FormatError,
-    NonFiniteError,
-    RunDirectoryError,
-    Setting,
-)
+from fastlstm.errors import FormatError
 from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
@@ -27,17 +21,23 @@ from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
-from fastlstm.runs.find_run import require_run
-from fastlstm.runs.manifest import MANIFEST
-from fastlstm.runs.run_directory import FORECASTER, TRAINER_FILE, RunDirectory
-from fastlstm.runs.stored_values import checked_values, json_object
+from fastlstm.runs.find_run import read_model
+from fastlstm.runs.run_directory import FORECASTER
+from fastlstm.runs.stored_values import (
+    checked_values,
+    json_object,
+    require_same,
+    restored_network,
+    stored_options,
+    stored_text,
+)
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
-from fastlstm.system.fields import built
 
 CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"
 SCALER_FILE = "scaler.json"
 MODEL_FILE = "model.safetensors"
+FILES = (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE)
 _FORMAT = 3
 _FORMAT_OF_SEGMENTS = 2
 """The format in which what is now `patch` was called `segment`."""
@@ -48,16 +48,16 @@ _MAX_JSON_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class StoredForecaster:
-    """What is stored of a forecaster.
+    """A trained forecaster and what it needs to read other tables.
 
     Attributes:
         config: the configuration, every choice made.
-        given: the same as the user gave it.
+        given: the configuration as the user gave it.
         network: trained.
         scaler: of the columns.
         calibration: of its intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        schema: what another table must be like.
+        schema: of its table.
         key: of the table it was trained on.
     """
 
@@ -71,10 +71,10 @@ class StoredForecaster:
     key: str
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns what to say where some of its quantiles are infinite, else None.
+        """Returns a warning if some of the quantiles are infinite, else None.
 
         Raises:
-            ConfigError: a level that validation says nothing about.
+            ConfigError: a level outside those calibrated.
         """
         require_known(levels)
         is_calibrated = self.network.output.is_calibrated
@@ -117,19 +117,21 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
     }
 
 
-def stored_configs(data: bytes, origin: Path) -> tuple[ForecastConfig, ForecastConfig]:
-    """Returns the resolved configuration of config.json, and the one that was given.
+def read_options(
+    files: Mapping[str, bytes], path: Path
+) -> tuple[ForecastConfig, ForecastConfig, str]:
+    """Returns the options of a config.json, resolved and as given, and the key of the table.
+
+    Args:
+        files: those of a checkpoint.
+        path: its directory.
 
     Raises:
-        CorruptFileError: it makes no sense; `origin` is named.
+        CorruptFileError: an invalid value; the file is named.
         FormatError: it is of something else, or of a newer format.
     """
-    config = _config(data, origin)
-    with checked_values(origin):
-        begun, first = (
-            built(ForecastConfig, config[name], f"'{name}'") for name in ("train", "given")
-        )
-    return begun, first
+    origin = path / CONFIG_FILE
+    return stored_options(_config(files[CONFIG_FILE], origin), ForecastConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
@@ -152,106 +154,47 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
     """Reads the forecaster published in a run directory, each file checked by its SHA-256.
 
     Raises:
-        CorruptFileError: a file is damaged, or makes no sense; it is named.
+        CorruptFileError: a file is damaged, or holds an invalid value; it is named.
         FormatError: it holds something else, or is of a newer format.
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
-    require_run(path, "forecaster")
-    run = RunDirectory(path)
-    if not run.has_published():
-        raise RunDirectoryError(
-            f"{path} has no forecaster yet: training ended before its first evaluation; go on with"
-            " ",
-            Setting("resume", True),
-        )
-    manifest, files = run.read_published((CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE))
-    if TRAINER_FILE in manifest.files:
-        raise FormatError(
-            f"{path} is a checkpoint of a forecaster, which only ",
-            Setting("resume", True),
-            f" goes on from; give its run, {Path(path).absolute().parent}",
-        )
-    for name in (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE):
-        if name not in files:
-            raise FormatError(f"{Path(path) / MANIFEST}: lists no {name}: this is no forecaster")
-    return _assembled(files, Path(path))
-
-
-def _network(
-    config: ForecasterConfig, tensors: dict[str, torch.Tensor], path: Path
-) -> ForecastNetwork:
-    """Returns the network that stored tensors are the weights of.
-
-    No memory is taken for what the file does not hold: the shapes are compared before.
-
-    Raises:
-        CorruptFileError: config.json describes another network.
-        NonFiniteError: a weight is NaN or Inf.
-    """
-    weights = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    # Each has several, and would take time.
-    parts = config.num_layers, len(config.categories), len(config.static_categories)
-    if max(parts) > len(found):
-        raise CorruptFileError(f"{path / CONFIG_FILE}: no such network ({max(parts)} parts)")
-    try:
-        with torch.device("meta"):
-            described = ForecastNetwork(config).state_dict()
-    except (ValueError, TypeError, RuntimeError) as error:  # sizes that no memory has
-        reason = str(error).splitlines()[0][:200]
-        raise CorruptFileError(f"{path / CONFIG_FILE}: no such network ({reason})") from None
-    shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
-    for name in sorted(shapes.keys() | found.keys()):
-        if shapes.get(name) != found.get(name):
-            raise CorruptFileError(
-                f"{path / MODEL_FILE}: {name:.80} has the shape {found.get(name)},"
-                f" {CONFIG_FILE} describes {shapes.get(name)}; put the right file back"
-            )
-    for name, tensor in weights.items():
-        if tensor.dtype != described[name].dtype:
-            raise CorruptFileError(
-                f"{path / MODEL_FILE}: {name} is {tensor.dtype}, expected {described[name].dtype}"
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise NonFiniteError(f"{path / MODEL_FILE}: {name} is NaN or Inf; train it again")
-    with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
-        network = ForecastNetwork(config)
-    network.load_state_dict(weights)
-    return network
-
-
-def _assembled(files: dict[str, bytes], path: Path) -> StoredForecaster:
-    config = _config(files[CONFIG_FILE], path / CONFIG_FILE)
-    configs = stored_configs(files[CONFIG_FILE], path / CONFIG_FILE)
-    with checked_values(path / CONFIG_FILE):
-        sizes = dict(config["network"])
+    files, path = read_model(path, "forecaster", FILES), Path(path)
+    origin = path / CONFIG_FILE
+    config = _config(files[CONFIG_FILE], origin)
+    resolved, given, key = stored_options(config, ForecastConfig, origin)
+    with checked_values(origin):
+        values = dict(config["network"])
         for name in ("categories", "static_categories"):
-            sizes[name] = tuple(tuple(pair) for pair in sizes[name])
-        network_config = ForecasterConfig(**sizes)
-        key = _text(config["data"]["key"])
-        for name in ("horizon", "input_size", "patch", "output"):
-            if getattr(configs[0], name) != sizes[name]:
-                raise ValueError(f"{name} of 'train' and of 'network' differ")
-        if len(configs[0].static) != network_config.num_static:
-            raise ValueError(f"'network' reads {network_config.num_static} static columns")
-    tensors = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
+            values[name] = tuple(tuple(pair) for pair in values[name])
+        sizes = ForecasterConfig(**values)
+        require_same(resolved, sizes, ("horizon", "input_size", "patch", "output"))
+        if len(resolved.static) != sizes.num_static:
+            raise ValueError(f"'network' reads {sizes.num_static} static columns")
+    weights = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
     with checked_values(path / MODEL_FILE):
-        calibration = _calibration(tensors.pop(_RESIDUALS), network_config)
-    network = _network(network_config, tensors, path)
+        calibration = _calibration(weights.pop(_RESIDUALS), sizes)
+    network = restored_network(
+        lambda: ForecastNetwork(sizes),
+        {name.removeprefix("network."): tensor for name, tensor in weights.items()},
+        path / MODEL_FILE,
+        origin,
+        max(sizes.num_layers, len(sizes.categories), len(sizes.static_categories)),
+    )
     with checked_values(path / SCHEMA_FILE):
         values = json_object(files[SCHEMA_FILE], path / SCHEMA_FILE, _MAX_JSON_BYTES)
-        schema = _schema(values, network_config, configs[0])
+        schema = _schema(values, sizes, resolved)
     with checked_values(path / SCALER_FILE):
         scales = json_object(files[SCALER_FILE], path / SCALER_FILE, _MAX_JSON_BYTES)
-        scaler, static = _scales(scales, network_config)
-    begun, given = (dataclasses.replace(one, cache_dir=None) for one in configs)  # of that machine
-    return StoredForecaster(begun, given, network.eval(), scaler, calibration, static, schema, key)
+        scaler, static = _scales(scales, sizes)
+    # The cache is that of the machine it was trained on.
+    resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
+    return StoredForecaster(resolved, given, network, scaler, calibration, static, schema, key)
 
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
-    """Returns what schema.json holds; raises ValueError where it is of another forecaster."""
-    columns = tuple(_text(name) for name in values["columns"])
+    """Returns the schema of schema.json; raises ValueError if it is of another forecaster."""
+    columns = tuple(stored_text(name) for name in values["columns"])
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     ahead = columns[len(columns) - sizes.num_future :]
     if len(set(columns)) != num or len(columns) != num or ahead != config.future:
@@ -269,7 +212,7 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
     if is_wall is not None and type(is_wall) is not bool:
         raise ValueError(f"is_wall is {is_wall!r:.80}, expected true or false")
     frequency = Frequency.from_json(values["frequency"])
-    zone = None if zone is None else _text(zone)
+    zone = None if zone is None else stored_text(zone)
     return TableSchema(columns, frequency, zone, categories, sizes.has_missing, is_wall)
 
 
@@ -281,7 +224,7 @@ def _calibration(residuals: torch.Tensor, sizes: ForecasterConfig) -> Calibratio
 
 
 def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, NDArray[np.float64]]:
-    """Returns what scaler.json holds; raises ValueError where it makes no sense."""
+    """Returns the scaler of scaler.json, and the static scale; raises ValueError if invalid."""
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     mean = _numbers(scales["mean"], (num,), "mean")
     std = _numbers(scales["std"], (num,), "std", True)
@@ -297,19 +240,13 @@ def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, ND
 def _numbers(
     values: Any, shape: tuple[int, ...], name: str, is_positive: bool = False
 ) -> NDArray[np.float64]:
-    found = np.asarray(values)
-    if found.size == 0:
-        found = found.reshape(shape)
+    array = np.asarray(values)
+    if array.size == 0:
+        array = array.reshape(shape)
     with np.errstate(over="ignore"):  # windows are scaled in float32
-        small = found.astype(np.float32) if found.dtype.kind in "iuf" else np.float32("nan")
-    is_good = found.shape == shape and bool(np.isfinite(small).all())
+        small = array.astype(np.float32) if array.dtype.kind in "iuf" else np.float32("nan")
+    is_good = array.shape == shape and bool(np.isfinite(small).all())
     if not is_good or (is_positive and (small <= 0).any()):
         above = " above 0" if is_positive else ""
         raise ValueError(f"{name} is expected to be {shape} numbers of float32{above}")
-    return found.astype(np.float64)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} came, expected a text")
-    return value
+    return array.astype(np.float64)

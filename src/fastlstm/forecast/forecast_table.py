@@ -38,7 +38,7 @@ def predict_table(
         dataset: the past of the series.
         inputs: its scaled windows.
         quantiles: levels, a column each; none for point forecasts.
-        future: future covariates, if the forecaster reads any.
+        future: future covariates, if any.
 
     Raises:
         DataError: a series is too short, or future covariates are missing.
@@ -53,11 +53,11 @@ def predict_table(
     known = None
     if future is not None:
         known = future_covariates(future, dataset, stored.schema, series, times)
-    begins = table.segments.first_rows[last] + rows - sizes.input_size
+    starts = table.segments.first_rows[last] + rows - sizes.input_size
     answers = []
     for first in range(0, len(last), _SERIES_AT_ONCE):
         part = slice(first, first + _SERIES_AT_ONCE)
-        past = read_windows(table, begins[part], sizes.input_size)
+        past = read_windows(table, starts[part], sizes.input_size)
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
         values, statics = inputs.prepare(torch.cat([past, empty], 1), last[part])
         if known is not None:
@@ -66,7 +66,7 @@ def predict_table(
             values[:, sizes.input_size :, place:] = torch.from_numpy(scaled).float()
         answers.append(answer(stored.network, values, statics, stored.calibration, quantiles))
     columns = _columns(stored, torch.cat(answers), dataset.roles.target, quantiles)
-    return forecast_table(dataset, series, times, columns)
+    return _table(dataset, series, times, columns)
 
 
 def _refuse_short(
@@ -102,27 +102,21 @@ def _columns(
 ) -> dict[str, NDArray[np.float64]]:
     """Returns forecasts or their quantiles in the table's units, by column name."""
     num = len(targets)
+    scaler = stored.scaler
     columns: dict[str, NDArray[np.float64]] = {}
     for number, name in enumerate([f"-q{level:g}" for level in quantiles] or [""]):
-        values = answers[..., number].numpy() * stored.scaler.std[:num] + stored.scaler.mean[:num]
+        values = answers[..., number].numpy() * scaler.std[:num] + scaler.mean[:num]
         columns |= {f"{target}{name}": values[..., c] for c, target in enumerate(targets)}
     return columns
 
 
-def forecast_table(
+def _table(
     dataset: SeriesDataset,
     series: NDArray[np.int64],
     times: NDArray[np.int64],
     columns: Mapping[str, NDArray[np.float64]],
 ) -> pa.Table:
-    """Returns one row per series and step.
-
-    Args:
-        dataset: past of the series.
-        series: series number of each forecast, shape ``(N,)``.
-        times: of their steps, shape ``(N, h)``.
-        columns: values by name, shape ``(N, h)`` each.
-    """
+    """Returns a row per series ``(N,)`` and step: times and values are ``(N, h)`` each."""
     table: dict[str, Any] = {}
     roles = dataset.roles
     if roles.series is not None:

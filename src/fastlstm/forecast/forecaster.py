@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, Setting
-from fastlstm.estimator import Estimator, signature_of
+from fastlstm.estimator import Estimator, show_warning, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -22,19 +22,19 @@ from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
-from fastlstm.forecast.evaluation import evaluate_forecasts
+from fastlstm.forecast.evaluation import INTERVALS, evaluate_forecasts
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import as_kind, kind_of, predict_table
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.runs.events import Event, checked_observers
+from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import is_whole
 from fastlstm.training.signals import StopFlag
 
 
-class Forecaster(Estimator):
+class Forecaster(Estimator[StoredForecaster]):
     """Forecasts the next steps of time series with an LSTM.
 
     Args:
@@ -64,7 +64,7 @@ class Forecaster(Estimator):
     __signature__ = signature_of(ForecastConfig, "horizon", observers=(), callbacks=())
 
     def __init__(self, horizon: int = 24, **options: Any) -> None:
-        self.set_params(**{**self._defaults(), "horizon": horizon, **options})
+        super().__init__(horizon=horizon, **options)
 
     def __sklearn_tags__(self) -> Any:
         """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
@@ -78,11 +78,7 @@ class Forecaster(Estimator):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled or copied: all but the table, which may be large or mapped."""
-        return {
-            n: v for n, v in self.__dict__.items() if n not in ("dataset_", "split_", "_inputs")
-        }
-
-    # fitting ------------------------------------------------------------------------------------
+        return {n: v for n, v in self.__dict__.items() if n not in ("dataset_", "_inputs")}
 
     def fit(
         self,
@@ -94,36 +90,36 @@ class Forecaster(Estimator):
     ) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 
-        One fit at a time: torch has one generator of random numbers per process, so that fits in
-        several threads are trained well, but their seeds decide nothing; use processes.
+        Fits in several threads share torch's one random generator and are not reproducible; use
+        processes.
 
         Args:
             frame: see `fastlstm.forecast.data.records.open_records`.
             y: not used; scikit-learn passes it.
             out: a run directory, written as by ``fastlstm train``: checkpoints, metrics.jsonl,
                 report.html; SIGTERM and Ctrl-C save the state first. None writes nothing.
-            resume: continue if `out` has a checkpoint, else start. What belongs to the run must be
-                as it was; its end, device and how often it evaluates and saves may change.
+            resume: continue if `out` has a checkpoint, else start. Only its end, its device and how
+                often it evaluates and saves may change.
 
         Raises:
             ConfigError: an option has a value that cannot be used, or not with that run.
             DataError: the table cannot be used; the message says where and why.
             RunDirectoryError: `out` has a run, and resume is False.
             Stopped: a signal came; the state is saved.
-            NonFiniteError: training met NaN that it could not get past.
+            NonFiniteError: NaN or Inf that training could not recover from.
             BudgetError: the budget was over before the first step.
         """
         return self._train(frame, None, out, resume)
 
     def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
-        """Trains on, from the weights as they are, on another table of the same columns.
+        """Continues training from the current weights on another table of the same columns.
 
-        The scaler stays that of `fit`. Parameters of training (how long, learning rate, batch
-        size, split …) are those set now. An unfitted Forecaster is fitted.
+        The scaler of `fit` stays. Options of training (how long, learning rate, batch size, split
+        …) may change. An unfitted Forecaster is fitted.
 
         Raises:
             ConfigError: a parameter of the network or its columns was changed since `fit`.
-            DataError: the table is not like the one that fit was given.
+            DataError: the table has another schema than that of `fit`.
         """
         return self._train(frame, getattr(self, "stored_", None))
 
@@ -134,18 +130,19 @@ class Forecaster(Estimator):
         out: str | Path | None = None,
         resume: bool = False,
     ) -> Forecaster:
-        config = self._config()
-        given = self.get_params()
-        observers = [*checked_observers(given["observers"]), _warn]
+        options = self.get_params()
+        observers = [*checked_observers(options.pop("observers")), show_warning]
+        callbacks = options.pop("callbacks")
+        config = _config(options)
         with nullcontext() if out is None else StopFlag() as stop:
             trained = train_forecaster(
                 frame, config, out=out, resume=resume, given=dataclasses.asdict(config),
-                observers=observers, callbacks=given["callbacks"], stop=stop, start=start,
+                observers=observers, callbacks=callbacks, stop=stop, start=start,
             )  # fmt: skip
         self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
-        self.stored_, self.dataset_, self.split_ = trained.stored, trained.dataset, trained.split
+        self.stored_, self.dataset_ = trained.stored, trained.dataset
         self._inputs, self.fitted_ = trained.inputs, trained.fitted
         return self
 
@@ -154,39 +151,21 @@ class Forecaster(Estimator):
         """The trained network."""
         return self._fitted().network
 
-    def _config(self) -> ForecastConfig:
-        values = self.get_params()
-        del values["observers"], values["callbacks"]
-        for name in _COLUMN_LISTS:
-            if isinstance(values[name], str):
-                values[name] = (values[name],)
-        split = values["split"]
-        if isinstance(split, Iterable) and not isinstance(split, str):
-            values["split"] = ",".join(str(count) for count in split)
-        return ForecastConfig(**values)
-
-    def _fitted(self) -> StoredForecaster:
-        if not hasattr(self, "stored_"):
-            raise ConfigError("this Forecaster is not fitted yet; call fit first")
-        return self.stored_
-
-    # forecasting --------------------------------------------------------------------------------
-
     def predict(self, frame: Any = None, future: Any = None) -> Any:
         """Forecasts the steps after the end of every series.
 
         Args:
-            frame: the past of the series; default what `fit` was given.
-            future: what is known ahead, where the forecaster was fitted with such columns: a table
-                of series, time and these columns, with a row for every step to be forecast.
+            frame: the past of the series; default that of `fit`.
+            future: a table of series, time and the future covariates, with a row for every step to
+                forecast, if the forecaster was fitted with future columns.
 
         Returns:
-            A table of the kind that came (an Arrow table for files): series, time, targets. Of an
-            array, an array ``(h, targets)``.
+            A table of the kind of `frame` (an Arrow table for files): series, time, targets. For
+            an array, an array ``(h, targets)``.
 
         Raises:
-            DataError: other columns than at `fit`, a series that is too short, or a step that
-                nothing is known ahead of.
+            DataError: other columns than at `fit`, a series that is too short, or a step without
+                future covariates.
         """
         return self._predict(frame, future, ())
 
@@ -195,10 +174,10 @@ class Forecaster(Estimator):
     ) -> Any:
         """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
 
-        The quantiles that the network has learned, each shifted by what it was off by on validation
-        windows, per step and target; of a point, it plus the residuals of the validation windows;
-        of counts, those of the distribution as they are. A quantile for which validation has too
-        few values is infinite, and a warning says so.
+        The network's quantiles, each shifted by its error on validation windows, per step and
+        target; for points, the forecast plus residuals of validation windows; for counts, the
+        quantiles of the distribution, not calibrated. A quantile for which validation has too few
+        values is infinite, with a warning.
         """
         return self._predict(frame, future, quantiles)
 
@@ -210,7 +189,7 @@ class Forecaster(Estimator):
         return as_kind(table, kind_of(frame) if frame is not None else self._came)
 
     def _table(self, frame: Any) -> tuple[SeriesDataset, ScaledWindows]:
-        """Returns a table ready for the network; without one what `fit` was given."""
+        """Returns a table and its windows; default that of `fit`."""
         stored = self._fitted()
         if frame is None:
             if not hasattr(self, "dataset_"):
@@ -225,24 +204,20 @@ class Forecaster(Estimator):
 
     def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:
         config = self._fitted().config
-        if not config.future:
-            if future is not None:
-                raise ConfigError(
-                    "a table of what is known ahead came, but this Forecaster was fitted without"
-                    " future columns; leave ",
-                    Setting("future"),
-                    " out, or fit with columns known ahead",
-                )
-            return None
-        if future is None:
+        if future is not None and not config.future:
             raise ConfigError(
-                f"{', '.join(config.future)} must be known ahead: give predict a table with them"
-                " for every step to be forecast, as ",
+                "a table of future covariates came, but this Forecaster was fitted without future"
+                " columns; leave ",
+                Setting("future"),
+                " out, or fit with future columns",
+            )
+        if future is None and config.future:
+            raise ConfigError(
+                f"the forecast needs {', '.join(config.future)} of every step: give predict a table"
+                " with them as ",
                 Setting("future", ...),
             )
-        return prepare_future(future, config, dataset)
-
-    # judging ------------------------------------------------------------------------------------
+        return None if future is None else prepare_future(future, config, dataset)
 
     def backtest(
         self,
@@ -253,7 +228,7 @@ class Forecaster(Estimator):
         frame: Any = None,
         quantiles: Sequence[float] = (),
     ) -> dict[str, dict[str, float]]:
-        """Judges forecasts from every origin of a part of a table.
+        """Evaluates forecasts from every origin of a part of a table.
 
         Args:
             part: valid or test.
@@ -262,40 +237,40 @@ class Forecaster(Estimator):
                 shorter, else a week of days, a year of months, or 1.
             scaled: in standard deviations of the training rows instead of the table's units (counts
                 stay counts).
-            frame: the table; default what `fit` was given.
-            quantiles: levels whose pinball loss is wanted, too.
+            frame: the table; default that of `fit`.
+            quantiles: levels, for the pinball loss of each.
 
         Returns:
-            By who forecast ("forecaster"; "naive", the last present value; "seasonal_naive", the
-            last present value of the same season) num_values, mse, mae, rmse, smape (0 to 2),
+            By forecast ("forecaster"; "naive", the last present value; "seasonal_naive", the last
+            present value of the same season) num_values, mse, mae, rmse, smape (0 to 2),
             rel_mae (the mean absolute error over that of "naive") and mase (each error over the
             mean absolute error of the seasonal naive forecast on the training rows of its series;
             Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
             one of `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value;
             the loss of an infinite quantile is that of the outermost finite percentile.
 
-            All figures are of the same num_values targets: all that are there, of every window.
-            Naive forecasts are the mean of the training rows (0 of counts) of num_without_past
-            targets, before which their series has no value. mase leaves num_without_scale
-            targets out, whose series never changes from season to season in its training rows or
-            has none. Either count is left out where it is 0.
+            All figures are over the same num_values target values: all present ones of every
+            window. For num_without_past of them, whose series has no earlier value, the naive
+            forecasts are the mean of the training rows (0 for counts). mase leaves out
+            num_without_scale of them, whose series is constant from season to season in its
+            training rows, or has none. Either count is left out if 0.
         """
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and not (is_whole(value) and value >= 1):
                 raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more whole steps")
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
-        rows, stored = self._origins(dataset, part, stride), self._fitted()
-        season, split = season or season_of(dataset), self._split(dataset)
-        return evaluate_forecasts(stored, inputs, split, rows, season, quantiles, scaled)
+        split, rows = self._windows(dataset, part, stride)
+        season, scores = season or season_of(dataset), QuantileScores(quantiles, INTERVALS)
+        return evaluate_forecasts(self._fitted(), inputs, split, rows, season, scores, scaled)
 
     def coverage(
         self, intervals: Sequence[float] = (0.8, 0.95), part: Literal["valid", "test"] = "test"
     ) -> dict[float, float]:
-        """Returns the share of values within their central intervals, by the intervals' level."""
+        """Returns the share of values within their central intervals, by level."""
         stored = self._fitted()
         dataset, inputs = self._table(None)
-        rows = self._origins(dataset, part, 1)
+        _, rows = self._windows(dataset, part, 1)
         require_numbers("intervals", intervals)
         scores = QuantileScores((), intervals, has_crps=False)
         self._warn_unsupported(scores.levels)
@@ -307,10 +282,10 @@ class Forecaster(Estimator):
 
         rel_mae is the mean absolute error over that of the naive forecast; see `backtest`.
         """
-        found = self.backtest(frame=frame)["forecaster"]
-        if "rel_mae" not in found:
-            raise DataError("the test part never changes, so that nothing is better than naive")
-        return 1 - found["rel_mae"]
+        scores = self.backtest(frame=frame)["forecaster"]
+        if "rel_mae" not in scores:
+            raise DataError("rel_mae is undefined: the test part is constant")
+        return 1 - scores["rel_mae"]
 
     def _warn_unsupported(self, levels: Sequence[float]) -> None:
         require_known(levels)
@@ -318,18 +293,16 @@ class Forecaster(Estimator):
         if text is not None:
             warnings.warn(text, stacklevel=4)
 
-    def _split(self, dataset: SeriesDataset) -> Split:
-        return split_table(dataset.table, dataset.frequency, self._fitted().config.split)
-
-    def _origins(self, dataset: SeriesDataset, part: str, stride: int) -> NDArray[np.int64]:
+    def _windows(
+        self, dataset: SeriesDataset, part: str, stride: int
+    ) -> tuple[Split, NDArray[np.int64]]:
+        """Returns the parts of a table, and the first rows of the windows of one of them."""
         if part not in ("train", "valid", "test"):
             raise ConfigError(f"part is {part!r}, expected valid or test")
-        sizes = self._fitted().network.config
-        split = self._split(dataset)
+        config, sizes = self._fitted().config, self._fitted().network.config
+        split = split_table(dataset.table, dataset.frequency, config.split)
         windows = split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
-        return windows.rows()
-
-    # files --------------------------------------------------------------------------------------
+        return split, windows.rows()
 
     def save(self, path: str | Path) -> None:
         """Writes config.json, schema.json, scaler.json and model.safetensors; nothing executable.
@@ -349,8 +322,8 @@ class Forecaster(Estimator):
 
         Args:
             path: the directory.
-            reading: how tables are read from now on, where other than at `fit`: gaps, disorder,
-                duplicates, missing_value, keep_value, time_format.
+            reading: options of reading tables that differ from `fit`: gaps, disorder, duplicates,
+                missing_value, keep_value, time_format.
 
         Raises:
             ConfigError: another parameter is given.
@@ -362,20 +335,22 @@ class Forecaster(Estimator):
                     f"{name} belongs to fit; load takes {', '.join(READING)}, how tables are read"
                 )
         stored = read_forecaster(path)
-        begun, first = (dataclasses.replace(c, **reading) for c in (stored.config, stored.given))
-        stored = dataclasses.replace(stored, config=begun, given=first)
-        given = dataclasses.asdict(stored.given)
-        found = Forecaster(
-            **{name: given[name] for name in Forecaster._defaults() if name in given}
-        )
-        found.stored_, found._came = stored, "arrow"
-        return found
+        config, given = (dataclasses.replace(c, **reading) for c in (stored.config, stored.given))
+        model = Forecaster(**dataclasses.asdict(given))
+        model.stored_ = dataclasses.replace(stored, config=config, given=given)
+        model._came = "arrow"
+        return model
 
 
-def _warn(event: Event) -> None:
-    """Hands a warning of the training to Python's own: `fit` prints nothing else."""
-    if event["event"] == "message" and event["level"] == "warning":
-        warnings.warn(event["text"], stacklevel=2)
+def _config(options: dict[str, Any]) -> ForecastConfig:
+    """Returns the options as a configuration; a text is one column, counts may be a sequence."""
+    for name in _COLUMN_LISTS:
+        if isinstance(options[name], str):
+            options[name] = (options[name],)
+    split = options["split"]
+    if isinstance(split, Iterable) and not isinstance(split, str):
+        options["split"] = ",".join(str(count) for count in split)
+    return ForecastConfig(**options)
 
 
 _COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,47 +46,37 @@ def choose_architecture(
     usual = int(np.quantile(segments, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
     input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
-    in_rows = [name for name in roles.categorical if name in table.columns]
+    num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
+    names = {f.name for f in fields(ForecasterConfig)}
+    chosen = {"input_size": input_size, "patch": patch, "stateful": config.tbptt is not None}
     return ForecasterConfig(
-        input_size=input_size,
-        horizon=config.horizon,
         num_targets=len(roles.target),
         num_past=len(roles.past),
         num_future=len(roles.future),
         categories=tuple(
-            (table.columns.index(name), len(dataset.categories[name])) for name in in_rows
+            (table.columns.index(name), size)
+            for name, size in num_names.items()
+            if name in table.columns
         ),
         num_static=len(roles.static),
         static_categories=tuple(
-            (place, len(dataset.categories[name]))
-            for place, name in enumerate(roles.static)
-            if name in roles.categorical
+            (place, num_names[name]) for place, name in enumerate(roles.static) if name in num_names
         ),
-        patch=patch,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        channels=config.channels,
-        decoder=config.decoder,
-        bidirectional=config.bidirectional,
-        normalize=config.normalize,
-        dropout=config.dropout,
         has_missing=dataset.has_missing,
-        output=config.output,
-        loss=config.loss,
-        stateful=config.tbptt is not None,
+        **{name: value for name, value in vars(config).items() if name in names} | chosen,
     )
 
 
 def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
-    """Returns steps of the past and of a patch for training segments of `longest` rows."""
-    wanted, patch = config.input_size, config.patch
-    if wanted is None:
-        wanted = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
+    """Returns input size and patch for training segments of `longest` rows."""
+    input_size, patch = config.input_size, config.patch
+    if input_size is None:
+        input_size = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
     if patch is None:
-        fitting = [s for s in _PATCHES if s <= config.horizon and s * 4 <= wanted]
-        exact = [s for s in fitting if config.input_size is None or wanted % s == 0]
-        exact = [s for s in exact if config.tbptt is None or config.tbptt % s == 0]
-        patch = exact[0] if exact else 1
+        # What was given is a multiple of it.
+        fixed = [size for size in (config.input_size, config.tbptt) if size is not None]
+        fitting = (s for s in _PATCHES if s <= config.horizon and s * 4 <= input_size)
+        patch = next((s for s in fitting if not any(size % s for size in fixed)), 1)
     if config.tbptt is not None and config.tbptt % patch:
         raise ConfigError(
             Setting("tbptt"),
@@ -95,8 +86,8 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
             Setting("tbptt", max(1, config.tbptt // patch) * patch),
         )
     if config.input_size is None:
-        wanted = max(1, wanted // patch) * patch
-    return wanted, patch
+        input_size = max(1, input_size // patch) * patch
+    return input_size, patch
 
 
 def training_loader(
@@ -106,10 +97,10 @@ def training_loader(
     split: Split,
     stop: Callable[[], bool] | None,
 ) -> WindowLoader | ChunkLoader:
-    """Returns what hands out the training part: windows, or chunks of streams with `tbptt`.
+    """Returns the loader of the training part: windows, or chunks of streams with `tbptt`.
 
-    A stream is cut after twice the input's steps, so that a state has on average read as many as
-    it has at predict.
+    A stream is cut after twice the input's steps: on average a state has then read as many steps as
+    when forecasting.
 
     Raises:
         DataError: the part holds no window, or no chunk.
@@ -135,30 +126,29 @@ def note_of_short_series(
     short = np.flatnonzero(longest < needed)
     if len(short) == 0:
         return None
-    first, least = dataset.series[short[0]], int(longest[short].min())
-    told = (
+    note = (
         f"{len(short):,} of {len(longest):,} series lack {needed:,} consecutive training rows"
-        f" ('{first}' has {longest[short[0]]:,}): not trained on"
+        f" ('{dataset.series[short[0]]}' has {longest[short[0]]:,}): not trained on"
     )
-    fitting = (least - sizes.horizon) // sizes.patch * sizes.patch
+    fitting = (int(longest[short].min()) - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1:
-        return told
-    return Message(f"{told}; ", Setting("input_size", fitting), " takes all")
+        return note
+    return Message(f"{note}; ", Setting("input_size", fitting), " takes all")
 
 
 def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
-    """Returns every series' longest run of training rows without gaps, shape ``(series,)``."""
-    found = table.segments
-    rows = np.clip(split.train_ends - found.first_rows, 0, None)
-    begins = np.flatnonzero(np.diff(found.series, prepend=found.series[0] - 1))
-    return np.asarray(np.maximum.reduceat(rows, begins))
+    """Returns each series' longest run of training rows without gaps, shape ``(series,)``."""
+    segments = table.segments
+    rows = np.clip(split.train_ends - segments.first_rows, 0, None)
+    first = np.flatnonzero(np.diff(segments.series, prepend=segments.series[0] - 1))
+    return np.asarray(np.maximum.reduceat(rows, first))
 
 
 def flop_per_window(config: ForecasterConfig) -> int:
     """Returns the operations of a training step per window: three times the forward pass.
 
-    The products of embedding, LSTM, decoder cell and head; what is the same for all windows of a
-    batch counts nothing. A stateful network trains a window, with its horizon, per patch read.
+    The products of embedding, LSTM, decoder cell and head; what all windows of a batch share counts
+    nothing. A stateful network trains a window, with its horizon, per patch read.
     """
     s, d, H = config.patch, config.embed_size, config.hidden_size
     C = config.num_targets

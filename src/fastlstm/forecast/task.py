@@ -1,5 +1,4 @@
-"""Training a forecaster: on windows, each from zero state, or on chunks of streams whose lanes
-carry their state on."""
+"""The task of training a forecaster: windows from zero state, or chunks with carried state."""
 
 from __future__ import annotations
 
@@ -74,11 +73,9 @@ class ForecastTask(Task):
         values, statics = self._inputs.prepare(batch.values, batch.segments)
         values = values.to(self._device, non_blocking=True)
         statics = None if statics is None else statics.to(self._device, non_blocking=True)
-        target, state = self._target(values), None
+        target, states = self._target(values), []
         count = max(self._num_present(target), 1)
-        if isinstance(batch, ChunkBatch):
-            state = self._continued(batch)
-        states = []
+        state = self._continued(batch) if isinstance(batch, ChunkBatch) else None
         for rows in torch.arange(len(values)).tensor_split(num_parts):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             own = None if statics is None else statics[part]
@@ -91,13 +88,13 @@ class ForecastTask(Task):
                 with autocast(self._precision, self._device):
                     parameters = self.model(values[part], own)
             each = self._origins or 1
-            wanted = target[part.start * each : part.stop * each]
-            yield self._summed(parameters.float(), wanted) / count
+            actual = target[part.start * each : part.stop * each]
+            yield self._summed(parameters.float(), actual) / count
         if states:
             self._state = _joined(states)
 
     def _target(self, values: Tensor) -> Tensor:
-        """Returns what is to be forecast, shape ``(B * origins, h, C)``."""
+        """Returns the actual values, shape ``(B * origins, h, C)``."""
         config = self.model.config
         if self._origins:
             return self.model.horizons(values[..., : config.num_targets], self._origins)
@@ -109,7 +106,7 @@ class ForecastTask(Task):
         return int((~target.isnan()).sum())
 
     def _summed(self, parameters: Tensor, target: Tensor) -> Tensor:
-        """Returns the sum of the losses of the values that are there."""
+        """Returns the sum of the losses of the present values."""
         if not self.model.config.has_missing:
             return self.model.output.loss(parameters, target).sum()
         losses = self.model.output.loss(parameters, target.nan_to_num(0.0))

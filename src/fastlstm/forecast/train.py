@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -13,26 +12,16 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    FormatError,
-    Setting,
-)
+from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.counts import require_counts
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, fit_scaler, split_table
-from fastlstm.forecast.files import (
-    CONFIG_FILE,
-    StoredForecaster,
-    stored_configs,
-)
+from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
@@ -45,13 +34,12 @@ from fastlstm.forecast.task import ForecastTask
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback, checked_callbacks
-from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
-from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
@@ -60,7 +48,7 @@ _MAY_DIFFER = _MAY_CHANGE | frozenset(
     | {"optimizer", "weight_decay", "warmup", "cooldown", "grad_clip", "accumulate"}
     | set(READING)
 )
-"""Fields that more training, on another table, may be given anew."""
+"""Fields that `partial_fit` may change."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +58,12 @@ class Trained:
     Attributes:
         stored: what is written to disk.
         dataset: the prepared table.
-        split: its parts.
         inputs: its windows as the network takes them.
         fitted: what training did.
     """
 
     stored: StoredForecaster
     dataset: SeriesDataset
-    split: Split
     inputs: ScaledWindows
     fitted: TrainingResult
 
@@ -102,75 +88,57 @@ def train_forecaster(
         frame: a path, a frame or an array; see `fastlstm.forecast.data.records.open_records`.
         config: how.
         out: the run directory; None keeps nothing on disk.
-        resume: go on if `out` holds a checkpoint, else start.
-        given: the fields of `config` that were chosen and are no defaults; a resumed run checks
-            them against what it was begun with.
+        resume: continue if `out` holds a checkpoint, else start.
+        given: the fields of `config` that are no defaults; a resumed run checks them against its
+            own.
         observers: called with every event, a plain dict.
         callbacks: see `fastlstm.Callback`.
         stop: polled; when set, the state is saved and Stopped is raised.
-        start: a forecaster whose weights and scaler are gone on from; `frame` must be like the
-            table it was trained on.
+        start: a forecaster to continue from, with its scaler; `frame` must be like the table it was
+            trained on.
         began: `time.perf_counter()` from which a budget counts; default now.
 
     Raises:
-        UsageError: something given cannot be done as asked.
-        Stopped: `stop` said so.
-        NonFiniteError: NaN or Inf that training could not get past.
+        UsageError: an option or the table cannot be used.
+        Stopped: `stop` returned True.
+        NonFiniteError: NaN or Inf that training could not recover from.
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
     require_files(frame)
     if out is not None and start is not None:
-        raise ConfigError("a run directory cannot go on from another forecaster; leave out start")
+        raise ConfigError("a run directory cannot continue another forecaster; leave out start")
     if resume and out is None:
         raise ConfigError(
             Setting("resume", True), " continues a run directory; give ", Setting("out")
         )
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
-        session = _Session(frame, run, list(observers), stop, began)
-        return session.train(config, given, resume, own, start)
+        session = _Session(run, list(observers), stop, began)
+        with session.start(
+            config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
+        ) as begin:
+            return session.train(frame, begin, own, start)
 
 
 class _Session(RunSession):
-    """One start of a run: prepares the table, builds the network, trains, judges, reports."""
-
-    def __init__(
-        self,
-        frame: Any,
-        run: RunDirectory | None,
-        observers: list[Observer],
-        stop: Callable[[], bool] | None,
-        began: float,
-    ) -> None:
-        super().__init__(run, observers, stop, began)
-        self._frame = frame
+    """One start of a run: prepares the table, builds the network, trains, evaluates, reports."""
 
     def train(
         self,
-        config: ForecastConfig,
-        names: Collection[str],
-        resume: bool,
-        callbacks: Sequence[Callback],
-        base: StoredForecaster | None = None,
-    ) -> Trained:
-        with self.start(config, names, resume, _stored_configs, _MAY_CHANGE) as start:
-            return self._train(start, callbacks, base)
-
-    def _train(
-        self,
+        frame: Any,
         start: Start[ForecastConfig],
         callbacks: Sequence[Callback],
         base: StoredForecaster | None,
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
-        dataset = self._prepare(config, checkpoint, base)
+        dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
         if base is None:
-            stored = _untrained(config, start.given, dataset, split)
+            stored = _untrained(config, start.first, dataset, split)
         else:
             stored = _continued_from(base, config, dataset)
         network = stored.network.to(device)
@@ -185,28 +153,29 @@ class _Session(RunSession):
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every, config.evaluations,
-            ceiling.get("ceiling_gflops", 0.0), self.began,
+            ceiling.get("ceiling_gflops", 0.0), self.started,
         )  # fmt: skip
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         task = ForecastTask(config, network, inputs, loader, valid, device, closing)
         self.notes += dataset.notes
         with self.files(checkpoint, config.tensorboard):
-            self.announce(
-                task,
-                plan,
-                checkpoint,
-                {**ceiling, **self._about(task, stored, dataset, precision.why)},
-            )
+            about = _about(task, stored, dataset)
+            about |= {**ceiling, "source": _source_text(frame), "precision_why": precision.why}
+            self.announce(task, plan, checkpoint, about)
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
             result = self.fit(task, plan, checkpoint, callbacks)
-        return Trained(closing.stored, dataset, split, inputs, result)
+        return Trained(closing.stored, dataset, inputs, result)
 
     def _prepare(
-        self, config: ForecastConfig, checkpoint: Checkpoint | None, base: StoredForecaster | None
+        self,
+        frame: Any,
+        config: ForecastConfig,
+        checkpoint: Checkpoint | None,
+        base: StoredForecaster | None,
     ) -> SeriesDataset:
         dataset = prepare(
-            self._frame,
+            frame,
             config,
             lambda done, total: self.emit(
                 {"event": "prepare", "done_bytes": done, "total_bytes": total}
@@ -220,51 +189,48 @@ class _Session(RunSession):
                     " another with ",
                     Setting("target", ...),
                 )
-        if checkpoint is not None and _key_of(checkpoint) != dataset.key:
+        if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
             assert self.run is not None
-            begun = read_history(self.run.metrics_path).start.get("source") or "another table"
+            first = read_history(self.run.metrics_path).start.get("source") or "another table"
             raise FormatError(
-                f"'{self.run.path}' was started with {begun}; {_source_text(self._frame)} is"
+                f"'{self.run.path}' was started with {first}; {_source_text(frame)} is"
                 " another table, or was changed since; resume with the same table, or start a new"
                 " run with another ",
                 Setting("out"),
             )
         return dataset
 
-    def _about(
-        self, task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset, why: str
-    ) -> Event:
-        """Returns what the `start` event holds of a table."""
-        config, network = stored.config, stored.network
-        sizes = network.config
-        steps = (config.tbptt or sizes.input_size) // sizes.patch
-        batch = config.batch_size * network.num_channels
-        with autocast(config.precision, next(network.parameters()).device):
-            kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
-        return {
-            "source": _source_text(self._frame),
-            "precision_why": why,
-            "rows": dataset.table.num_rows,
-            "series": len(dataset.series),
-            **{role: list(getattr(dataset.roles, role)) for role in _ROLES},
-            "frequency": str(dataset.frequency),
-            "num_units": {"train": task.loader.num_windows, "valid": task.num_valid},
-            "model": dataclasses.asdict(sizes),
-            "tbptt": config.tbptt,
-            "balance": config.balance,
-            "dropout": config.dropout,
-            "kernels": kernels,
-        }
+
+def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset) -> Event:
+    """Returns what the `start` event holds of a table."""
+    config, network = stored.config, stored.network
+    sizes = network.config
+    steps = (config.tbptt or sizes.input_size) // sizes.patch
+    batch = config.batch_size * network.num_channels
+    with autocast(config.precision, next(network.parameters()).device):
+        kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
+    return {
+        "rows": dataset.table.num_rows,
+        "series": len(dataset.series),
+        **{role: list(getattr(dataset.roles, role)) for role in _ROLES},
+        "frequency": str(dataset.frequency),
+        "num_units": {"train": task.loader.num_windows, "valid": task.num_valid},
+        "model": dataclasses.asdict(sizes),
+        "tbptt": config.tbptt,
+        "balance": config.balance,
+        "dropout": config.dropout,
+        "kernels": kernels,
+    }
 
 
-def _stored_configs(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig]:
-    return stored_configs(checkpoint.files[CONFIG_FILE], checkpoint.path / CONFIG_FILE)
+def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
+    return read_options(checkpoint.files, checkpoint.path)
 
 
 def _untrained(
     config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> StoredForecaster:
-    """Returns a forecaster for a table with every choice made and weights drawn."""
+    """Returns a forecaster with every choice made and initial weights."""
     sizes = choose_architecture(config, dataset, split)
     rate = config.learning_rate
     rate = LEARNING_RATES[config.optimizer] if rate is None else rate
@@ -288,27 +254,28 @@ def _untrained(
 def _continued_from(
     start: StoredForecaster, config: ForecastConfig, dataset: SeriesDataset
 ) -> StoredForecaster:
-    """Returns a forecaster whose weights may change while those of `start` stay."""
+    """Returns a copy of a forecaster, to be trained on another table."""
     changed = _set_since(start, config)
-    begun, given = (dataclasses.replace(one, **changed) for one in (start.config, start.given))
+    resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
     if given.learning_rate is None:
-        begun = dataclasses.replace(begun, learning_rate=LEARNING_RATES[begun.optimizer])
-    network = copy.deepcopy(start.network)
-    return dataclasses.replace(start, config=begun, given=given, network=network, key=dataset.key)
+        resolved = dataclasses.replace(resolved, learning_rate=LEARNING_RATES[resolved.optimizer])
+    return dataclasses.replace(
+        start, config=resolved, given=given, network=copy.deepcopy(start.network), key=dataset.key
+    )
 
 
 def _set_since(start: StoredForecaster, config: ForecastConfig) -> dict[str, Any]:
-    """Returns the fields that were given another value than at fit.
+    """Returns the fields whose value is not that at fit.
 
     Raises:
-        ConfigError: one that the network or its columns were made by.
+        ConfigError: one of them belongs to the network or its columns.
     """
-    now, then = dataclasses.asdict(config), dataclasses.asdict(start.given)
-    changed = {name: value for name, value in now.items() if value != then[name]}
+    new, old = dataclasses.asdict(config), dataclasses.asdict(start.given)
+    changed = {name: value for name, value in new.items() if value != old[name]}
     for name in sorted(changed.keys() - _MAY_DIFFER):
         raise ConfigError(
-            f"{name} is {changed[name]!r} and was {then[name]!r} at fit: partial_fit goes on with"
-            f" that network; set {name} back, or call fit"
+            f"{name} is {changed[name]!r} and was {old[name]!r} at fit: partial_fit continues"
+            f" with that network; set {name} back, or call fit"
         )
     return changed
 
@@ -325,8 +292,8 @@ def _precision(
 
     def forward() -> torch.Tensor:
         own = statics if sizes.num_static else None
-        found = network.read_chunk(values, own)[0] if sizes.stateful else network(values, own)
-        return found.float().sum()
+        parameters = network.read_chunk(values, own)[0] if sizes.stateful else network(values, own)
+        return parameters.float().sum()
 
     about = {"model": dataclasses.asdict(sizes), "batch": [steps, config.batch_size]}
     is_open = config.precision == "auto"
@@ -334,14 +301,8 @@ def _precision(
     return choose_precision(config.precision, device, about, time_pass)
 
 
-def _key_of(checkpoint: Checkpoint) -> object:
-    """Returns the key of the table that a run was begun with."""
-    with reading(checkpoint):
-        return json.loads(checkpoint.files[CONFIG_FILE])["data"]["key"]
-
-
 def _source_text(frame: Any) -> str:
-    """Returns what to call a table: its paths, or the kind of frame."""
+    """Returns the name of a table: its paths, or the kind of frame."""
     if isinstance(frame, str | Path):
         return str(frame)
     if isinstance(frame, list | tuple) and all(isinstance(part, str | Path) for part in frame):

@@ -21,8 +21,7 @@ def add_parameters(layer: LSTM) -> None:
     like = layer.weight_ih_l0
     for names in parameter_names(layer):
         for name, (length, _) in zip(names, layer.options.parameters.values(), strict=True):
-            empty = torch.empty(length * layer.hidden_size, dtype=like.dtype, device=like.device)
-            layer.register_parameter(name, nn.Parameter(empty))
+            layer.register_parameter(name, nn.Parameter(like.new_empty(length * layer.hidden_size)))
     reset_parameters(layer)
 
 

@@ -16,12 +16,7 @@ from fastlstm.ops.left_alone import check_module, recurrent_modules
 Module = TypeVar("Module", bound=nn.Module)
 
 _OWN_FIELDS = (
-    "strict",
-    "backend",
-    "_options",
-    "_ready",
-    "_last_shape",
-    "_kept_bytes",
+    *("strict", "backend", "_options", "_prepared", "_last_shape", "_max_activation_bytes"),
     "weight_hook",
 )
 """What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""
@@ -31,7 +26,7 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
     """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
 
     The layers stay the same objects: parameters, hooks, references and training state are kept.
-    `restore` is the way back.
+    `restore` undoes it.
 
     Recurrent modules of other kinds are left alone: subclasses of `nn.LSTM`, whose forward pass may
     be their own, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names
@@ -52,20 +47,20 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
         UserWarning: recurrent modules that are left alone, or a model without any LSTM.
     """
     check_max_activation_bytes(max_activation_bytes)
-    found = list(recurrent_modules(model))
-    for _, module, _ in found:
+    modules = list(recurrent_modules(model))
+    for _, module, _ in modules:
         if type(module) is nn.LSTM:
             module.__class__ = LSTM
             if max_activation_bytes is not None:
                 module.max_activation_bytes = max_activation_bytes
     names = [
         f"{repr(path) if path else 'the model'} ({left.runs}: {left.why})"
-        for path, _, left in found
+        for path, _, left in modules
         if left
     ]
     if names:
         warnings.warn(f"accelerate leaves to torch {'; '.join(names)}", stacklevel=2)
-    elif not found:
+    elif not modules:
         warnings.warn(f"accelerate found no nn.LSTM in {type(model).__name__}", stacklevel=2)
     return model
 
@@ -86,8 +81,8 @@ def restore(model: Module) -> Module:
 
     Raises:
         UsageError: the model is no `nn.Module`; or it has a layer that torch cannot compute (layer
-            norm, zoneout and so on) or a subclass of `fastlstm.LSTM`: its name is told and nothing
-            is changed.
+            norm, zoneout and so on) or a subclass of `fastlstm.LSTM`: it is named and nothing is
+            changed.
     """
     check_module(model)
     layers = {path: m for path, m in model.named_modules() if isinstance(m, LSTM)}

@@ -30,7 +30,7 @@ class WeightDrop(nn.Module):
         return dropped(weight, self.p, tuple(weight.shape))
 
     def extra_repr(self) -> str:
-        """As torch's dropout layers."""
+        """As in torch's dropout layers."""
         return f"p={self.p}"
 
 

@@ -1,4 +1,4 @@
-"""The calls of a layer: one for each of its layers and directions, one after the other."""
+"""The calls of an LSTM: one for each of its layers and directions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_layers(
         lstm: the module.
         x: `(T, B, I)`.
         state: `h` and `c`, `(L * D, B, H)` each; default zero.
-        lanes: where each sequence begins and ends.
+        lanes: start and end of each sequence.
         weights: of every layer and direction.
         is_packed: `x` was a PackedSequence: dropout draws nothing for padding.
 
@@ -55,11 +55,10 @@ def run_layers(
     if state is None:
         zero = torch.zeros((x.shape[1], lstm.hidden_size), device=x.device)
     is_slow = is_left_to_reference(lstm)
-    if not is_slow and is_beyond_torch():
-        is_slow = True
+    if not is_slow and (is_slow := is_beyond_torch()):
         warnings.warn(f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}", stacklevel=5)
     options = options_of(lstm)
-    own_norms = norms(lstm, x.device) if options.layer_norm else repeat(None)
+    layer_norms = norms(lstm, x.device) if options.layer_norm else repeat(None)
     hs, cs = [], []
     for layer in range(lstm.num_layers):
         outputs = []
@@ -67,12 +66,12 @@ def run_layers(
             h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
             wide = torch.promote_types(h0.dtype, dtype)  # else float16 states would round the last
             h0, c0 = h0.to(wide), c0.to(wide)
-            given, own_lanes = x, lanes
+            steps, step_lanes = x, lanes
             if is_reverse := index % directions == 1:
-                given = x.flip(0)
-                own_lanes = None if lanes is None else lanes.reversed(x.shape[0])
+                steps = x.flip(0)
+                step_lanes = None if lanes is None else lanes.reversed(x.shape[0])
             out = run(
-                call_args(lstm, given, h0, c0, weights[index], own_lanes, next(own_norms)),
+                call_args(lstm, steps, h0, c0, weights[index], step_lanes, next(layer_norms)),
                 options,
                 backend=lstm.backend or ("reference" if is_slow else None),
                 strict=lstm.strict,

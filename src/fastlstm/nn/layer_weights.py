@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
 
 def layer_weights(layer: LSTM, flat: list[Any]) -> list[LSTMWeights]:
     """Returns the weights of `flat_weights` by layer and direction."""
-    found, given = [], iter(flat)
-    for names in layer._all_weights:
-        w_ih, w_hh, *rest = islice(given, len(names))
-        b_ih, b_hh = rest[:2] if layer.bias else (None, None)
-        found.append(LSTMWeights(w_ih, w_hh, b_ih, b_hh))
-    return found
+    size = len(layer._all_weights[0])  # with that of a projection, which no kernel takes
+    num = 4 if layer.bias else 2
+    rows = [flat[k * size : k * size + num] for k in range(len(layer._all_weights))]
+    return [LSTMWeights(*row, *[None] * (4 - num)) for row in rows]
 
 
 def flat_weights(layer: LSTM) -> list[Any]:
@@ -33,9 +30,9 @@ def flat_weights(layer: LSTM) -> list[Any]:
 
 
 def _flat(layer: LSTM) -> list[Any]:
-    """The weights in one list; as in torch what was written to `_flat_weights` counts.
+    """The weights in one list; as in torch, entries written to `_flat_weights` are used.
 
-    Until a parameter is another one: then they all do. What is no parameter always counts.
+    They are used until a parameter is replaced: then all parameters are.
     """
     own: dict[str, Any] = layer._parameters
     names = layer._flat_weights_names
@@ -54,7 +51,7 @@ def fits(
     weights: list[LSTMWeights],
     batch_sizes: Tensor | None = None,
 ) -> bool:
-    """Whether input, state and weights are what a layer takes, and none is empty.
+    """Whether input, state and weights fit the layer, and none is empty.
 
     Raises:
         ShapeError: a weight of another shape.
@@ -72,10 +69,10 @@ def fits(
         return False
     H, P = layer.hidden_size, layer.proj_size or layer.hidden_size
     I, directions = layer.input_size, 2 if layer.bidirectional else 1  # noqa: E741
-    for index, each in enumerate(weights):
+    for index, layer_weight in enumerate(weights):
         expected = ((4 * H, I if index < directions else directions * P), (4 * H, P))
         shapes = (*expected, (4 * H,), (4 * H,))
-        for k, (w, shape) in enumerate(zip(each, shapes, strict=True)):
+        for k, (w, shape) in enumerate(zip(layer_weight, shapes, strict=True)):
             if w is None:
                 continue
             if w.shape != shape:  # oneDNN would read beyond it

@@ -1,4 +1,4 @@
-"""Where each sequence of a batch begins and ends: `Lanes`, made of lengths and a side to pad."""
+"""Start and end of each sequence of a batch: `Lanes`, made of lengths and a side to pad."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x:
     T, B = x.shape[:2]
     if padding not in ("right", "left"):
         raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")
-    if not _is_list(lengths):
+    if not (hasattr(lengths, "__array__") or isinstance(lengths, list | tuple)):
         raise ShapeError(f"lengths is {kind_of_value(lengths)}, expected {B} whole numbers")
     steps = torch.as_tensor(lengths, device=x.device)
     if steps.shape != (B,) or steps.dtype.is_floating_point or steps.dtype == torch.bool:
@@ -50,10 +50,6 @@ def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x:
     if padding == "right":
         return Lanes(torch.zeros_like(steps), steps)
     return Lanes(T - steps, torch.full_like(steps, T))
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Tensor | list | tuple) or hasattr(value, "__array__")
 
 
 def is_inside(x: Tensor, lanes: Lanes) -> Tensor:

@@ -61,13 +61,11 @@ def projected_cross_entropy(
         several chunks all of it is spent in the forward pass, while a chunk's logits are there, and
         backward only scales. Memory: one chunk.
     """
-    _check(features, weight, bias, targets)
-    plan = _Plan.make(features, weight, bias, targets, chunk_rows)
+    plan = _Plan.of(features, weight, bias, targets, chunk_rows)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (features, weight, bias)
     ):
-        function = _NativeCrossEntropy if plan.is_native else _ProjectedCrossEntropy
-        loss: Tensor = function.apply(  # type: ignore[no-untyped-call]
+        loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
             features, weight, bias, targets, plan
         )
         return loss
@@ -79,8 +77,7 @@ def projected_nats(
     features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> Tensor:
     """As `projected_cross_entropy`, but one value per row, `(N,)`, without a gradient."""
-    _check(features, weight, bias, targets)
-    plan = _Plan.make(features, weight, bias, targets, None)
+    plan = _Plan.of(features, weight, bias, targets, None)
     return _row_nats(features, weight, bias, targets, plan)
 
 
@@ -94,9 +91,11 @@ class _Plan:
     is_native: bool
 
     @staticmethod
-    def make(
+    def of(
         features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int | None
     ) -> _Plan:
+        """Checks the arguments and chooses; `rows` of a chunk, or None."""
+        _check(features, weight, bias, targets)
         device = features.device.type
         gemm = features.dtype
         if gemm != torch.float64 and torch.is_autocast_enabled(device):
@@ -137,51 +136,12 @@ def _chunk_log_probs(
     return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
 
 
-_NUM_GIVEN = 4
+_NUM_INPUTS = 4
 """Features, weight, bias and targets come first among what is saved for backward."""
 
 
-class _NativeCrossEntropy(torch.autograd.Function):
-    """As `_ProjectedCrossEntropy`, in the native kernels."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        plan: _Plan,
-    ) -> Tensor:
-        p, targets = Projection.of(features, weight, bias, plan.gemm), targets.contiguous()
-        ctx.dtypes = (features.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.is_whole = targets.numel() <= plan.rows
-        if ctx.is_whole:
-            d = logits_gradient(p)
-            nats = nats_of(p, targets, d)
-            ctx.save_for_backward(features, weight, bias, targets, *p, d)
-        else:
-            nats, found = nats_and_gradients(p, targets, ctx.needs_input_grad[:3])
-            ctx.save_for_backward(features, weight, bias, targets, *found)
-        return nats.sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = grads
-        if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, scale)
-        saved = ctx.saved_tensors[_NUM_GIVEN:]
-        found: tuple[Tensor | None, ...]
-        if ctx.is_whole:
-            *p, d = saved
-            found = gradients_of(Projection(*p), d, float(scale), ctx.needs_input_grad[:3])
-        else:
-            found = _scaled(saved, scale)
-        return _gradients(found, ctx.dtypes)
-
-
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """One chunk: keeps its gradient of the logits. More: forms all gradients as it goes along."""
+    """One chunk: keeps the gradient of its logits. More: forms all gradients in forward."""
 
     @staticmethod
     def forward(
@@ -193,33 +153,28 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         plan: _Plan,
     ) -> Tensor:
         ctx.dtypes = (features.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.is_whole = targets.numel() <= plan.rows
-        with torch.autocast(features.device.type, enabled=False):
-            w = weight.to(plan.gemm)
-            b = None if bias is None else bias.to(plan.gemm)
+        ctx.is_native, ctx.is_whole = plan.is_native, targets.numel() <= plan.rows
+        needs = ctx.needs_input_grad[:3]
+        saved: tuple[Tensor | None, ...]
+        if plan.is_native:
+            p, targets = Projection.of(features, weight, bias, plan.gemm), targets.contiguous()
             if ctx.is_whole:
-                f = features.to(plan.gemm)
-                d, total = _chunk_gradient(f, w, b, targets, plan)
-                ctx.save_for_backward(features, weight, bias, targets, f, w, d)
-                return total
-            need_f, need_w, need_b = ctx.needs_input_grad[:3]
-            df = torch.empty_like(features) if need_f else None
-            dw = torch.zeros_like(weight, dtype=plan.wide) if need_w else None
-            db = torch.zeros_like(bias, dtype=plan.wide) if need_b and bias is not None else None
-            total = features.new_zeros((), dtype=plan.wide)
-            for start in range(0, targets.numel(), plan.rows):
-                rows = slice(start, start + plan.rows)
-                f = features[rows].to(plan.gemm)
-                d, nats = _chunk_gradient(f, w, b, targets[rows], plan)
-                total += nats
-                if db is not None:
-                    db += d.sum(0)
-                d = d.to(plan.gemm)
-                if df is not None:
-                    _mm_into(df[rows], d, w)
-                if dw is not None:
-                    _addmm_into(dw, d.t(), f)
-        ctx.save_for_backward(features, weight, bias, targets, df, dw, db)
+                d = logits_gradient(p)
+                nats, saved = nats_of(p, targets, d), (*p, d)
+            else:
+                nats, saved = nats_and_gradients(p, targets, needs)
+            total = nats.sum()
+        else:
+            with torch.autocast(features.device.type, enabled=False):
+                w = weight.to(plan.gemm)
+                b = None if bias is None else bias.to(plan.gemm)
+                if ctx.is_whole:
+                    f = features.to(plan.gemm)
+                    d, total = _chunk_gradient(f, w, b, targets, plan)
+                    saved = (f, w, d)
+                else:
+                    total, saved = _chunked_gradients(features, w, b, targets, plan, needs)
+        ctx.save_for_backward(features, weight, bias, targets, *saved)
         return total
 
     @staticmethod
@@ -227,18 +182,49 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         (scale,) = grads
         if torch.is_grad_enabled():
             return _differentiable_gradients(ctx, scale)
-        saved = ctx.saved_tensors[_NUM_GIVEN:]
-        found: tuple[Tensor | None, ...]
-        if ctx.is_whole:
-            f, w, d = saved
-            need_f, need_w, need_b = ctx.needs_input_grad[:3]
-            wide = d * scale  # smaller than the gradients it becomes when V < H
-            db = wide.sum(0) if need_b else None
-            d = wide.to(w.dtype)
-            found = (torch.mm(d, w) if need_f else None, torch.mm(d.t(), f) if need_w else None, db)
+        saved, needs = ctx.saved_tensors[_NUM_INPUTS:], ctx.needs_input_grad[:3]
+        gradients: tuple[Tensor | None, ...]
+        if not ctx.is_whole:
+            gradients = tuple(None if g is None else g * scale for g in saved)
+        elif ctx.is_native:
+            *p, d = saved
+            gradients = gradients_of(Projection(*p), d, float(scale), needs)
         else:
-            found = _scaled(saved, scale)
-        return _gradients(found, ctx.dtypes)
+            f, w, d = saved
+            wide = d * scale  # smaller than the gradients it becomes when V < H
+            d = wide.to(w.dtype)
+            df, dw = torch.mm(d, w) if needs[0] else None, torch.mm(d.t(), f) if needs[1] else None
+            gradients = (df, dw, wide.sum(0) if needs[2] else None)
+        pairs = zip(gradients, ctx.dtypes, strict=True)
+        return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
+
+
+def _chunked_gradients(
+    features: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    targets: Tensor,
+    plan: _Plan,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Returns the loss, and the gradients of features, weight and bias, chunk by chunk."""
+    df = torch.empty_like(features) if needs[0] else None
+    dw = torch.zeros_like(w, dtype=plan.wide) if needs[1] else None
+    db = torch.zeros_like(b, dtype=plan.wide) if needs[2] and b is not None else None
+    total = features.new_zeros((), dtype=plan.wide)
+    for start in range(0, targets.numel(), plan.rows):
+        rows = slice(start, start + plan.rows)
+        f = features[rows].to(plan.gemm)
+        d, nats = _chunk_gradient(f, w, b, targets[rows], plan)
+        total += nats
+        if db is not None:
+            db += d.sum(0)
+        d = d.to(plan.gemm)
+        if df is not None:
+            _mm_into(df[rows], d, w)
+        if dw is not None:
+            _addmm_into(dw, d.t(), f)
+    return total, (df, dw, db)
 
 
 def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
@@ -248,31 +234,18 @@ def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, .
         " torch's operators, which hold all logits at once",
         stacklevel=2,
     )
-    *given, targets = ctx.saved_tensors[:_NUM_GIVEN]
+    *inputs, targets = ctx.saved_tensors[:_NUM_INPUTS]
     needs = ctx.needs_input_grad[:3]
     with torch.autocast(targets.device.type, enabled=False):
         # Views: one tensor given as two arguments has a gradient as each of them.
-        views = [None if t is None else t.view_as(t) for t in given]
+        views = [None if t is None else t.view_as(t) for t in inputs]
         f, w, b = (None if t is None else t.to(scale.dtype) for t in views)
         assert f is not None
         assert w is not None
         loss = F.cross_entropy(F.linear(f, w, b), targets, reduction="sum")
         asked = [t for t, needed in zip(views, needs, strict=True) if t is not None and needed]
-        found = iter(torch.autograd.grad(loss, asked, scale, create_graph=True))
-    return (*(next(found) if needed else None for needed in needs), None, None)
-
-
-def _scaled(saved: tuple[Tensor | None, ...], scale: Tensor) -> tuple[Tensor | None, ...]:
-    """Returns what forward has formed, times the gradient of the loss."""
-    return tuple(None if g is None else g * scale for g in saved)
-
-
-def _gradients(
-    found: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]
-) -> tuple[Tensor | None, ...]:
-    """Returns gradients of all arguments of forward, in the dtypes of the first three."""
-    pairs = zip(found, dtypes, strict=True)
-    return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
+        gradients = iter(torch.autograd.grad(loss, asked, scale, create_graph=True))
+    return (*(next(gradients) if needed else None for needed in needs), None, None)
 
 
 def _chunk_gradient(

@@ -17,12 +17,13 @@ from fastlstm.nn.cell_parameters import add_parameters, norms, reset_parameters
 from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
-from fastlstm.nn.prepared import PreparedCall, can_be_ready
+from fastlstm.nn.prepared import PreparedCall, can_prepare
 from fastlstm.nn.torch_fallback import is_torchs, run_lengths, run_on
 from fastlstm.ops.call import LSTMArgs, LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import options_of
 from fastlstm.ops.lstm import check_args, run
+from fastlstm.system.fields import is_whole
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
@@ -31,13 +32,12 @@ _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
 def check_max_activation_bytes(value: int | None) -> None:
-    """Raises ConfigError for what is no number of bytes, and not None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+    """Raises ConfigError unless this is a number of bytes or None."""
+    if value is not None and (not is_whole(value) or value < 0):
         raise ConfigError(
-            f"max_activation_bytes is {value!r}, expected a whole number of bytes or None"
+            f"max_activation_bytes is {value!r}, expected a whole number of bytes, 0 or more, or"
+            " None"
         )
-    if value is not None and value < 0:
-        raise ConfigError(f"max_activation_bytes is {value}, expected 0 or more, or None")
 
 
 class _Option:
@@ -57,17 +57,17 @@ class LSTM(nn.LSTM):
     """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
 
     Layers and directions run one by one on the native kernels. What these cannot run
-    (`proj_size`, a GPU, float64) runs on torch's own; `explain` says so, `strict` refuses it. So
-    does what `torch.func.grad`, `torch.jit.trace` or `torch.onnx.export` looks into.
+    (`proj_size`, a GPU, float64), and calls inside of `torch.func.grad`, `torch.jit.trace` or
+    `torch.onnx.export`, run on torch's own; `explain` says so, `strict` refuses it.
     `torch.jit.script` and `torch.ao.quantization` take an `nn.LSTM` only: see `restore`. Second
     derivatives, gradients in batches, `torch.func.vmap` and `jvp` run as a Python loop over time,
     with a warning; `strict` refuses it.
 
     Weights may be written to in any way between calls, through `.data` and NumPy too: "Packed
-    once" in docs/kernels.md says when a write that torch does not count is seen.
+    once" in docs/kernels.md says when a write that torch does not count takes effect.
 
-    Every layer and direction is one node of a compiled or exported graph. `torch.compile` looks
-    into an `nn.LSTM`, this or its own, only with `torch._dynamo.config.allow_rnn = True`.
+    Every layer and direction is one node of a compiled or exported graph. `torch.compile` traces
+    an `nn.LSTM`, torch's or this one, only with `torch._dynamo.config.allow_rnn = True`.
 
     Args:
         *args: as torch's, like all keywords that are not below.
@@ -77,19 +77,19 @@ class LSTM(nn.LSTM):
             `layer_norm` adds `gamma_ih_l0` `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and
             `beta_c_l0` `(H,)`, and so on for every layer and direction. With an option torch's own
             cannot help: what the kernels cannot run is a slow loop over time, says `explain`.
-        max_activation_bytes: how much one call of a layer and direction may keep for its backward
-            pass, beside input and output. What it needs beyond is computed a second time, in parts
-            of the sequence. None keeps everything; so does a compiled or exported graph.
+        max_activation_bytes: limit of the activations that one call of a layer and direction
+            saves for its backward pass, beside input and output. More than that is recomputed, in
+            parts of the sequence. None saves everything; so does a compiled or exported graph.
 
     Attributes:
-        options: as given; each of them is an attribute too. All can be set, `layer_norm` apart.
+        options: as given; each of them is an attribute too. All but `layer_norm` can be set.
         weight_hook: called as `hook(name, tensor)` for every weight and bias whenever they are
             used, returns the tensor that is used; or None. A module (`nn.dropout.WeightDrop`)
             becomes a part of the layer.
         strict: a slow kernel, or torch's own, is a KernelError.
         backend: name of the backend to force, or None for the best.
-        is_drop_in: tells `explain` that torch's own runs what no kernel here can: False where a
-            model calls `run` and not the layer.
+        is_drop_in: for `explain`: whether torch's own runs what no kernel can; False where a model
+            calls `run` and not the layer.
     """
 
     weight_ih_l0: nn.Parameter
@@ -100,9 +100,9 @@ class LSTM(nn.LSTM):
     backend: str | None = None
     is_drop_in = True
     _options: CellOptions = TORCHS_CELL
-    _ready: PreparedCall | None = None
+    _prepared: PreparedCall | None = None
     _last_shape: torch.Size | None = None
-    _kept_bytes: int | None = None
+    _max_activation_bytes: int | None = None
 
     def __init__(
         self,
@@ -115,9 +115,8 @@ class LSTM(nn.LSTM):
         try:
             super().__init__(*args, **kwargs)
         except TypeError as error:  # of torch's own kind, and in words
-            sizes = zip(_SIZES[:3], args, strict=False)
-            given = dict(sizes) | {n: v for n, v in kwargs.items() if n in _SIZES}
-            wrong = [f"{n} is {v!r}" for n, v in given.items() if not isinstance(v, int)]
+            sizes = {**dict(zip(_SIZES[:3], args, strict=False)), **kwargs}
+            wrong = [f"{n} is {sizes[n]!r}" for n in _SIZES if not isinstance(sizes.get(n, 1), int)]
             if not wrong:
                 raise
             raise TypeError(f"{', '.join(wrong)}, expected a whole number") from error
@@ -129,15 +128,14 @@ class LSTM(nn.LSTM):
 
     @property
     def options(self) -> CellOptions:
-        """What the cell computes beyond torch's; can be set, `layer_norm` apart."""
+        """What the cell computes beyond torch's; all but `layer_norm` can be set."""
         return self._options
 
     @options.setter
     def options(self, options: CellOptions) -> None:
-        built = self._options.layer_norm
-        if options.layer_norm != built:
+        if options.layer_norm != self._options.layer_norm:
             raise ConfigError(
-                f"layer_norm is {built}, as this layer was built; build a new"
+                f"layer_norm is {self._options.layer_norm}, as this layer was built; build a new"
                 f" LSTM(…, layer_norm={options.layer_norm})"
             )
         self._set_options(options)
@@ -154,7 +152,7 @@ class LSTM(nn.LSTM):
 
     @property
     def weight_hook(self) -> WeightHook | None:
-        """What every weight goes through when it is used; can be set."""
+        """What is applied to every weight when it is used; can be set."""
         hook: WeightHook | None = self._modules.get("weight_hook")
         return self.__dict__.get("weight_hook") if hook is None else hook
 
@@ -164,13 +162,13 @@ class LSTM(nn.LSTM):
 
     @property
     def max_activation_bytes(self) -> int | None:
-        """How much may be kept for backward, or None; can be set."""
-        return self._kept_bytes
+        """Limit of the activations saved for backward, in bytes, or None; can be set."""
+        return self._max_activation_bytes
 
     @max_activation_bytes.setter
     def max_activation_bytes(self, value: int | None) -> None:
         check_max_activation_bytes(value)
-        self._kept_bytes = value
+        self._max_activation_bytes = value
 
     def reset_parameters(self) -> None:
         """Draws the weights as torch does; layer norms start at 1 and 0."""
@@ -179,18 +177,17 @@ class LSTM(nn.LSTM):
 
     def extra_repr(self) -> str:
         """As torch's, and the options in use."""
-        parts = [super().extra_repr(), *([str(self.options)] if str(self.options) else [])]
-        own = {"max_activation_bytes": None, "backend": None, "strict": False}
-        values = {name: getattr(self, name) for name in own}
-        parts += [f"{name}={value!r}" for name, value in values.items() if value != own[name]]
-        return ", ".join(parts)
+        defaults = {"max_activation_bytes": None, "backend": None, "strict": False}
+        values = {name: getattr(self, name) for name in defaults}
+        parts = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
+        return ", ".join(filter(None, [super().extra_repr(), str(self.options), *parts]))
 
     def _get_name(self) -> str:
-        """Tells this layer from torch's where a model is printed."""
+        """The name where a model is printed."""
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Warns where torch.ao.quantization marks a layer that it then passes over."""
+        """Warns where torch.ao.quantization marks a layer that it then skips."""
         if name == "weight_hook":
             self._modules.pop(name, None)
             self.__dict__.pop(name, None)
@@ -205,13 +202,13 @@ class LSTM(nn.LSTM):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold nothing that belongs to the very tensors of this layer."""
+        """Copies and pickles hold no call that was prepared for the tensors of this layer."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        state.pop("_ready", None)
+        state.pop("_prepared", None)
         return state
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses `torch.jit.script`, which asks this first."""
+        """Refuses `torch.jit.script`, which calls this first."""
         raise UsageError(
             "torch.jit.script takes nn.LSTM only; call fastlstm.restore(model) before it"
         )
@@ -248,13 +245,13 @@ class LSTM(nn.LSTM):
             if lengths is not None:
                 raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
             return self._forward_packed(input, hx)
-        may_be_ready = lengths is None and self._may_be_ready()
-        ready = self._ready  # another thread may set it to None
-        if ready is not None and not torch.compiler.is_compiling():
-            found = ready.call(self, input, hx) if may_be_ready else None
-            if found is not None:
-                return found
-            self._ready = None
+        may_prepare = lengths is None and self._may_prepare()
+        prepared = self._prepared  # another thread may set it to None
+        if prepared is not None and not torch.compiler.is_compiling():
+            result = prepared.call(self, input, hx) if may_prepare else None
+            if result is not None:
+                return result
+            self._prepared = None
         if (proxy := _proxy_in(hx, lengths)) is not None:
             return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
         is_ours = not is_torchs(self, input)
@@ -264,17 +261,15 @@ class LSTM(nn.LSTM):
         weights = layer_weights(self, flat)
         if not fits(self, input, hx, weights):
             return self._unfit(input, hx, flat, lengths is not None)
-        if may_be_ready and is_ours:
-            if self._last_shape == input.shape and can_be_ready(self, input):
-                self._ready = PreparedCall(self, weights[0], input)
+        if may_prepare and is_ours:
+            if self._last_shape == input.shape and can_prepare(self, input):
+                self._prepared = PreparedCall(self, weights[0], input)
             self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
         x = x.transpose(0, 1) if self.batch_first else x
         state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-        lanes = None
-        if lengths is not None:
-            lanes = lanes_of(lengths, padding, x)
+        lanes = None if lengths is None else lanes_of(lengths, padding, x)
         if is_ours:
             y, h, c = run_layers(self, x, state, lanes, weights)
         else:
@@ -334,16 +329,15 @@ class LSTM(nn.LSTM):
 
     def _fx_node(self, proxy: Proxy, input: Any, hx: Any, **options: Any) -> tuple[Any, State]:
         """One node of a graph that `torch.fx` traces, as torch's own layers are."""
-        given = {} if options["lengths"] is None else options
+        kwargs = {} if options["lengths"] is None else options
         args = (input,) if hx is None else (input, hx)
-        tracer = proxy.tracer
-        path = tracer.path_of_module(self)  # type: ignore[attr-defined]
+        path = proxy.tracer.path_of_module(self)  # type: ignore[attr-defined]
         if not path:  # this layer itself is traced: torch says that it cannot be
             return self._torch(input, hx)
-        node: Any = tracer.create_proxy("call_module", path, args, given)
+        node: Any = proxy.tracer.create_proxy("call_module", path, args, kwargs)
         return node  # type: ignore[no-any-return]
 
-    def _may_be_ready(self) -> bool:
+    def _may_prepare(self) -> bool:
         return not (
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
@@ -357,18 +351,15 @@ class LSTM(nn.LSTM):
         self, input: Any, hx: State | None, flat: list[Any], has_lengths: bool
     ) -> tuple[Any, State]:
         """Lets torch name what does not fit, or run an empty batch."""
-        found = self._torch(input, hx, flat)
+        result = self._torch(input, hx, flat)
         x = input.data if isinstance(input, PackedSequence) else input
         if x.numel() > 0 and (has_lengths or self.options != TORCHS_CELL):
             what = "lengths=" if has_lengths else str(self.options)
             raise ShapeError(f"{what} needs input, hx and weights of one dtype and device")
-        return found
+        return result
 
     def _torch(
-        self,
-        input: Tensor | PackedSequence,
-        hx: State | None,
-        flat: list[Any] | None = None,
+        self, input: Tensor | PackedSequence, hx: State | None, flat: list[Any] | None = None
     ) -> tuple[Any, State]:
         """Runs torch's own; `flat` are the weights where they were fetched before."""
         if self.weight_hook is None:
@@ -400,6 +391,6 @@ for _name in OPTION_NAMES:
 
 
 def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
-    """Returns what `torch.fx` gives in place of a tensor, where a state or lengths are such."""
-    given = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
-    return next((t for t in given if isinstance(t, Proxy)), None)
+    """Returns the state or the lengths that `torch.fx` traces, or None."""
+    values = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
+    return next((t for t in values if isinstance(t, Proxy)), None)

@@ -30,9 +30,8 @@ _MAX_ROWS = 64
 class PreparedCall:
     """A call of one layer in one direction, of one shape and dtype, without gradients.
 
-    Weights are float32; the matrix operands are too, or bfloat16 under autocast.
-
-    It belongs to the very tensors it was made of and is left out of pickles and copies.
+    Weights are float32; the matrix operands are too, or bfloat16 under autocast. It belongs to the
+    tensors it was made of and is left out of pickles and copies.
     """
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
@@ -48,8 +47,8 @@ class PreparedCall:
         self.zero = kernels.empty((B, self.hidden)).zero_()
         kernel = kernels.fastest_kernels(is_bf16)
         threads = kernels.num_threads(B, I, self.hidden)
-        s = LSTMArgs(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
-        self.packed = packed(s, kernel, threads)
+        args = LSTMArgs(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
+        self.packed = packed(args, kernel, threads)
         self.names = layer._all_weights[0]
         self.run = kernel.forward
         self.sizes = (threads, T, B, I, self.hidden)
@@ -57,7 +56,7 @@ class PreparedCall:
         self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
-        """Returns output and state, or None where anything is not as it was."""
+        """Returns output and state, or None where anything has changed."""
         if (
             is_traced(x)
             or x.shape != self.shape
@@ -114,8 +113,8 @@ def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def can_be_ready(layer: nn.LSTM, x: Tensor) -> bool:
-    """Whether a call of this shape gains from being made ready, and can be."""
+def can_prepare(layer: nn.LSTM, x: Tensor) -> bool:
+    """Whether a call of this shape can be prepared and gains from it."""
     names = layer._all_weights[0]
     return (
         layer.num_layers == 1

@@ -1,4 +1,4 @@
-"""When torch's own `nn.LSTM` must run a layer, and lengths on it."""
+"""When torch's own `nn.LSTM` must run a layer, and how it runs lengths."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from fastlstm.nn.lengths import Lanes
     from fastlstm.nn.lstm import LSTM, State
 
-BEYOND_TORCH = "torch.func.vmap, jvp and forward-mode derivatives know no LSTM, only its operators"
+BEYOND_TORCH = "torch.func.vmap, jvp and forward-mode derivatives have no rule for torch's LSTM"
 
 
 def is_beyond_torch() -> bool:
-    """Whether a transform is at work that torch has no rule of its LSTM for."""
+    """Whether a transform is active for which torch has no rule of its LSTM."""
     if torch.compiler.is_compiling():
         return False
     kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
@@ -33,7 +33,7 @@ def is_beyond_torch() -> bool:
 
 
 def active_transform() -> str | None:
-    """Returns which of torch's older transforms is at work: they see through no kernel here."""
+    """Returns the active transform that takes torch's operators only, or None."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "torch.jit.trace records torch's operators only"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
@@ -46,10 +46,10 @@ def active_transform() -> str | None:
 
 
 def is_torchs(lstm: LSTM, x: Tensor) -> bool:
-    """Whether torch's own must run this input, and not what is here.
+    """Whether torch's own must run this input.
 
     Raises:
-        KernelError: it must, and the layer is strict or names a backend.
+        KernelError: it must, but the layer is strict or names a backend.
     """
     if options_of(lstm) != TORCHS_CELL:
         return False
@@ -65,10 +65,10 @@ def is_torchs(lstm: LSTM, x: Tensor) -> bool:
 
 
 def is_left_to_reference(lstm: LSTM) -> bool:
-    """Whether a transform asks for a slow loop.
+    """Whether a transform needs a slow loop.
 
     Raises:
-        KernelError: it does, and the layer is strict or names the native kernels.
+        KernelError: it does, but the layer is strict or names the native kernels.
     """
     names = options_of(lstm).active(training=True)
     reason = active_transform() if names else None
@@ -82,7 +82,7 @@ def is_left_to_reference(lstm: LSTM) -> bool:
 
 
 class _OnWeights(nn.LSTM):
-    """torch's layer on the weights that it is given, whatever the parameters are now."""
+    """torch's layer on the list of weights that it is given."""
 
     def _update_flat_weights(self) -> None:
         return
@@ -101,14 +101,14 @@ def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[
 def run_lengths(
     layer: LSTM, x: Tensor, state: State | None, lanes: Lanes, flat: list[Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lengths on torch's own: packed, and sequences of no step mended afterwards."""
+    """Runs lengths on torch's own: packed; sequences of length 0 are corrected afterwards."""
     T, B = x.shape[:2]
     H, P = layer.hidden_size, layer.proj_size or layer.hidden_size
     steps = torch.arange(T, device=x.device)[:, None]
     lengths = lanes.ends - lanes.begins
     is_real = (steps < lengths)[:, :, None]
-    is_some = (lengths > 0)[None, :, None]
-    sources = ((steps + lanes.begins) % T)[:, :, None]  # all sequences begin together
+    has_steps = (lengths > 0)[None, :, None]
+    sources = ((steps + lanes.begins) % T)[:, :, None]  # all sequences start at step 0
     shifted = x.gather(0, sources.expand_as(x))
     if state is None:
         sizes = (len(layer._all_weights), B)
@@ -119,4 +119,5 @@ def run_lengths(
     y = y.where(is_real, y.new_zeros(()))
     back = ((steps - lanes.begins) % T)[:, :, None]
     y = y.gather(0, back.expand_as(y))
-    return y, h.where(is_some, state[0].to(h.dtype)), c.where(is_some, state[1].to(c.dtype))
+    h0, c0 = state
+    return y, h.where(has_steps, h0.to(h.dtype)), c.where(has_steps, c0.to(c.dtype))

@@ -22,7 +22,6 @@ from fastlstm.ops import native_call
 from fastlstm.ops.autograd import NUM_ARGS, by_argument, check_mask, slow_gradients
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, CellOptions
-from fastlstm.ops.cost import lstm_flop
 from fastlstm.ops.kernels import element_dtype, empty, fastest_kernels
 from fastlstm.ops.native_call import Gradients, SavedActivations
 
@@ -169,6 +168,20 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 
 
 lstm_sequence.register_autograd(_backward, setup_context=_set_up)
+
+
+def lstm_flop(T: int, B: int, I: int, H: int, V: int | None = None) -> int:  # noqa: E741
+    """Returns the operations of a layer's forward pass; the backward pass has twice as many.
+
+    Args:
+        T: steps.
+        B: batch.
+        I: input size.
+        H: hidden size.
+        V: rows of the embedding, where the input is tokens: it is multiplied once, not per step.
+    """
+    rows = T * B if V is None else V
+    return 8 * H * (rows * I + T * B * H)
 
 
 @register_flop_formula(torch.ops.fastlstm.lstm_sequence)

@@ -118,7 +118,7 @@ def forward(
     state = each(floats, (args.h0, args.c0, args.mask))
     whole = each(dense, (args.tokens, args.begins, args.ends))
     tokens, *ends = map(address_of, whole)
-    variant = _native_options(args, options, first_row, saved)
+    cell_call = _native_options(args, options, first_row, saved)
     with kernels.profiled("fastlstm::lstm", rows, args.w_ih, args.w_hh):
         kernel.forward(
             threads, T, B, I, H,
@@ -126,7 +126,7 @@ def forward(
             weights.data_ptr(), *map(address_of, state), *ends,
             y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
             *(map(address_of, saved[:2]) if saved is not None else (0, 0)),
-            0 if variant is None else variant.native.address,
+            0 if cell_call is None else cell_call.native.address,
         )  # fmt: skip
     return y, hT, cT, saved
 
@@ -178,7 +178,7 @@ def backward(
     d_norm = [None if t is None else empty(t.shape) for t in args.norm]
     h0, mask = each(floats, (args.h0, args.mask))
     tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
-    variant = _native_options(args, options, first_row, saved)
+    cell_call = _native_options(args, options, first_row, saved)
     with kernels.profiled("fastlstm::lstm_backward", rows, args.w_ih, args.w_hh):
         kernel.backward(
             threads, T, B, I, H,
@@ -186,7 +186,7 @@ def backward(
             weights.data_ptr(),
             *map(address_of, (h0, mask, begins, ends, y, saved.cells, saved.gates, dy, *d_state)),
             *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
-            0 if variant is None else variant.native.address,
+            0 if cell_call is None else cell_call.native.address,
         )  # fmt: skip
     return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
 
@@ -223,7 +223,7 @@ def _native_options(
         *each(floats, args.norm),
         *(saved[2:] if saved is not None else (None, None)),
     )
-    native = hardware.native().LSTMVariant(
+    native = hardware.native().LSTMCellCall(
         *map(ACTIVATIONS.index, names), *options.zoneout, first_row, *map(address_of, tensors)
     )
     return _NativeOptions(native, tensors)

@@ -7,6 +7,7 @@ written at any time, also from a half-written metrics.jsonl. All text of the run
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,6 @@ from fastlstm.report.lines import (
     windows_text,
 )
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
-from fastlstm.report.style import CSS
 from fastlstm.report.terminal import Glyphs
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
 
@@ -75,11 +75,12 @@ def page(run_dir: Path, history: History) -> str:
     ]
     made = [_made(title, make) for title, make in sections]
     body = "\n".join(section for section in made if section)
+    style = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{to_html(name)} · fastlstm</title>\n<style>{CSS}</style>\n</head>\n"
+        f"<title>{to_html(name)} · fastlstm</title>\n<style>\n{style}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n<footer>Written by fastlstm from metrics.jsonl.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from fastlstm.errors import FormatError, Message, RunDirectoryError, nearest_hint
-from fastlstm.runs.run_directory import Kind, RunDirectory, kind_of_run
+from fastlstm.errors import FormatError, Message, RunDirectoryError, Setting, nearest_hint
+from fastlstm.runs.manifest import MANIFEST
+from fastlstm.runs.run_directory import TRAINER_FILE, Kind, RunDirectory, kind_of_run
 
 _OPENED_BY: dict[Kind, tuple[str, str, str]] = {
     "text": ("a text model", "fastlstm.LM.load", "fastlstm generate {} writes text with it"),
@@ -63,6 +65,40 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
         what, python, command = _OPENED_BY[kind]
         use = Message(f"{python}({str(path)!r}) opens it", flags=command.format(path))
         raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}: ", use)
+
+
+def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, bytes]:
+    """Reads files of the model published in a run, each checked by its SHA-256.
+
+    Args:
+        path: the run.
+        kind: required kind of model.
+        names: required files.
+
+    Raises:
+        CorruptFileError: a file is damaged; it is named.
+        FormatError: a model of another kind, or a checkpoint.
+        RunDirectoryError: not a run, or nothing is published there.
+    """
+    require_run(path, kind)
+    run, what = RunDirectory(path), _OPENED_BY[kind][0]
+    if not run.has_published():
+        raise RunDirectoryError(
+            f"{path} has no model yet: training ended before its first evaluation; continue it"
+            " with ",
+            Setting("resume", True),
+        )
+    manifest, files = run.read_published(names)
+    if TRAINER_FILE in manifest.files:
+        raise FormatError(
+            f"{path} is a checkpoint of {what}, which only ",
+            Setting("resume", True),
+            f" continues from; give its run, {run.path.absolute().parent}",
+        )
+    for name in names:
+        if name not in files:
+            raise FormatError(f"{run.path / MANIFEST} lists no {name}, expected {what}")
+    return files
 
 
 def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> Message:

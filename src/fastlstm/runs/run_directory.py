@@ -342,11 +342,6 @@ def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
     return None
 
 
-def holds_forecaster(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a run or a checkpoint is a forecaster's, by its config.json."""
-    return kind_of_run(path) == "forecaster"
-
-
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:
     try:
         check()

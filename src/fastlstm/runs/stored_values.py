@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fastlstm.errors import CorruptFileError, NonFiniteError
+from fastlstm.system.fields import ConfigT, built
 from fastlstm.system.storage import MAX_JSON_BYTES, parse_json
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -34,6 +35,33 @@ def json_object(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> dict[
     if not isinstance(value, dict):
         raise CorruptFileError(f"{origin}: holds {type(value).__name__}, expected a JSON object")
     return value
+
+
+def stored_text(value: Any) -> str:
+    """Returns the text that a value is; raises TypeError for anything else."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} came, expected a text")
+    return value
+
+
+def stored_options(
+    config: Mapping[str, Any], kind: type[ConfigT], origin: Path
+) -> tuple[ConfigT, ConfigT, str]:
+    """Returns the options of config.json, resolved and as given, and the key of the data.
+
+    Raises:
+        CorruptFileError: an invalid value; `origin` is named.
+    """
+    with checked_values(origin):
+        resolved, given = (built(kind, config[name], f"'{name}'") for name in ("train", "given"))
+        return resolved, given, stored_text(config["data"]["key"])
+
+
+def require_same(config: Any, sizes: Any, names: Iterable[str]) -> None:
+    """Raises ValueError where fields of the options and of the network differ."""
+    for name in names:
+        if getattr(config, name) != getattr(sizes, name):
+            raise ValueError(f"{name} of 'train' and of 'network' differ")
 
 
 def restored_network(

@@ -1,4 +1,4 @@
-"""What sequences are answered with: numbers, or labels of classes."""
+"""The answers to sequences: numbers, or labels of classes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Numbers:
 
     @staticmethod
     def of(answers: NDArray[np.float64], train: NDArray[np.int64]) -> Numbers:
-        """Measures the answers of `answers_of`, those to be trained on."""
+        """Measures the training sequences among the answers of `answers_of`."""
         plain = answers.reshape(len(answers), -1)[train]
-        # The mean of numbers that are all alike may differ from them by rounding.
+        # The mean of equal numbers may differ from them by rounding.
         is_varied = varied(plain)
         mean = np.where(is_varied, plain.mean(0), plain[0])
         return Numbers(mean, np.where(is_varied, plain.std(0), 0.0), answers.ndim == 1)
@@ -44,23 +44,23 @@ class Numbers:
 
     @property
     def values(self) -> list[Any]:
-        """What it holds as plain values."""
+        """Mean and deviation as plain values."""
         return [self.mean.tolist(), self.std.tolist()]
 
     def encode(self, answers: NDArray[np.float64]) -> Tensor:
-        """Returns what the network is to answer, shape ``(N, K)``, float32."""
+        """Returns the network's targets, shape ``(N, K)``, float32."""
         scale = np.where(self.std > 0, self.std, 1.0)
         scaled = (answers.reshape(len(answers), -1) - self.mean) / scale
         return torch.from_numpy(scaled.astype(np.float32))
 
-    def decode(self, found: Tensor) -> NDArray[np.float64]:
-        """Returns what the network's answers say, shaped as `y` was."""
-        answers: NDArray[np.float64] = found.numpy() * self.std + self.mean
+    def decode(self, outputs: Tensor) -> NDArray[np.float64]:
+        """Returns the network's outputs in the units and shape of `y`."""
+        answers: NDArray[np.float64] = outputs.numpy() * self.std + self.mean
         return answers[:, 0] if self.is_flat else answers
 
-    def loss(self, found: Tensor, wanted: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean squared error."""
-        return F.mse_loss(found, wanted)
+        return F.mse_loss(outputs, targets)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Labels:
 
     @property
     def values(self) -> list[Any]:
-        """What it holds as plain values."""
+        """The classes as plain values."""
         values: list[Any] = self.classes.tolist()
         return values
 
@@ -88,20 +88,16 @@ class Labels:
         numbers_of = {label: number for number, label in enumerate(self.classes.tolist())}
         return torch.tensor([numbers_of[label] for label in labels])
 
-    def loss(self, found: Tensor, wanted: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean cross entropy in nats."""
-        return F.cross_entropy(found, wanted)
+        return F.cross_entropy(outputs, targets)
 
 
 Answers = Numbers | Labels
 
 
 def require_one_each(num_sequences: int, y: Any) -> None:
-    """Compares counts.
-
-    Raises:
-        DataError: there are more or fewer answers than sequences.
-    """
+    """Raises DataError unless there is one answer per sequence."""
     if y is None:
         raise DataError(
             "fit requires y to be passed, but the target y is None: give"
@@ -114,8 +110,10 @@ def require_one_each(num_sequences: int, y: Any) -> None:
             f"y is {kind_of_value(y)}, expected {counted(num_sequences, 'answer')}"
         ) from None
     if num != num_sequences:
-        came = f"{counted(num_sequences, 'sequence')} and {counted(num, 'answer')} came"
-        raise DataError(f"{came}; give one for each")
+        raise DataError(
+            f"{counted(num_sequences, 'sequence')} and {counted(num, 'answer')} came; give one for"
+            " each"
+        )
 
 
 def answers_of(y: Any) -> NDArray[np.float64]:
@@ -147,8 +145,8 @@ def labels_of(y: Any) -> list[Any]:
     """
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
-    given = y if hasattr(y, "__len__") else np.asarray(y)
-    labels = given.tolist() if hasattr(given, "tolist") else list(given)
+    labels = y if hasattr(y, "__len__") else np.asarray(y)
+    labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if not isinstance(labels, list):
         raise DataError(f"y is {kind_of_value(labels)}, expected one label per sequence")
     for number, label in enumerate(labels):
@@ -173,12 +171,11 @@ def _is_missing(label: Any) -> bool:
 
 
 def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
-    """Returns the different ones, sorted where they can be, else as they came, shape ``(K,)``.
+    """Returns the classes, shape ``(K,)``, sorted if they can be, else in order of appearance.
 
     Args:
         labels: of `labels_of`.
-        dtype: of the array that they came in; None where they came in none, and the array is of
-            their type where all have one that NumPy knows, else of objects.
+        dtype: of the array; default that of the labels, or object if they have no common one.
 
     Raises:
         DataError: there is only one.
@@ -194,22 +191,22 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
         kinds = {type(label) for label in classes}
         is_plain = len(kinds) == 1 and kinds <= {str, int, float, bool}
         dtype = np.array(classes).dtype if is_plain else np.dtype(object)
-    found = np.empty(len(classes), dtype=dtype)
+    array = np.empty(len(classes), dtype=dtype)
     for number, label in enumerate(classes):  # an array made of tuples would have two axes
-        found[number] = label
-    return found
+        array[number] = label
+    return array
 
 
 def varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Returns which outputs are not the same in every row, shape ``(K,)``, or ``()``."""
+    """Returns which outputs are not constant, shape ``(K,)``, or ``()``."""
     return np.asarray(answers.min(0) < answers.max(0))
 
 
 def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:
-    """Returns a weight for each of `num` sequences, shape ``(num,)``; ones where None came.
+    """Returns a weight for each of `num` sequences, shape ``(num,)``; default ones.
 
     Raises:
-        DataError: another number of them, or weights that no mean can be taken by.
+        DataError: another shape, a negative or non-finite weight, or only zeros.
     """
     if sample_weight is None:
         return np.ones(num)

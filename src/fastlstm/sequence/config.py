@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from fastlstm.system.fields import Precision, check_fields
-from fastlstm.training.options import BOUNDS, CHOICES, TrainingOptions
+from fastlstm.training.options import BOUNDS, TrainingOptions
 
 DEFAULT_EPOCHS = 100.0
 LEARNING_RATES = {"adamw": 3e-3, "adam": 3e-3, "nadam": 3e-3, "muon": 7e-3, "sgd": 0.1}
@@ -14,17 +14,16 @@ LEARNING_RATES = {"adamw": 3e-3, "adam": 3e-3, "nadam": 3e-3, "muon": 7e-3, "sgd
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig(TrainingOptions):
-    """Options of `SequenceRegressor` and `SequenceClassifier`. `None` means: decided at the start.
+class Architecture:
+    """What the options and the network of a sequence model share.
 
     Attributes:
         hidden_size: H, of each direction.
         num_layers: of the LSTM.
-        embed_size: width of an embedded step.
+        embed_size: d, width of an embedded step.
         bidirectional: the sequence is read both ways.
         pooling: last takes the state that each direction ends in, mean the mean over all steps.
-        dropout: before the last layer.
-        held_out: share of the sequences, drawn at random, that validate.
+        dropout: before the last layer, in [0, 1).
     """
 
     hidden_size: int = 64
@@ -33,6 +32,22 @@ class SequenceConfig(TrainingOptions):
     bidirectional: bool = False
     pooling: Literal["last", "mean"] = "last"
     dropout: float = 0.0
+
+
+ARCHITECTURE = tuple(field.name for field in fields(Architecture))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig(Architecture, TrainingOptions):
+    """Options of `SequenceRegressor` and `SequenceClassifier`. `None` means: decided at the start.
+
+    Without `steps`, `epochs` or `budget` training takes 100 epochs; by default the held-out
+    sequences are evaluated after each.
+
+    Attributes:
+        held_out: share of the sequences, drawn at random, that decide which weights are kept.
+    """
+
     held_out: float = 0.1
     weight_decay: float = 0.01
     ema: float = 0.99
@@ -40,14 +55,12 @@ class SequenceConfig(TrainingOptions):
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        check_fields(self, _BOUNDS, _CHOICES)
+        held_out = 1e-9, 1 - 1e-9
+        check_fields(self, {**BOUNDS, **ARCHITECTURE_BOUNDS, "held_out": held_out})
         self.check_schedule()
 
 
-_BOUNDS: dict[str, tuple[float, float]] = {
-    **BOUNDS,
+ARCHITECTURE_BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("hidden_size", "num_layers", "embed_size"), (1, 10**6)),
     "dropout": (0.0, 0.999999),
-    "held_out": (1e-9, 1 - 1e-9),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {**CHOICES, "pooling": ("last", "mean")}

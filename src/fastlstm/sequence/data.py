@@ -1,4 +1,4 @@
-"""Many separate sequences, of equal or different lengths, as batches."""
+"""Sequences of equal or different lengths, as batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SequenceBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences one behind the other.
+    """Concatenated sequences.
 
     Attributes:
         values: shape ``(sum of lengths, C)``, float32 or float64; missing values are NaN.
@@ -69,18 +69,18 @@ class Sequences:
             whole = _numbers(X, 3, "X", "(N, T, C), or a list of (T, C)")
             lengths = np.full(len(whole), whole.shape[1], dtype=np.int64)
             values = whole.reshape(len(whole) * whole.shape[1], whole.shape[2])
-        found = Sequences(values, lengths)
+        sequences = Sequences(values, lengths)
         if len(empty := np.flatnonzero(lengths == 0)):
             raise DataError(f"sequence {empty[0]} has no steps; leave it out")
         if values.shape[1] == 0:
             raise DataError("the sequences have no columns, expected 1 or more")
         if len(bad := np.argwhere(np.abs(values) > np.finfo(np.float32).max)):
-            number, step = found._place(int(bad[0][0]))
+            number, step = sequences._place(int(bad[0][0]))
             raise DataError(
                 f"sequence {number}, step {step}, column {bad[0][1]} is infinite, or beyond"
                 " float32; give a number, or NaN where there is none"
             )
-        return found
+        return sequences
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -106,11 +106,7 @@ class Sequences:
         return number, row - int(self._ends[number] - self.lengths[number])
 
     def require_like(self, num_columns: int, may_miss: bool) -> None:
-        """Compares with the sequences of `fit`.
-
-        Raises:
-            DataError: there are other columns, or values are missing and none were.
-        """
+        """Raises DataError for other columns than at `fit`, or missing values if it had none."""
         if self.num_columns != num_columns:
             raise DataError(
                 f"the sequences have {counted(self.num_columns, 'column')}, those at fit had"
@@ -123,8 +119,7 @@ class Sequences:
             )
 
     def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Returns mean and deviation of every column of some sequences, float64; of a constant
-        its value and 1."""
+        """Returns mean and deviation, float64, of some sequences' columns; 1 for constants."""
         is_used = np.zeros(len(self), dtype=bool)
         is_used[numbers] = True
         values = torch.from_numpy(self.values[np.repeat(is_used, self.lengths)]).double()
@@ -144,11 +139,11 @@ class Sequences:
         return SequenceBatch(scaled, None if is_even else torch.from_numpy(lengths))
 
 
-def _numbers(given: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
-    if hasattr(given, "toarray"):
+def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
+    if hasattr(values, "toarray"):
         raise DataError(f"{what} is a sparse array, sparse input is not supported; give toarray()")
     try:
-        array = np.asarray(given)
+        array = np.asarray(values)
         if array.dtype == object and array.ndim == ndim:
             array = array.astype(np.float64)
     except (ValueError, TypeError) as error:

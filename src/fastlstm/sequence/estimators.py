@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, DataError, FormatError, counted
-from fastlstm.estimator import Estimator
-from fastlstm.runs.events import Event, Observer, checked_observers
+from fastlstm.errors import DataError, FormatError, counted
+from fastlstm.estimator import Estimator, show_warning, signature_of
+from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.sequence.answers import (
     Answers,
@@ -34,47 +32,21 @@ from fastlstm.sequence.data import Sequences
 from fastlstm.sequence.files import StoredSequenceModel, read_sequence_model, sequence_files
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.train import SequenceData, train_sequence_model
-from fastlstm.system.fields import Precision
-from fastlstm.training.callbacks import Callback, checked_callbacks
-from fastlstm.training.options import Device, OptimizerName
+from fastlstm.training.callbacks import checked_callbacks
 
 _BATCH = 256
-_NOT_OPTIONS = ("observers", "callbacks")
 
 
-class SequenceModel(Estimator, ABC):
-    """Reads a sequence with an LSTM and answers once: what regressor and classifier share.
+class SequenceModel(Estimator[StoredSequenceModel], ABC):
+    """Reads a sequence with an LSTM and answers once: base of regressor and classifier.
 
     Args:
-        hidden_size: H, of each direction.
-        num_layers: of the LSTM.
-        embed_size: width of an embedded step.
-        bidirectional: the sequence is read both ways.
-        pooling: last takes the state that each direction ends in, mean the mean over all steps.
-        dropout: before the last layer.
-        held_out: share of the sequences, drawn at random, that decide which weights are kept.
-        steps: optimizer steps, at most.
-        epochs: passes over the training sequences, at most; default 100 without another end.
-        budget: wall clock of fit, such as "2m".
-        batch_size: sequences per forward pass.
-        accumulate: forward passes per optimizer step, with the gradient of one large batch.
-        optimizer: adamw, adam, nadam, sgd or muon (recurrent matrices; Adam for the rest).
-        learning_rate: peak; default depends on the optimizer, 3e-3 for adamw.
-        weight_decay: decoupled (adam and sgd add it to the gradient).
-        warmup: share of the run that raises the learning rate from zero.
-        cooldown: share of the run, at its end, that lowers it to zero.
-        grad_clip: largest global gradient norm.
-        ema: decay of averaged weights; 0 switches them off.
-        patience: epochs without gain on held-out sequences after which training ends; 0 never does.
-        checkpoint_every: steps between checkpoints of a run directory.
-        log_every: steps between `step` events; default is about one a second.
-        device: auto takes the GPU when there is one.
-        precision: fp32, bf16, fp16, tf32 or auto (the fastest measured).
-        threads: CPU threads; default those of torch, every core with a run directory.
-        strict_kernels: make a slow path an error.
-        seed: of everything random.
-        observers: called with every event, a plain dict.
-        callbacks: see `fastlstm.Callback`.
+        options: any field of `SequenceConfig` by its name: the network, how it trains and on which
+            device. Beside these: `observers`, functions that are called with every event, a plain
+            dict; `callbacks`, see `fastlstm.Callback`.
+
+    Raises:
+        ConfigError: there is no option of that name. Values are checked by `fit`.
 
     Attributes:
         network_: the trained network.
@@ -82,46 +54,7 @@ class SequenceModel(Estimator, ABC):
         n_features_in_: columns of the sequences.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden_size: int = 64,
-        num_layers: int = 1,
-        embed_size: int = 64,
-        bidirectional: bool = False,
-        pooling: Literal["last", "mean"] = "last",
-        dropout: float = 0.0,
-        held_out: float = 0.1,
-        steps: int | None = None, epochs: float | None = None, budget: str | None = None,
-        batch_size: int = 32,
-        accumulate: int = 1,
-        optimizer: OptimizerName = "adamw",
-        learning_rate: float | None = None,
-        weight_decay: float = 0.01,
-        warmup: float = 0.02, cooldown: float = 0.7,
-        grad_clip: float = 1.0,
-        ema: float = 0.99,
-        patience: int = 20,
-        checkpoint_every: int | None = None, log_every: int | None = None,
-        device: Device = "auto",
-        precision: Precision = "fp32",
-        threads: int | None = None,
-        strict_kernels: bool = False,
-        seed: int = 0,
-        observers: Sequence[Observer] = (),
-        callbacks: Sequence[Callback] = (),
-    ) -> None:  # fmt: skip
-        self.hidden_size, self.num_layers, self.embed_size = hidden_size, num_layers, embed_size
-        self.bidirectional, self.pooling, self.dropout = bidirectional, pooling, dropout
-        self.held_out, self.steps, self.epochs, self.budget = held_out, steps, epochs, budget
-        self.batch_size, self.accumulate, self.optimizer = batch_size, accumulate, optimizer
-        self.learning_rate, self.weight_decay, self.ema = learning_rate, weight_decay, ema
-        self.warmup, self.cooldown, self.grad_clip = warmup, cooldown, grad_clip
-        self.patience, self.checkpoint_every, self.log_every = patience, checkpoint_every, log_every
-        self.device, self.precision, self.threads = device, precision, threads
-        self.strict_kernels, self.seed = strict_kernels, seed
-        self.observers, self.callbacks = observers, callbacks
-
+    __signature__ = signature_of(SequenceConfig, observers=(), callbacks=())
     _answers_kind: ClassVar[type[Answers]]
 
     def __sklearn_tags__(self) -> Any:
@@ -141,22 +74,22 @@ class SequenceModel(Estimator, ABC):
             X: float32 array of shape ``(N, T, C)``, or a list of N arrays of shape ``(T_i, C)``;
                 NaN is a missing value.
             y: N answers; see the class.
-            out: a run directory: checkpoints, metrics.jsonl, report.html and the model are kept
-                there, and SIGTERM or Ctrl-C saves the state; default none.
-            resume: continue exactly where the run in `out` stopped, if it holds a checkpoint.
+            out: a run directory for checkpoints, metrics.jsonl, report.html and the model, where
+                SIGTERM or Ctrl-C saves the state; default none.
+            resume: continue if `out` has a checkpoint, else start.
 
         Raises:
-            ConfigError: an argument of the constructor that cannot be.
+            ConfigError: an invalid option.
             DataError: sequences or answers that cannot be used; the message says which and why.
             FormatError: the run in `out` was started with other sequences or answers.
-            NonFiniteError: training met NaN that it could not get past.
+            NonFiniteError: NaN or Inf that training could not recover from.
             BudgetError: the budget was over before the first step.
             Stopped: a signal came; the state is saved.
         """
-        options = {n: v for n, v in self.get_params().items() if n not in _NOT_OPTIONS}
+        options = self.get_params()
+        observers = [*checked_observers(options.pop("observers")), show_warning]
+        callbacks = checked_callbacks(options.pop("callbacks"))
         config = SequenceConfig(**options)
-        observers = [*checked_observers(self.observers), _warn]
-        callbacks = checked_callbacks(self.callbacks)
         sequences = Sequences.of(X)
         if len(sequences) < 2:
             raise DataError(f"{counted(len(sequences), 'sequence')} came, expected 2 or more")
@@ -164,8 +97,8 @@ class SequenceModel(Estimator, ABC):
         order = np.random.default_rng(config.seed).permutation(len(sequences))
         cut = min(max(1, round(config.held_out * len(order))), len(order) - 1)
         held_out, train = order[:cut], order[cut:]
-        answers, wanted = self._read_answers(y, train)
-        labelled = LabelledSequences(sequences, wanted, *sequences.scale(train))
+        answers, targets = self._read_answers(y, train)
+        labelled = LabelledSequences(sequences, targets, *sequences.scale(train))
         data = SequenceData(labelled, train, held_out, answers)
         stored, self.fitted_ = train_sequence_model(
             data, config, out=out, resume=resume, observers=observers, callbacks=callbacks
@@ -180,12 +113,7 @@ class SequenceModel(Estimator, ABC):
     @staticmethod
     @abstractmethod
     def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
-        """Returns what answers mean, and what the network is to answer."""
-
-    def _fitted(self) -> StoredSequenceModel:
-        if not hasattr(self, "stored_"):
-            raise ConfigError(f"this {type(self).__name__} is not fitted yet; call fit first")
-        return self.stored_
+        """Returns the kind of answers, and the network's targets."""
 
     def save(self, path: str | Path) -> None:
         """Writes config.json and model.safetensors; nothing executable.
@@ -214,24 +142,23 @@ class SequenceModel(Estimator, ABC):
                 f"{path} answers with {stored.answers.kind}; open it by the other"
                 " of fastlstm.SequenceRegressor.load and SequenceClassifier.load"
             )
-        given = dataclasses.asdict(stored.given)
-        found = cls(**{name: given[name] for name in cls._defaults() if name in given})
-        found._take(stored)
-        return found
+        model = cls(**dataclasses.asdict(stored.given))
+        model._take(stored)
+        return model
 
     @torch.no_grad()
     def _answers(self, X: Any) -> Tensor:
-        """Returns what the network answers, shape ``(N, K)``, on the CPU."""
+        """Returns the network's outputs, shape ``(N, K)``, on the CPU."""
         stored = self._fitted()
         sequences, config = Sequences.of(X), stored.network.config
         sequences.require_like(config.num_columns, config.has_missing)
         device = next(stored.network.parameters()).device
-        found = [torch.zeros(0, config.num_outputs)]
+        answers = [torch.zeros(0, config.num_outputs)]
         for first in range(0, len(sequences), _BATCH):
             numbers = np.arange(first, min(first + _BATCH, len(sequences)))
             batch = sequences.batch(numbers, stored.mean, stored.std).to(device)
-            found.append(stored.network(*batch).cpu())
-        return torch.cat(found)
+            answers.append(stored.network(*batch).cpu())
+        return torch.cat(answers)
 
 
 class SequenceRegressor(SequenceModel):
@@ -269,26 +196,25 @@ class SequenceRegressor(SequenceModel):
         Raises:
             DataError: other columns than at `fit`, or values that cannot be used.
         """
-        found = self._answers(X)
         answers = self._fitted().answers
         assert isinstance(answers, Numbers)
-        return answers.decode(found)
+        return answers.decode(self._answers(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`.
 
         Args:
             X: sequences.
-            y: their answers; R² of one that never changes is 1 where it is met, else 0.
-            sample_weight: how much each sequence counts, shape ``(N,)``; default all the same.
+            y: their answers; R² of a constant one is 1 if predicted exactly, else 0.
+            sample_weight: weight of each sequence, shape ``(N,)``; default equal.
         """
-        found, actual = self.predict(X), answers_of(y)
-        require_one_each(len(found), actual)
-        if found.shape != actual.shape:
-            raise DataError(f"y has shape {actual.shape}, expected {found.shape}")
+        predicted, actual = self.predict(X), answers_of(y)
+        require_one_each(len(predicted), actual)
+        if predicted.shape != actual.shape:
+            raise DataError(f"y has shape {actual.shape}, expected {predicted.shape}")
         weights = weights_of(sample_weight, len(actual))
         squares = weights @ (actual - np.average(actual, 0, weights)) ** 2
-        unexplained = weights @ (actual - found) ** 2
+        unexplained = weights @ (actual - predicted) ** 2
         is_varied = varied(actual[weights > 0])
         explained = 1 - unexplained / np.where(is_varied, squares, 1)
         return float(np.mean(np.where(is_varied, explained, unexplained == 0)))
@@ -300,8 +226,8 @@ class SequenceClassifier(SequenceModel):
     Arguments and attributes are those of `SequenceModel`.
 
     Attributes:
-        classes_: the labels in the order of `predict_proba`, an array: sorted where they can be,
-            else as they came.
+        classes_: array of the labels in the order of `predict_proba`: sorted if they can be, else
+            in order of appearance.
 
     Example:
         ::
@@ -337,30 +263,23 @@ class SequenceClassifier(SequenceModel):
         Raises:
             DataError: other columns than at `fit`, or values that cannot be used.
         """
-        found: NDArray[np.float64] = self._answers(X).double().softmax(-1).numpy()
-        return found
+        probabilities: NDArray[np.float64] = self._answers(X).double().softmax(-1).numpy()
+        return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Returns the likeliest label of every sequence, shape ``(N,)``; see `predict_proba`."""
-        numbers = self._answers(X).argmax(-1).numpy()
-        found: NDArray[Any] = self.classes_[numbers]
-        return found
+        labels: NDArray[Any] = self.classes_[self._answers(X).argmax(-1).numpy()]
+        return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Returns the share of sequences that get their own label.
+        """Returns the accuracy: the share of sequences whose label is predicted.
 
         Args:
             X: sequences.
             y: their labels.
-            sample_weight: how much each sequence counts, shape ``(N,)``; default all the same.
+            sample_weight: weight of each sequence, shape ``(N,)``; default equal.
         """
-        found, labels = self.predict(X), labels_of(y)
-        require_one_each(len(found), labels)
-        is_right = [a == b for a, b in zip(found.tolist(), labels, strict=True)]
+        predicted, labels = self.predict(X), labels_of(y)
+        require_one_each(len(predicted), labels)
+        is_right = [a == b for a, b in zip(predicted.tolist(), labels, strict=True)]
         return float(np.average(is_right, weights=weights_of(sample_weight, len(labels))))
-
-
-def _warn(event: Event) -> None:
-    """Hands a warning of the training to Python's own: `fit` prints nothing else."""
-    if event["event"] == "message" and event["level"] == "warning":
-        warnings.warn(event["text"], stacklevel=2)

@@ -1,8 +1,9 @@
-"""A trained sequence model as files: JSON and safetensors, nothing that can execute."""
+"""A trained sequence model as files: JSON and safetensors, nothing executable."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, FormatError, RunDirectoryError, Setting, kind_of_value
-from fastlstm.runs.find_run import require_run
-from fastlstm.runs.manifest import MANIFEST
-from fastlstm.runs.run_directory import SEQUENCE, TRAINER_FILE, RunDirectory
-from fastlstm.runs.stored_values import checked_values, json_object, restored_network
+from fastlstm.errors import DataError, FormatError, kind_of_value
+from fastlstm.runs.find_run import read_model
+from fastlstm.runs.run_directory import SEQUENCE
+from fastlstm.runs.stored_values import (
+    checked_values,
+    json_object,
+    require_same,
+    restored_network,
+    stored_options,
+)
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.sequence.answers import Answers, Labels, Numbers
-from fastlstm.sequence.config import SequenceConfig
+from fastlstm.sequence.config import ARCHITECTURE, SequenceConfig
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
-from fastlstm.system.fields import built
 from fastlstm.system.storage import encode_json
 
 CONFIG_FILE = "config.json"
 MODEL_FILE = "model.safetensors"
 _FORMAT = 1
-_SHARED = ("hidden_size", "num_layers", "embed_size", "bidirectional", "pooling", "dropout")
 _STORABLE = (str, int, float, bool)
 
 
@@ -37,11 +41,11 @@ class StoredSequenceModel:
 
     Attributes:
         config: the options, every choice made.
-        given: the same as the user gave them.
+        given: the options as the user gave them.
         network: trained.
         mean: of every column, float64.
         std: its deviation.
-        answers: what the network's outputs mean.
+        answers: kind of answers.
         key: of the sequences and answers it was trained on.
     """
 
@@ -95,22 +99,21 @@ def _plain_answers(answers: Answers) -> dict[str, Any]:
     return {"kind": answers.kind, "classes": classes, "dtype": text}
 
 
-def read_options(data: bytes, origin: Path) -> tuple[SequenceConfig, SequenceConfig, str]:
-    """Returns the options of config.json, as resolved and as given, and the key of the data.
+def read_options(
+    files: Mapping[str, bytes], path: Path
+) -> tuple[SequenceConfig, SequenceConfig, str]:
+    """Returns the options of a config.json, resolved and as given, and the key of the data.
+
+    Args:
+        files: those of a checkpoint.
+        path: its directory.
 
     Raises:
-        CorruptFileError: they make no sense; `origin` is named.
+        CorruptFileError: an invalid value; the file is named.
         FormatError: it is of something else, or of a newer format.
     """
-    config = _config(data, origin)
-    with checked_values(origin):
-        begun, given = (
-            built(SequenceConfig, config[name], f"'{name}'") for name in ("train", "given")
-        )
-        key = config["data"]["key"]
-        if not isinstance(key, str):
-            raise TypeError(f"data.key is {key!r:.80}, expected a text")
-    return begun, given, key
+    origin = path / CONFIG_FILE
+    return stored_options(_config(files[CONFIG_FILE], origin), SequenceConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
@@ -128,50 +131,31 @@ def read_sequence_model(path: str | Path) -> StoredSequenceModel:
     """Reads the sequence model published in a run directory, each file checked by its SHA-256.
 
     Raises:
-        CorruptFileError: a file is damaged, or makes no sense; it is named.
+        CorruptFileError: a file is damaged, or holds an invalid value; it is named.
         FormatError: it holds something else, or is of a newer format.
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
-    require_run(path, "sequence")
-    run, directory = RunDirectory(path), Path(path)
-    if not run.has_published():
-        raise RunDirectoryError(
-            f"{path} has no model yet: training ended before its first evaluation; continue it with"
-            " ",
-            Setting("resume", True),
-        )
-    manifest, files = run.read_published((CONFIG_FILE, MODEL_FILE))
-    if TRAINER_FILE in manifest.files:
-        raise FormatError(
-            f"{path} is a checkpoint, which only ",
-            Setting("resume", True),
-            f" continues from; give its run, {directory.absolute().parent}",
-        )
-    for name in (CONFIG_FILE, MODEL_FILE):
-        if name not in files:
-            raise FormatError(f"{directory / MANIFEST}: lists no {name}: this is no sequence model")
-    origin = directory / CONFIG_FILE
+    files, path = read_model(path, "sequence", (CONFIG_FILE, MODEL_FILE)), Path(path)
+    origin = path / CONFIG_FILE
     config = _config(files[CONFIG_FILE], origin)
-    begun, given, key = read_options(files[CONFIG_FILE], origin)
+    resolved, given, key = stored_options(config, SequenceConfig, origin)
     with checked_values(origin):
         sizes = NetworkConfig(**config["network"])
-        for name in _SHARED:
-            if getattr(begun, name) != getattr(sizes, name):
-                raise ValueError(f"{name} of 'train' and of 'network' differ")
+        require_same(resolved, sizes, ARCHITECTURE)
         scale = config["scale"]
         mean = torch.from_numpy(_numbers(scale["mean"], sizes.num_columns, "mean"))
         std = torch.from_numpy(_numbers(scale["std"], sizes.num_columns, "std", 1e-300))
         answers = _answers(config["answers"], sizes.num_outputs)
-    tensors = decode_tensors(files[MODEL_FILE], directory / MODEL_FILE)
+    tensors = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
     network = restored_network(
-        lambda: SequenceNetwork(sizes), tensors, directory / MODEL_FILE, origin, sizes.num_layers
+        lambda: SequenceNetwork(sizes), tensors, path / MODEL_FILE, origin, sizes.num_layers
     )
-    return StoredSequenceModel(begun, given, network, mean, std, answers, key)
+    return StoredSequenceModel(resolved, given, network, mean, std, answers, key)
 
 
 def _answers(values: dict[str, Any], num: int) -> Answers:
-    """Returns what config.json says of answers; raises ValueError where it makes no sense."""
+    """Returns the answers of config.json; raises ValueError for invalid ones."""
     if values["kind"] == Numbers.kind:
         if not isinstance(values["is_flat"], bool) or (values["is_flat"] and num != 1):
             raise ValueError(f"is_flat is {values['is_flat']!r:.80} of {num} outputs")
@@ -190,15 +174,15 @@ def _answers(values: dict[str, Any], num: int) -> Answers:
         raise ValueError("its classes are not all different, or of no type of labels")
     if dtype.kind == "U" and dtype != np.array(classes).dtype:  # no longer than the labels are
         raise ValueError(f"its classes are no {dtype}")
-    found = np.array(classes, dtype=dtype)
-    if found.tolist() != classes:
+    array = np.array(classes, dtype=dtype)
+    if array.tolist() != classes:
         raise ValueError(f"its classes are no {dtype}")
-    return Labels(found)
+    return Labels(array)
 
 
-def _numbers(values: Any, num: int, name: str, least: float = -np.inf) -> NDArray[np.float64]:
-    found = np.asarray(values)
-    is_good = found.shape == (num,) and found.dtype.kind in "iuf" and np.isfinite(found).all()
-    if not is_good or (found < least).any():
-        raise ValueError(f"{name} is expected to be {num} finite numbers from {least:g} on")
-    return found.astype(np.float64)
+def _numbers(values: Any, num: int, name: str, low: float = -np.inf) -> NDArray[np.float64]:
+    array = np.asarray(values)
+    is_good = array.shape == (num,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
+    if not is_good or (array < low).any():
+        raise ValueError(f"{name} is expected to be {num} finite numbers from {low:g} on")
+    return array.astype(np.float64)

@@ -19,11 +19,11 @@ class LabelledBatch(NamedTuple):
 
     Attributes:
         inputs: B sequences as the network takes them.
-        wanted: shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
+        targets: their answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
     """
 
     inputs: SequenceBatch
-    wanted: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class LabelledSequences:
 
     Attributes:
         sequences: N of them.
-        wanted: their answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
+        targets: their answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
         mean: of each column, float64.
         std: its deviation.
     """
 
     sequences: Sequences
-    wanted: Tensor
+    targets: Tensor
     mean: Tensor
     std: Tensor
 
     def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
         """Returns the sequences of such numbers."""
         return LabelledBatch(
-            self.sequences.batch(numbers, self.mean, self.std), self.wanted[numbers]
+            self.sequences.batch(numbers, self.mean, self.std), self.targets[numbers]
         )
 
 

@@ -8,46 +8,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastlstm.nn.lstm import LSTM
+from fastlstm.sequence.config import ARCHITECTURE_BOUNDS, Architecture
 from fastlstm.system.fields import check_values
 
 
-@dataclass(frozen=True)
-class NetworkConfig:
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig(Architecture):
     """Architecture.
 
     Attributes:
         num_columns: C.
         num_outputs: K.
-        hidden_size: H, of each direction.
-        num_layers: of the LSTM.
-        embed_size: d, width of an embedded step.
-        bidirectional: the sequence is read both ways.
-        pooling: last takes the state that each direction ends in, mean the mean over all steps.
-        dropout: before the last layer, in [0, 1).
-        has_missing: values may be missing (NaN): the network is told which.
+        has_missing: values may be missing (NaN); adds a mask to the input.
     """
 
     num_columns: int
     num_outputs: int
-    hidden_size: int = 64
-    num_layers: int = 1
-    embed_size: int = 64
-    bidirectional: bool = False
-    pooling: Literal["last", "mean"] = "last"
-    dropout: float = 0.0
     has_missing: bool = False
 
     def __post_init__(self) -> None:
-        sizes = ("num_columns", "num_outputs", "hidden_size", "num_layers", "embed_size")
-        bounds: dict[str, tuple[float, float]] = dict.fromkeys(sizes, (1, 10**6))
-        check_values(self, {**bounds, "dropout": (0.0, 0.999999)}, {"pooling": ("last", "mean")})
+        sizes = dict.fromkeys(("num_columns", "num_outputs"), (1, 10**6))
+        check_values(self, {**ARCHITECTURE_BOUNDS, **sizes})
 
 
 class SequenceNetwork(nn.Module):

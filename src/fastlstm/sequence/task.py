@@ -1,4 +1,4 @@
-"""Training a network that answers once per sequence."""
+"""The task of training a network that answers once per sequence."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class SequenceTask(Task):
     """A network with sequences.
 
     Args:
-        stored: the model that is trained, its network on `device`.
+        stored: the model, its network on `device`.
         data: all sequences.
-        train: numbers of those to train on.
-        held_out: numbers of those that validate.
+        train: numbers of the training sequences.
+        held_out: numbers of the validation sequences.
         device: where the network is.
         files: config.json; empty without a run.
         run: where the model is published; None keeps it in memory.
@@ -67,23 +67,23 @@ class SequenceTask(Task):
         self._device, self._files, self._run, self._report_s = device, files, run, report_s
 
     def size(self, batch: LabelledBatch) -> int:
-        return len(batch.wanted)
+        return len(batch.targets)
 
     def max_parts(self, batch: LabelledBatch) -> int:
-        return len(batch.wanted)
+        return len(batch.targets)
 
     def losses(self, batch: LabelledBatch, num_parts: int) -> Iterator[Tensor]:
-        total = len(batch.wanted)
+        total = len(batch.targets)
         for rows in torch.arange(total).tensor_split(num_parts):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             values, lengths = batch.inputs
             own = SequenceBatch(values[part], None if lengths is None else lengths[part])
             with autocast(self._stored.config.precision, self._device):
-                found = self.model(*own.to(self._device))
-            yield self._loss(found, batch.wanted[part]) * (len(rows) / total)
+                outputs = self.model(*own.to(self._device))
+            yield self._loss(outputs, batch.targets[part]) * (len(rows) / total)
 
-    def _loss(self, found: Tensor, wanted: Tensor) -> Tensor:
-        return self._stored.answers.loss(found.float(), wanted.to(self._device))
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._stored.answers.loss(outputs.float(), targets.to(self._device))
 
     @torch.no_grad()
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
@@ -94,8 +94,8 @@ class SequenceTask(Task):
                 raise Stopped("stopped while evaluating")
             numbers = self._held_out[first : min(first + _EVALUATION_BATCH, limit)]
             batch = self._data.batch(numbers)
-            found = self.model(*batch.inputs.to(self._device))
-            total += float(self._loss(found, batch.wanted)) * len(numbers)
+            outputs = self.model(*batch.inputs.to(self._device))
+            total += float(self._loss(outputs, batch.targets)) * len(numbers)
             if watch is not None:
                 watch(first + len(numbers), limit)
         return Score(total / limit, limit)

@@ -16,25 +16,19 @@ from numpy.typing import NDArray
 from fastlstm.errors import FormatError, Setting, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.sequence.answers import Answers
-from fastlstm.sequence.config import DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
-from fastlstm.sequence.files import (
-    CONFIG_FILE,
-    StoredSequenceModel,
-    description_files,
-    read_options,
-)
+from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
+from fastlstm.sequence.files import StoredSequenceModel, description_files, read_options
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
-from fastlstm.training.trainer import TrainingPlan, TrainingResult
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
 
@@ -45,9 +39,9 @@ class SequenceData:
 
     Attributes:
         labelled: all sequences with their answers.
-        train: numbers of those to train on.
-        held_out: numbers of those that validate.
-        answers: what the numbers of an answer mean.
+        train: numbers of the training sequences.
+        held_out: numbers of the validation sequences.
+        answers: their kind.
     """
 
     labelled: LabelledSequences
@@ -60,7 +54,7 @@ class SequenceData:
         """SHA-256 of the sequences and their answers."""
         digest = hashlib.sha256(repr(self.answers.values).encode())
         sequences = self.labelled.sequences
-        for part in (sequences.values, sequences.lengths, self.labelled.wanted.numpy()):
+        for part in (sequences.values, sequences.lengths, self.labelled.targets.numpy()):
             digest.update(f"{part.dtype} {part.shape}".encode())
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
@@ -87,53 +81,39 @@ def train_sequence_model(
         callbacks: see `fastlstm.Callback`.
 
     Raises:
-        UsageError: something given cannot be done as asked.
+        UsageError: an option or the data cannot be used.
         Stopped: SIGTERM or Ctrl-C, where there is a run directory; the state is saved.
-        NonFiniteError: NaN or Inf that could not be cured.
+        NonFiniteError: NaN or Inf that training could not recover from.
         BudgetError: the budget was over before the first step.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     with ExitStack() as stack:
         stop = None if out is None else stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(out))
-        return _Session(data, run, list(observers), stop, began).train(config, resume, callbacks)
+        session = _Session(run, list(observers), stop, started)
+        names = [field.name for field in dataclasses.fields(config)]
+        start = stack.enter_context(
+            session.start(config, names, resume, lambda stored: _options(stored)[:2], MAY_CHANGE)
+        )
+        return session.train(data, start, callbacks)
 
 
 class _Session(RunSession):
     """One start of a run: builds the network, trains, publishes, reports."""
 
-    def __init__(
-        self,
-        data: SequenceData,
-        run: RunDirectory | None,
-        observers: list[Observer],
-        stop: StopFlag | None,
-        began: float,
-    ) -> None:
-        super().__init__(run, observers, stop, began)
-        self._data = data
-
-    def train(self, config: SequenceConfig, resume: bool, callbacks: Sequence[Callback]) -> Trained:
-        names = [field.name for field in dataclasses.fields(config)]
-        with self.start(
-            config, names, resume, lambda checkpoint: _options(checkpoint)[:2], MAY_CHANGE
-        ) as start:
-            key = self._data.key
-            if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
-                assert self.run is not None
-                raise FormatError(
-                    f"'{self.run.path}' was started with other sequences or answers; resume with"
-                    " the same, or start a new run with another ",
-                    Setting("out"),
-                )
-            return self._train(start, key, callbacks)
-
-    def _train(
-        self, start: Start[SequenceConfig], key: str, callbacks: Sequence[Callback]
+    def train(
+        self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
     ) -> Trained:
+        key = data.key
+        if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
+            assert self.run is not None
+            raise FormatError(
+                f"'{self.run.path}' was started with other sequences or answers; resume with"
+                " the same, or start a new run with another ",
+                Setting("out"),
+            )
         self.mark()
         config, device, checkpoint = start.options, start.device, start.checkpoint
-        data, labelled = self._data, self._data.labelled
         if (config.steps, config.epochs, config.budget) == (None, None, None):
             config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
         rate = config.learning_rate
@@ -141,71 +121,70 @@ class _Session(RunSession):
         torch.default_generator.manual_seed(config.seed)
         network = SequenceNetwork(_sizes(config, data)).to(device)
         network.lstm.strict = config.strict_kernels
-        precision = self._precision(config, network, device)
+        precision = _precision(config, data, network, device)
         config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
         stored = StoredSequenceModel(
-            config, start.given, network, labelled.mean, labelled.std, data.answers, key
+            config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         with self.files(checkpoint, config.tensorboard):
             task = SequenceTask(
-                stored, labelled, data.train, data.held_out, device, files, self.run,
+                stored, data.labelled, data.train, data.held_out, device, files, self.run,
                 self.report_s(),
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.began,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.started,
             )  # fmt: skip
-            about = self._about(task, stored, precision.why, device)
-            self.announce(task, plan, checkpoint, {**ceiling, **about})
+            about = {**ceiling, **_about(data, stored, device), "precision_why": precision.why}
+            self.announce(task, plan, checkpoint, about)
             result = self.fit(task, plan, checkpoint, callbacks)
         return stored, result
 
-    def _precision(
-        self, config: SequenceConfig, network: SequenceNetwork, device: torch.device
-    ) -> PrecisionChoice:
-        """Returns the precision to train in; `auto` times the candidates on the real network."""
-        if config.precision != "auto":
-            return choose_precision(config.precision, device, {}, None)
-        batch = self._data.labelled.batch(self._data.train[: config.batch_size]).inputs.to(device)
-        about = {"model": dataclasses.asdict(network.config), "batch": list(batch.values.shape)}
 
-        def seconds(name: str) -> float:
-            return pass_seconds(network, lambda: network(*batch).float().sum(), name, device)
+def _precision(
+    config: SequenceConfig, data: SequenceData, network: SequenceNetwork, device: torch.device
+) -> PrecisionChoice:
+    """Returns the precision to train in; `auto` times the candidates on the real network."""
+    if config.precision != "auto":
+        return choose_precision(config.precision, device, {}, None)
+    batch = data.labelled.batch(data.train[: config.batch_size]).inputs.to(device)
+    about = {"model": dataclasses.asdict(network.config), "batch": list(batch.values.shape)}
 
-        return choose_precision(config.precision, device, about, seconds)
+    def seconds(name: str) -> float:
+        return pass_seconds(network, lambda: network(*batch).float().sum(), name, device)
 
-    def _about(
-        self, task: SequenceTask, stored: StoredSequenceModel, why: str, device: torch.device
-    ) -> Event:
-        """Returns what the `start` event holds of sequences."""
-        network, sequences = stored.network, self._data.labelled.sequences
-        with autocast(stored.config.precision, device):
-            T = max(1, round(sequences.mean_length))
-            kernels = [str(line) for line in explain(network, T=T, B=stored.config.batch_size)]
-        return {
-            "source": counted(len(sequences), "sequence"),
-            "precision_why": why,
-            "model": dataclasses.asdict(network.config),
-            "answers": stored.answers.kind,
-            "num_units": {"train": len(self._data.train), "valid": task.num_valid},
-            "dropout": stored.config.dropout,
-            "kernels": kernels,
-        }
+    return choose_precision(config.precision, device, about, seconds)
+
+
+def _about(data: SequenceData, stored: StoredSequenceModel, device: torch.device) -> Event:
+    """Returns what the `start` event holds of sequences."""
+    network, sequences = stored.network, data.labelled.sequences
+    with autocast(stored.config.precision, device):
+        T = max(1, round(sequences.mean_length))
+        kernels = [str(line) for line in explain(network, T=T, B=stored.config.batch_size)]
+    return {
+        "source": counted(len(sequences), "sequence"),
+        "model": dataclasses.asdict(network.config),
+        "answers": stored.answers.kind,
+        "num_units": {"train": len(data.train), "valid": len(data.held_out)},
+        "dropout": stored.config.dropout,
+        "kernels": kernels,
+    }
 
 
 def _options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
-    """Returns the options of a checkpoint, resolved and as given, and the key of its data."""
-    return read_options(checkpoint.files[CONFIG_FILE], checkpoint.path / CONFIG_FILE)
+    return read_options(checkpoint.files, checkpoint.path)
 
 
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
     sequences = data.labelled.sequences
     return NetworkConfig(
-        sequences.num_columns, len(data.answers), config.hidden_size, config.num_layers,
-        config.embed_size, config.bidirectional, config.pooling, config.dropout,
-        sequences.has_missing,
-    )  # fmt: skip
+        num_columns=sequences.num_columns,
+        num_outputs=len(data.answers),
+        has_missing=sequences.has_missing,
+        **{name: getattr(config, name) for name in ARCHITECTURE},
+    )

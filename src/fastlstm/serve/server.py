@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from fastlstm.errors import ConfigError, counted
-from fastlstm.runs.run_directory import holds_forecaster
+from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.serve.app import make_app
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.keys import Keys, is_local
@@ -256,7 +256,7 @@ def serve(
 
 
 def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
-    if holds_forecaster(path):
+    if kind_of_run(path) == "forecaster":
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fastlstm.errors import ConfigError, Setting, nearest_hint
 
@@ -23,14 +24,16 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def check_fields(
-    config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
+    config: Any,
+    bounds: Mapping[str, tuple[float, float]],
+    choices: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Checks the fields of a configuration, and that at most one end of a run is set.
 
     Args:
         config: a dataclass; a numeric budget becomes text, NumPy numbers become Python's.
         bounds: least and largest value, by field.
-        choices: allowed values, by field.
+        choices: allowed values, by field; default those of its `Literal` fields.
 
     Raises:
         ConfigError: an invalid value; names the flag and what was expected.
@@ -46,7 +49,9 @@ def check_fields(
 
 
 def check_values(
-    config: Any, bounds: Mapping[str, tuple[float, float]], choices: Mapping[str, tuple[str, ...]]
+    config: Any,
+    bounds: Mapping[str, tuple[float, float]],
+    choices: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Checks each field of a dataclass; see `check_fields`."""
     for field in dataclasses.fields(config):
@@ -60,10 +65,18 @@ def check_values(
             raise ConfigError(
                 Setting(name), f" is {value!r}, expected a number from {low} to {high}"
             )
+    if choices is None:
+        choices = _literals(type(config))  # type: ignore[arg-type]
     for name, known in choices.items():
         value = getattr(config, name)
         if value not in known:
             raise ConfigError(Setting(name), f" is {value!r}, expected one of {', '.join(known)}")
+
+
+@functools.cache
+def _literals(kind: type) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(kind)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def _check_kind(config: Any, name: str, annotation: str) -> None:

@@ -1,39 +1,23 @@
-"""This machine: instruction sets, cores, caches, GPU, and its measured speed.
-
-Only `gpu`, `ceilings` and `peak_memory_bytes` import torch.
-"""
+"""This machine: instruction sets, cores, caches and GPU; `gpu` and `machine` import torch."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import math
 import os
 import platform
 import resource
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastlstm
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.system import cgroup, environment, measurements
+from fastlstm.system import cgroup, environment
 
 if TYPE_CHECKING:
     import torch
-
-GEMM_SHAPE = (2048, 512, 2048)
-"""(M, K, N) of the GEMM ceiling: a chunk of steps through a layer with H=512."""
-
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}
-_COPY_BYTES = 256 << 20
-_MEASURE_S = 0.4
-_QUIET_SHARE = 0.9
-_PRODUCTS = ("torch.mm", "oneDNN")
-_BUSY_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -82,28 +66,6 @@ class GpuInfo:
     num_multiprocessors: int
     cuda_version: str
     cudnn_version: int
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """The measured speed of the machine.
-
-    Attributes:
-        gemm_gflops: best matrix product, GFLOP/s.
-        gemm_by: its library: "torch.mm" or "oneDNN".
-        copy_gb_s: memory copy, read plus written, GB/s (1e9 bytes).
-        is_busy: other processes used the cores, so figures may be low; the next caller measures
-            again, up to three times in total.
-        tries: number of measurements that this is the best of.
-        is_recalled: measured by an earlier call.
-    """
-
-    gemm_gflops: float
-    gemm_by: str
-    copy_gb_s: float
-    is_busy: bool = False
-    tries: int = 1
-    is_recalled: bool = False
 
 
 def native() -> Any:
@@ -243,51 +205,6 @@ def peak_gflops(threads: int) -> dict[str, float]:
     return measured
 
 
-def ceilings(
-    dtype: str = "fp32",
-    threads: int | None = None,
-    *,
-    device: str = "cpu",
-    shape: tuple[int, int, int] = GEMM_SHAPE,
-    fresh: bool = False,
-) -> Ceilings:
-    """Returns the machine's measured speed; measures once (about a second) and stores the result.
-
-    A measurement on a busy machine is repeated by later calls, up to three in total, as with
-    `fresh`; the best is kept.
-
-    Args:
-        dtype: fp32, bf16, fp16 or tf32 (fp32 on the CPU).
-        threads: CPU threads; default `default_threads()`.
-        device: "cpu" or "cuda".
-        shape: (M, K, N) of the matrix product.
-        fresh: measure even if there is a stored result.
-
-    Raises:
-        ConfigError: an unknown dtype.
-    """
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
-    threads = default_threads() if threads is None else threads
-    of = {**machine(device, threads), "dtype": dtype, "shape": list(shape)}
-    known = _as_ceilings(measurements.recall("ceilings", of))
-    is_final = known is not None and (not known.is_busy or known.tries >= _BUSY_TRIES)
-    if known is not None and is_final and not fresh:
-        return replace(known, is_recalled=True)
-    measured = _measure(dtype, threads, device, shape)
-    if known is not None:
-        measured = replace(
-            max(known, measured, key=lambda ceilings: ceilings.gemm_gflops),
-            copy_gb_s=max(known.copy_gb_s, measured.copy_gb_s),
-            is_busy=known.is_busy and measured.is_busy,
-            tries=known.tries + 1,
-        )
-    stored = asdict(measured)
-    del stored["is_recalled"]
-    measurements.remember("ceilings", of, stored)
-    return measured
-
-
 def machine(device: str, threads: int) -> dict[str, object]:
     """Returns what every measurement depends on: device ("cpu" or "cuda"), threads, versions."""
     import torch
@@ -308,91 +225,6 @@ def _device_name(device: str) -> str:
     if first_gpu is None:
         raise ConfigError("device is 'cuda', but torch finds no GPU")
     return first_gpu.name
-
-
-def _as_ceilings(value: dict[str, Any] | None) -> Ceilings | None:
-    """Returns the stored ceilings, or None if they are invalid."""
-    if value is None:
-        return None
-    try:
-        gemm, copied = float(value["gemm_gflops"]), float(value["copy_gb_s"])
-        is_busy, tries = bool(value["is_busy"]), int(value["tries"])
-        is_valid = 0 < gemm < math.inf and 0 < copied < math.inf and value["gemm_by"] in _PRODUCTS
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return Ceilings(gemm, value["gemm_by"], copied, is_busy, tries) if is_valid else None
-
-
-def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int]) -> Ceilings:
-    import torch
-
-    num_rows, num_inner, num_columns = shape
-    kind = getattr(torch, _DTYPES[dtype])
-    x = torch.ones(num_rows, num_inner, dtype=kind, device=device)
-    weight = torch.ones(num_columns, num_inner, dtype=kind, device=device)
-    flop = 2.0 * num_rows * num_inner * num_columns
-    if device == "cuda":
-        return _measure_cuda(x, weight, flop, allow_tf32=dtype == "tf32")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode(), measurements.CpuTimer(threads) as timer:
-            seconds = {name: _best_seconds(call) for name, call in _cpu_products(x, weight).items()}
-    finally:
-        torch.set_num_threads(before)
-    by = min(seconds, key=lambda name: seconds[name])
-    copied = native().copy_gb_s(threads, _COPY_BYTES // threads, 3)
-    return Ceilings(flop / seconds[by] / 1e9, by, copied, is_busy=timer.was_busy(_QUIET_SHARE))
-
-
-def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Returns torch's ways to multiply x (M, K) by weight (N, K) transposed."""
-    import torch
-
-    products: dict[str, Callable[[], object]] = {"torch.mm": lambda: torch.mm(x, weight.t())}
-    if torch.backends.mkldnn.is_available():
-        linear = torch.ops.mkldnn._linear_pointwise
-        products["oneDNN"] = lambda: linear(x, weight, None, "none", [], "")
-    return products
-
-
-def _measure_cuda(
-    x: torch.Tensor, weight: torch.Tensor, flop: float, *, allow_tf32: bool
-) -> Ceilings:
-    import torch
-
-    def finish(call: Callable[[], object]) -> Callable[[], None]:
-        def run() -> None:
-            call()
-            torch.cuda.synchronize()
-
-        return run
-
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-    try:
-        # Eight products per wait, to hide the launches.
-        seconds = _best_seconds(finish(lambda: [torch.mm(x, weight.t()) for _ in range(8)])) / 8
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-    source = torch.ones(_COPY_BYTES // 4, dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    copied = 2.0 * _COPY_BYTES / _best_seconds(finish(lambda: target.copy_(source)))
-    return Ceilings(flop / seconds / 1e9, "torch.mm", copied / 1e9)
-
-
-def _best_seconds(call: Callable[[], object]) -> float:
-    """Returns the shortest time of a call, in about `_MEASURE_S` seconds and at least 3 calls."""
-    call()
-    best = float("inf")
-    count = 0
-    end = time.perf_counter() + _MEASURE_S
-    while count < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-        count += 1
-    return best
 
 
 def join_openmp() -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from fastlstm.errors import ConfigError, FormatError, Setting
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.system.fields import built, check_fields, key_fields, parse_split
+from fastlstm.system.fields import check_fields, key_fields, parse_split
 from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
@@ -105,11 +105,11 @@ def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
             f"has format version {version!s:.60}, this fastlstm reads up to {FORMAT_VERSION};"
             " update it: pip install -U fastlstm"
         )
-    found = dict(config, format_version=FORMAT_VERSION)
+    renamed = dict(config, format_version=FORMAT_VERSION)
     for part in ("model", "train", "given"):
         if version == 1 and isinstance(config.get(part), dict):
-            found[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
-    return found
+            renamed[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
+    return renamed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,32 +209,20 @@ class TrainConfig(TrainingOptions, CellOptions):
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
-        size: dict[str, Any] = dict(PRESETS[self.preset])
-        for name in size:
-            if getattr(self, name) is not None:
-                size[name] = getattr(self, name)
-        if self.tie_weights:
-            size["embed_size"] = size["rnn_size"] if self.embed_size is None else self.embed_size
-            if size["embed_size"] != size["rnn_size"]:
-                raise ConfigError(
-                    Setting("tie_weights"),
-                    " needs ",
-                    Setting("embed_size"),
-                    " equal to ",
-                    Setting("rnn_size"),
-                    f", got {size['embed_size']} and {size['rnn_size']}",
-                )
-        return ModelConfig(
-            vocab_size=vocab_size,
-            dropout=dropout,
-            dropout_kind=self.dropout_kind,
-            weight_drop=self.weight_drop,
-            output_norm=self.output_norm,
-            residual=self.residual,
-            tie_weights=self.tie_weights,
-            **dataclasses.asdict(CellOptions.of(self)),
-            **size,
-        )
+        names = {field.name for field in dataclasses.fields(ModelConfig)}
+        own = {name: value for name, value in vars(self).items() if name in names}
+        sizes = {
+            name: default if own[name] is None else own[name]
+            for name, default in PRESETS[self.preset].items()
+        }
+        if self.tie_weights and self.embed_size is None:
+            sizes["embed_size"] = sizes["rnn_size"]
+        if self.tie_weights and sizes["embed_size"] != sizes["rnn_size"]:
+            raise ConfigError(
+                Setting("tie_weights"), " needs ", Setting("embed_size"), " equal to ",
+                Setting("rnn_size"), f", got {sizes['embed_size']} and {sizes['rnn_size']}",
+            )  # fmt: skip
+        return ModelConfig(**{**own, **sizes, "vocab_size": vocab_size, "dropout": dropout})
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -261,8 +249,3 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "initializer": get_args(Initializer),
     "order": get_args(Order),
 }
-
-
-def from_dict(values: dict[str, Any], origin: str) -> TrainConfig:
-    """Builds a TrainConfig from plain values; see `built`."""
-    return built(TrainConfig, values, origin)

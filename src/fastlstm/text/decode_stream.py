@@ -42,10 +42,10 @@ class Stream:
         num_top: int | None = None,
         scores_given: bool = False,
     ) -> None:
-        """Says how to choose from now on; a seed of None is drawn.
+        """Sets how to choose from now on; a seed of None is drawn.
 
         Args:
-            sampling: the settings; `stop` is the caller's affair.
+            sampling: the settings; the caller handles `stop`.
             stops: sequences of up to 64 tokens that end the text.
             num_top: report the log probability of every token written and of so many likeliest
                 beside it, 0 to 20; None reports nothing.
@@ -57,7 +57,7 @@ class Stream:
         self.native.set(settings)
 
     def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Adds tokens to be read; for the frequency and presence penalties a new turn begins."""
+        """Adds tokens to be read; frequency and presence penalties count from here."""
         self.native.feed([int(token) for token in tokens])
 
     def begin(self, max_tokens: int) -> None:
@@ -82,8 +82,7 @@ class Stream:
         """
         if self.native.status == "not finite":
             raise NonFiniteError("the model's output is not finite; its weights are damaged")
-        tokens: list[int] = self.native.take()
-        return tokens
+        return list(self.native.take())
 
     def take_scores(self) -> tuple[list[float], list[int], list[float]]:
         """Returns what was reported since the last call, for streams that report scores.
@@ -91,13 +90,12 @@ class Stream:
         Returns:
             Log probabilities of the tokens; the likeliest tokens, `num_top` each; theirs.
         """
-        scores: tuple[list[float], list[int], list[float]] = self.native.take_scores()
-        return scores
+        log_probs, top_tokens, top_log_probs = self.native.take_scores()
+        return log_probs, top_tokens, top_log_probs
 
     def save(self) -> bytes:
-        """Returns everything that decides what comes next, but for the settings."""
-        blob: bytes = self.native.save()
-        return blob
+        """Returns everything that decides what comes next, except the settings."""
+        return bytes(self.native.save())
 
     def restore(self, blob: bytes) -> None:
         """Takes over what `save` returned for a model of these sizes; else a ValueError."""

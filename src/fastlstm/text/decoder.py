@@ -1,7 +1,7 @@
-"""Models laid out for writing: `Decoder` holds the weights.
+"""`Decoder`: the weights of a model, laid out for writing text.
 
 One native call has many streams read and write many tokens, sampling included (csrc/decode.h). No
-torch in here: weights come as numpy arrays, from a model or straight from a file.
+torch in here: weights come as numpy arrays, from a model or from a file.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastlstm.errors import (
-    ConfigError,
-    KernelError,
-    Setting,
-    counted,
-    nearest_hint,
-)
+from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
 from fastlstm.system import hardware
 from fastlstm.text.decode_stream import Stream
 from fastlstm.text.thread_tuner import ThreadTuner
@@ -33,11 +27,11 @@ if TYPE_CHECKING:
     from fastlstm.text.model import LanguageModel
 
 FORMATS = ("fp32", "bf16", "int8")
-"""Formats of the weights; the place in this tuple is the kernels' code."""
+"""Formats of the weights; the kernels know each by its place in this tuple."""
 MAX_TABLE_BYTES = 128 << 20
 """A larger first-layer table is not made; its rows are computed when needed."""
 _MIN_MACS_PER_THREAD = 1 << 16
-"""Multiplications per token below which a second thread costs more than it brings."""
+"""Multiplications per token below which a second thread costs more than it saves."""
 
 
 class Matrix(NamedTuple):
@@ -53,7 +47,7 @@ class Matrix(NamedTuple):
 
 
 def check_format(weight_format: Any) -> None:
-    """Raises ConfigError for what is no format of weights."""
+    """Raises ConfigError unless this is a format of weights."""
     if weight_format not in FORMATS:
         raise ConfigError(
             f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS)}, expected"
@@ -74,13 +68,13 @@ class Decoder:
         config: as given.
         weight_format: as given.
         output_bias: `(V,)`, added to the logits; can be written to.
-        nbytes: bytes of all weights as they lie in memory.
+        nbytes: bytes of all weights in memory.
         bytes_per_token: bytes of weights that one step of one stream reads.
         model_hash: SHA-256 of weights, sizes and format, in hex; states belong to it.
 
     Raises:
         ConfigError: an unknown format.
-        KernelError: options of the cell that these kernels have not got; `make_decoder` runs them.
+        KernelError: options of the cell that these kernels lack; `make_decoder` runs them.
     """
 
     def __init__(
@@ -96,31 +90,29 @@ class Decoder:
         self._kernels = hardware.native().decode_kernels(
             _isa(weight_format), FORMATS.index(weight_format)
         )
-        self._kept: list[NDArray[Any]] = []
+        self._arrays: list[NDArray[Any]] = []
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
-        given = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
-        self.model_hash = model_hash(given, config, weight_format)
-        embedding = given["embedding.weight"]
-        table = (
-            self._table(given) if V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES else None
-        )
-        needs_rows = table is None or (config.residual and E == H)
-        layers = [self._layer(given, k, table is not None) for k in range(config.num_layers)]
-        w_out = given.get("output.weight", embedding)
-        output, bias = self._pack(w_out, is_gates=False), self._output_bias(given["output.bias"])
+        self._lanes = int(self._kernels.lanes)
+        self._units = -(-H // self._lanes)
+        arrays = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
+        self.model_hash = model_hash(arrays, config, weight_format)
+        embedding = arrays["embedding.weight"]
+        has_table = V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES
+        table = self._table(arrays) if has_table else None
+        rows = None if has_table and not (config.residual and E == H) else embedding
+        layers = [self._layer(arrays, k, has_table) for k in range(config.num_layers)]
+        w_out = arrays.get("output.weight", embedding)
+        output, bias = self._pack(w_out, is_gates=False), self._output_bias(arrays["output.bias"])
         self.output_bias = bias[:V]
-        self._kept += [a for a in (table, embedding if needs_rows else None, bias) if a is not None]
+        by_token = [array for array in (table, rows) if array is not None]
+        self._arrays += [*by_token, bias]
         self._native = hardware.native().DecodeModel(
             self._kernels, V, E, H, config.residual,
-            _address(table), _address(embedding if needs_rows else None),
-            layers, output.addresses, _address(bias),
+            _address(table), _address(rows), layers, output.addresses, _address(bias),
         )  # fmt: skip
-        self.nbytes = sum(array.nbytes for array in self._kept)
-        looked_up = sum(a.nbytes - a.nbytes // V for a in (table,) if a is not None)
-        if needs_rows:
-            looked_up += embedding.nbytes - embedding.nbytes // V
-        self.bytes_per_token = self.nbytes - looked_up
-        self._paces: dict[int, ThreadTuner] = {}
+        self.nbytes = sum(array.nbytes for array in self._arrays)
+        self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
+        self._tuners: dict[int, ThreadTuner] = {}
         self._macs = config.num_layers * 4 * H * 2 * H + V * H
 
     @staticmethod
@@ -135,9 +127,8 @@ class Decoder:
         return str(self._kernels.isa)
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Says what a call runs on."""
-        count = self.num_threads(num_streams) if threads is None else threads
-        where = counted(count, "thread")
+        """Describes what a call runs on."""
+        where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
         size = f"{self.nbytes / 1e6:.1f} MB of weights"
         return f"native decode, {self.weight_format} ({self.isa}, {where}), {size}"
 
@@ -153,8 +144,7 @@ class Decoder:
         """Has every running stream read up to `steps` tokens, and write after the last it was fed.
 
         A stream's text does not depend on the others, on `steps` or on `threads`. Without
-        `threads`, what was fastest of late is chosen: on cores that are busy otherwise one thread
-        can be.
+        `threads`, the recently fastest number is chosen: one, where other work keeps cores busy.
 
         Raises:
             RuntimeError: another call has one of the streams, or it is given twice.
@@ -164,21 +154,13 @@ class Decoder:
         if threads is not None:
             self._native.run(native, steps, threads)
             return
-        pace = self._paces.setdefault(
+        tuner = self._tuners.setdefault(
             len(streams).bit_length(), ThreadTuner(self.num_threads(len(streams)))
         )
-        threads = pace.choose()
+        threads = tuner.choose()
         start_s = time.perf_counter()
         self._native.run(native, steps, threads)
-        pace.took(threads, (time.perf_counter() - start_s) / steps / max(1, len(streams)))
-
-    @property
-    def _lanes(self) -> int:
-        return int(self._kernels.lanes)
-
-    @property
-    def _units(self) -> int:
-        return -(-self.config.rnn_size // self._lanes)
+        tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, len(streams)))
 
     def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Matrix:
         columns, inner = w.shape
@@ -193,32 +175,29 @@ class Decoder:
         kernels.pack(
             hardware.default_threads(), _address(w), columns, inner, is_gates, *matrix.addresses
         )
-        self._kept += matrix
+        self._arrays += matrix
         return matrix
 
-    def _layer(self, given: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> list[int]:
+    def _layer(self, weights: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> list[int]:
         """Returns the nine addresses of a layer."""
         prefix = f"layers.{k}."
-        recurrent = self._pack(given[f"{prefix}weight_hh_l0"], is_gates=True)
+        recurrent = self._pack(weights[f"{prefix}weight_hh_l0"], is_gates=True)
         addresses = [0, 0, 0, *recurrent.addresses, 0, 0, 0]
         if k > 0 or not has_table:
-            addresses[:3] = self._pack(given[f"{prefix}weight_ih_l0"], is_gates=True).addresses
-            bias = self._by_group(self._bias(given, k)[None])
-            self._kept.append(bias)
+            addresses[:3] = self._pack(weights[f"{prefix}weight_ih_l0"], is_gates=True).addresses
+            bias = self._by_group(_bias(weights, k)[None])
+            self._arrays.append(bias)
             addresses[6] = _address(bias)
         if self.config.output_norm:
-            norm = [given[f"norms.{k}.weight"], given[f"norms.{k}.bias"]]
-            self._kept += norm
+            norm = [weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]]
+            self._arrays += norm
             addresses[7:] = [_address(array) for array in norm]
         return addresses
 
-    def _bias(self, given: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32]:
-        return given[f"layers.{k}.bias_ih_l0"] + given[f"layers.{k}.bias_hh_l0"]
-
-    def _table(self, given: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    def _table(self, weights: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """Embedding times the first layer's input weights, plus its biases."""
-        product = given["embedding.weight"] @ given["layers.0.weight_ih_l0"].T
-        return self._by_group(product + self._bias(given, 0))
+        product = weights["embedding.weight"] @ weights["layers.0.weight_ih_l0"].T
+        return self._by_group(product + _bias(weights, 0))
 
     def _by_group(self, gates: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows of 4H gates as [group][gate][lane], padded with zeros."""
@@ -235,6 +214,10 @@ class Decoder:
         padded[:] = -np.inf
         padded[:V] = bias
         return padded
+
+
+def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32]:
+    return weights[f"layers.{k}.bias_ih_l0"] + weights[f"layers.{k}.bias_hh_l0"]
 
 
 def native_refusal(config: ModelConfig) -> str | None:
@@ -254,9 +237,9 @@ def make_decoder(
     """Returns a `Decoder`; one that runs on torch where the native one cannot run the model.
 
     Args:
-        weights: as in `Decoder`.
-        config: as in `Decoder`.
-        weight_format: as in `Decoder`.
+        weights: arrays by name, see `Decoder`.
+        config: the model's sizes and options.
+        weight_format: "fp32", "bf16" or "int8".
         strict: refuse torch, which is slow.
 
     Raises:
@@ -290,18 +273,18 @@ def _isa(weight_format: str) -> str:
 
 
 def model_hash(
-    given: Mapping[str, NDArray[np.float32]], config: ModelConfig, weight_format: str
+    weights: Mapping[str, NDArray[np.float32]], config: ModelConfig, weight_format: str
 ) -> str:
     """Returns the SHA-256 of weights, sizes, options and format, in hex."""
     digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
-    for name in sorted(given):
+    for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(given[name].data)
+        digest.update(weights[name].data)
     return digest.hexdigest()
 
 
 def _empty(size: int, dtype: Any) -> NDArray[Any]:
-    """An array that begins at a cache line."""
+    """An array that starts at a cache line."""
     itemsize = np.dtype(dtype).itemsize
     memory = np.empty(size * itemsize + 64, np.uint8)
     first = -memory.ctypes.data % 64

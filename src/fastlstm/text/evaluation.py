@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,24 +18,13 @@ from fastlstm.system.fields import is_whole
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel, State
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW_BATCH = 128
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
-
-
-class TokenSizes(Protocol):
-    """What evaluation needs of a tokenizer."""
-
-    @property
-    def token_chars(self) -> NDArray[np.float64]:
-        """Characters per token, `(V,)`."""
-
-    @property
-    def token_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes per token, `(V,)`."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +40,10 @@ class Evaluation:
         num_chars: characters in them.
         num_bytes: UTF-8 bytes in them.
         seconds: wall clock.
-        num_unknown: characters of the text that the vocabulary does not hold. They are left out of
+        num_unknown: characters of the text that are not in the vocabulary. They are left out of
             the context and of the figures above.
         unknown_share: of the characters of the text.
-        first_unknown: up to ten of them, with the first place of each.
+        first_unknown: up to ten of them, with the first position of each.
         bits_per_char_with_unknown: bits per character of the whole text, see `with_unknown`; the
             same as `bits_per_char` where no character is unknown.
     """
@@ -80,19 +69,19 @@ def with_unknown(
     first: Sequence[tuple[str, int]],
     vocab_size: int,
 ) -> Evaluation:
-    """Returns an evaluation that tells of the characters which were left out.
+    """Returns an evaluation with the characters that were left out because they are unknown.
 
-    A character model gives them no probability at all. `bits_per_char_with_unknown` is what the
-    text costs when every character is first told to be known or not, by a code that knows the
-    share u of unknown ones, and an unknown one is then any other character of Unicode, all
-    equally likely: ``(1 - u) bits_per_char + H(u) + u log2(1,112,064 - V)``, with
+    A character model gives them no probability. `bits_per_char_with_unknown` is the cost of the
+    text when a code that knows the share u of unknown characters first marks every character as
+    known or unknown, and an unknown one is any other character of Unicode, all equally likely:
+    ``(1 - u) bits_per_char + H(u) + u log2(1,112,064 - V)``, with
     ``H(u) = -u log2(u) - (1 - u) log2(1 - u)``.
 
     Args:
-        result: of the characters that are known.
+        result: of the known characters.
         num_unknown: characters that were left out.
-        num_chars: characters of the text, those included.
-        first: some of them, with the first place of each.
+        num_chars: characters of the text, known and unknown.
+        first: some of the unknown ones, with the first position of each.
         vocab_size: V.
     """
     bits, share = result.bits_per_char, num_unknown / num_chars
@@ -109,14 +98,14 @@ def with_unknown(
 
 
 def unknown_bits(vocab_size: int) -> float:
-    """Returns the bits that say which character of Unicode one beside V known ones is."""
+    """Returns the bits to name a character of Unicode that is not among the V known ones."""
     return math.log2(_UNICODE - vocab_size)
 
 
 def evaluate(
     model: LanguageModel,
     ids: NDArray[Any],
-    tokenizer: TokenSizes,
+    tokenizer: Tokenizer,
     *,
     lanes: int = 32,
     prime: int = 256,
@@ -138,7 +127,7 @@ def evaluate(
         prime: tokens before each lane but the first that warm its state, unscored.
         chunk: steps per forward pass.
         zero_state_window: instead, cut the text into windows of this many predictions, each from
-            a zero state, without the remainder: how stateless peers are judged.
+            a zero state, without the remainder: how models without carried state are evaluated.
         max_tokens: score at most this many.
         should_stop: polled between forward passes.
         precision: fp32, or bf16, fp16 under autocast.
@@ -150,7 +139,7 @@ def evaluate(
     Raises:
         DataError: too few tokens.
         ConfigError: a setting out of range.
-        Stopped: `should_stop()` said so.
+        Stopped: `should_stop` returned True.
 
     Numerics:
         Sums in float64. With 16 lanes and 256 tokens of priming the result is within 1e-3 bits of
@@ -166,14 +155,16 @@ def evaluate(
         pieces = _windows(len(ids), zero_state_window)
     else:
         pieces = _lanes(len(ids), lanes, prime)
-    tally = _Tally(model.config.vocab_size)
+    nats, counts = 0.0, np.zeros(model.config.vocab_size, dtype=np.int64)
     total = sum(int(piece.length.sum()) for piece in pieces)
     with _evaluating(model, precision):
         for piece in pieces:
-            for _ in _score(model, ids, piece, chunk, tally, should_stop):
+            for tokens, token_nats in _score(model, ids, piece, chunk, should_stop):
+                nats += float(token_nats.sum())
+                counts += np.bincount(tokens, minlength=len(counts))
                 if watch is not None:
-                    watch(tally.num_tokens, total)
-    return tally.result(tokenizer, time.perf_counter() - started)
+                    watch(int(counts.sum()), total)
+    return _evaluation(nats, counts, tokenizer, time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -210,37 +201,24 @@ def _windows(num_ids: int, window: int) -> list[_Piece]:
     return [_Piece(part, np.full(len(part), window, dtype=np.int64)) for part in parts]
 
 
-class _Tally:
-    """Sums nats and counts which tokens were scored."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._nats = 0.0
-        self._counts = np.zeros(vocab_size, dtype=np.int64)
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self._counts.sum())
-
-    def add(self, nats: torch.Tensor, tokens: NDArray[np.int64], scored: NDArray[np.bool_]) -> None:
-        self._nats += float(nats.double().cpu().numpy()[scored].sum())
-        self._counts += np.bincount(tokens[scored], minlength=len(self._counts))
-
-    def result(self, tokenizer: TokenSizes, seconds: float) -> Evaluation:
-        num_tokens = self.num_tokens
-        num_chars = round(float(self._counts @ tokenizer.token_chars))
-        num_bytes = int(self._counts @ tokenizer.token_bytes)
-        bits = self._nats / math.log(2)
-        nats_per_token = self._nats / num_tokens
-        return Evaluation(
-            nats_per_token=nats_per_token,
-            bits_per_char=bits / num_chars if num_chars else math.nan,
-            bits_per_byte=bits / num_bytes if num_bytes else math.nan,
-            perplexity=math.exp(nats_per_token) if nats_per_token < 700 else math.inf,
-            num_tokens=num_tokens,
-            num_chars=num_chars,
-            num_bytes=num_bytes,
-            seconds=seconds,
-        )
+def _evaluation(
+    nats: float, counts: NDArray[np.int64], tokenizer: Tokenizer, seconds: float
+) -> Evaluation:
+    """Returns the figures of tokens that occur `counts` times, `(V,)`, and cost `nats` in all."""
+    num_tokens = int(counts.sum())
+    num_chars = round(float(counts @ tokenizer.token_chars))
+    num_bytes = int(counts @ tokenizer.token_bytes)
+    bits, nats_per_token = nats / math.log(2), nats / num_tokens
+    return Evaluation(
+        nats_per_token=nats_per_token,
+        bits_per_char=bits / num_chars if num_chars else math.nan,
+        bits_per_byte=bits / num_bytes if num_bytes else math.nan,
+        perplexity=math.exp(nats_per_token) if nats_per_token < 700 else math.inf,
+        num_tokens=num_tokens,
+        num_chars=num_chars,
+        num_bytes=num_bytes,
+        seconds=seconds,
+    )
 
 
 def _score(
@@ -248,21 +226,18 @@ def _score(
     ids: NDArray[Any],
     piece: _Piece,
     chunk: int,
-    tally: _Tally,
     should_stop: Callable[[], bool] | None,
-) -> Iterator[None]:
-    """Scores a piece; yields after every forward pass."""
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Yields, after every forward pass, the tokens it scored and the nats of each."""
     state = _primed_state(model, ids, piece, chunk, should_stop)
     longest = int(piece.length.max())
     for offset in range(0, longest, chunk):
-        _poll(should_stop)
         steps = min(chunk, longest - offset)
+        tokens = _gather(model, ids, piece.start + offset - 1, steps, should_stop)
+        targets = _gather(model, ids, piece.start + offset, steps)
+        nats, state = model.token_nats(tokens, targets, state)
         scored = (offset + np.arange(steps))[:, None] < piece.length
-        targets = _gather(ids, piece.start + offset, steps)
-        tokens = _gather(ids, piece.start + offset - 1, steps)
-        nats, state = model.token_nats(_to(model, tokens), _to(model, targets), state)
-        tally.add(nats, targets, scored)
-        yield
+        yield targets.cpu().numpy()[scored], nats.double().cpu().numpy()[scored]
 
 
 def _primed_state(
@@ -277,32 +252,31 @@ def _primed_state(
     if piece.prime == 0:
         return state
     h, c = state[0][:, 1:], state[1][:, 1:]
-    begin = piece.start[1:] - 1 - piece.prime
+    start = piece.start[1:] - 1 - piece.prime
     for offset in range(0, piece.prime, chunk):
-        _poll(should_stop)
-        tokens = _gather(ids, begin + offset, min(chunk, piece.prime - offset))
+        steps = min(chunk, piece.prime - offset)
+        tokens = _gather(model, ids, start + offset, steps, should_stop)
         with torch.no_grad():
-            _, (h, c) = model.features(_to(model, tokens), (h, c))
+            _, (h, c) = model.features(tokens, (h, c))
     return torch.cat([state[0][:, :1], h], 1), torch.cat([state[1][:, :1], c], 1)
 
 
-def _gather(ids: NDArray[Any], starts: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
+def _gather(
+    model: LanguageModel,
+    ids: NDArray[Any],
+    starts: NDArray[np.int64],
+    steps: int,
+    should_stop: Callable[[], bool] | None = None,
+) -> torch.Tensor:
     """Returns `(steps, lanes)` ids from each start on; past the end, the last id (unscored)."""
+    if should_stop is not None and should_stop():
+        raise Stopped("evaluation was asked to stop")
     out = np.empty((steps, len(starts)), dtype=np.int64)
     for lane, start in enumerate(starts):
         part = np.asarray(ids[start : start + steps])
         out[: len(part), lane] = part
         out[len(part) :, lane] = ids[-1]
-    return out
-
-
-def _to(model: LanguageModel, tokens: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(tokens).to(model.output.bias.device)
-
-
-def _poll(should_stop: Callable[[], bool] | None) -> None:
-    if should_stop is not None and should_stop():
-        raise Stopped("evaluation was asked to stop")
+    return torch.from_numpy(out).to(model.output.bias.device)
 
 
 @contextmanager
@@ -320,10 +294,10 @@ def _evaluating(model: LanguageModel, precision: str) -> Iterator[None]:
 def _check(
     lanes: int, prime: int, chunk: int, window: int | None, limit: int | None, precision: str
 ) -> None:
-    least = {"lanes": (lanes, 1), "prime": (prime, 0), "chunk": (chunk, 1)}
-    least["zero_state_window"] = (1 if window is None else window, 1)
-    least["max_tokens"] = (1 if limit is None else limit, 1)
-    for name, (value, low) in least.items():
+    bounds = {"lanes": (lanes, 1), "prime": (prime, 0), "chunk": (chunk, 1)}
+    bounds["zero_state_window"] = (1 if window is None else window, 1)
+    bounds["max_tokens"] = (1 if limit is None else limit, 1)
+    for name, (value, low) in bounds.items():
         if not is_whole(value):
             raise ConfigError(Setting(name), f" is {value!r}, expected a whole number")
         if value < low:

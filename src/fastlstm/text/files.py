@@ -9,7 +9,6 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ from fastlstm.text.stored_model import (
     GENERATION_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
+    StoredModel,
     load_stored_model,
 )
 
@@ -37,25 +37,11 @@ if TYPE_CHECKING:
     from fastlstm.text.model import LanguageModel
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model read from disk.
-
-    Attributes:
-        model: the weights, fp32 on the CPU, in evaluation mode.
-        tokenizer: of the text it was trained on.
-        config: config.json.
-        generation: generation_config.json.
-        path: the directory the files came from.
-        note: what to tell the user about the choice of `path`, or None.
-    """
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(StoredModel):
+    """A `StoredModel` with its network: `model`, fp32 on the CPU, in evaluation mode."""
 
     model: LanguageModel
-    tokenizer: Tokenizer
-    config: dict[str, Any]
-    generation: dict[str, Any]
-    path: Path
-    note: str | None = None
 
 
 def weights_file(weights: Mapping[str, torch.Tensor]) -> bytes:
@@ -83,18 +69,13 @@ def model_files(
         held_out: the texts of their own that it is validated and tested on, by part.
     """
     data = {**_about(text), **{part: _about(own) for part, own in (held_out or {}).items()}}
-    begun = dataclasses.asdict(train)
-    first = begun if given is None else dataclasses.asdict(given)
-    return settings_files(model, text.tokenizer, begun, data, generation, first)
+    resolved = dataclasses.asdict(train)
+    first = resolved if given is None else dataclasses.asdict(given)
+    return settings_files(model, text.tokenizer, resolved, data, generation, first)
 
 
 def _about(text: TextDataset) -> dict[str, Any]:
-    return {
-        "source": text.source,
-        "key": text.key,
-        "num_bytes": text.num_bytes,
-        "num_chars": text.num_chars,
-    }
+    return {name: getattr(text, name) for name in ("source", "key", "num_bytes", "num_chars")}
 
 
 def settings_files(
@@ -138,14 +119,8 @@ def save_language_model(
 def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:
     """Loads the model of a run or of a checkpoint; raises what `load_stored_model` does."""
     stored = load_stored_model(path)
-    return LoadedModel(
-        build_model(stored.weights, stored.model_config).eval(),
-        stored.tokenizer,
-        stored.config,
-        stored.generation,
-        stored.path,
-        stored.note,
-    )
+    model = build_model(stored.weights, stored.model_config).eval()
+    return LoadedModel(**vars(stored), model=model)
 
 
 def build_model(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LanguageModel:

@@ -1,4 +1,4 @@
-"""Texts of their own that a run is validated and tested on, instead of shares of its source."""
+"""Validation and test texts of a run that are separate from its source."""
 
 from __future__ import annotations
 
@@ -22,25 +22,22 @@ _MIN_TOKENS = 2
 
 
 def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
-    """Finds the texts that the options `valid` and `test` name; reads none of them.
-
-    Returns:
-        By part; a share of the source is not among them.
+    """Returns the texts that the options `valid` and `test` name, by part; reads none of them.
 
     Raises:
-        DataError: nothing is there, or two of source, validation and test share a file.
+        DataError: a text is missing, or two of source, validation and test share a file.
     """
     named = {part: getattr(config, part) for part in PARTS}
-    found = {part: open_source(name) for part, name in named.items() if name is not None}
-    if not found:
+    sources = {part: open_source(name) for part, name in named.items() if name is not None}
+    if not sources:
         return {}
     owners: dict[str, str | Setting] = dict.fromkeys(_places(source), "the source")
-    for part, own in found.items():
+    for part, own in sources.items():
         for place in _places(own):
             if place in owners:
                 raise _shared(place, owners[place], part)
         owners |= dict.fromkeys(_places(own), Setting(part))
-    return found
+    return sources
 
 
 def _places(source: Source) -> Iterator[str]:
@@ -61,7 +58,7 @@ class RunText:
     """All text of a run.
 
     Attributes:
-        source: what is trained on, and cut into shares.
+        source: the text to train on, split into shares.
         held_out: the texts of `open_held_out`, encoded with the tokenizer of `source`.
         shares: of `source`, as in ``"90/5/5"``; see `split_shares`.
 
@@ -95,7 +92,7 @@ class RunText:
         return self.source.train_counts(self.shares, self.held_out)
 
     def notes(self) -> Iterator[str]:
-        """Yields what to say of the texts: where the parts come from, what was left out."""
+        """Yields notes on the texts: where the parts come from, what was left out."""
         yield from self.source.notes
         if self.held_out:
             shares = split_shares(self.shares, self.held_out)
@@ -115,27 +112,27 @@ class RunText:
 
 
 def another_text(
-    run: Path, begun: Mapping[str, Any] | None, now: Source | None, part: str | None = None
+    run: Path, stored: Mapping[str, Any] | None, now: Source | None, part: str | None = None
 ) -> FormatError:
-    """Returns what to say where a text is not the one that a run was started with.
+    """Returns the error for a text that is not the one that a run was started with.
 
     Args:
         run: its directory.
-        begun: what config.json says of that text; None where there was none.
-        now: the text that is given now, if any.
+        stored: the description of that text in config.json; None if there was none.
+        now: the present text, if any.
         part: the option that names it; None is the source.
     """
-    if begun is None:
-        told: list[str | Setting] = ["without ", Setting(part or ""), "; leave it out to resume"]
+    if stored is None:
+        parts: list[str | Setting] = ["without ", Setting(part or ""), "; leave it out to resume"]
     else:
-        name, size = begun["source"], counted(begun["num_chars"], "character")
-        told = [f"with {name} ({size})"]
-        told += [] if part is None else [" as ", Setting(part)]
+        name, size = stored["source"], counted(stored["num_chars"], "character")
+        parts = [f"with {name} ({size})"]
+        parts += [] if part is None else [" as ", Setting(part)]
         if now is None:
-            told.append("; give it to resume")
+            parts.append("; give it to resume")
         elif name == now.name:
-            told.append(", which has changed since; resume with it as it was")
+            parts.append(", which has changed since; resume with it as it was")
         else:
-            told.append(f", not with {now.name}; resume with {name}")
-    start_anew = ", or start a new run with another ", Setting("out")
-    return FormatError(f"'{run}' was started ", *told, *start_anew)
+            parts.append(f", not with {now.name}; resume with {name}")
+    parts += [", or start a new run with another ", Setting("out")]
+    return FormatError(f"'{run}' was started ", *parts)

@@ -13,6 +13,8 @@ from fastlstm.nn.cell_parameters import reset_parameters
 from fastlstm.nn.lstm import LSTM
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from fastlstm.text.config import Initializer
@@ -63,12 +65,13 @@ def initialize(
 
 def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Initializer) -> None:
     H = layer.hidden_size
-    of_input, of_state = _FILLS[initializer]
     for gate in range(4):
         rows = slice(gate * H, (gate + 1) * H)
-        for weight, fill in ((layer.weight_ih_l0, of_input), (layer.weight_hh_l0, of_state)):
+        for weight, fill in zip(
+            (layer.weight_ih_l0, layer.weight_hh_l0), _FILLS[initializer], strict=True
+        ):
             drawn = torch.empty(H, weight.shape[1])
-            fill(drawn, H, generator)
+            fill(drawn, generator=generator)
             weight[rows].copy_(drawn)
     layer.bias_ih_l0.zero_()
     layer.bias_ih_l0[H : 2 * H] = FORGET_BIAS
@@ -76,25 +79,18 @@ def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Init
     reset_parameters(layer)
 
 
-def _xavier(weight: torch.Tensor, H: int, generator: torch.Generator) -> None:
-    nn.init.xavier_uniform_(weight, generator=generator)
+def _uniform(weight: torch.Tensor, *, generator: torch.Generator) -> None:
+    bound = len(weight) ** -0.5
+    weight.uniform_(-bound, bound, generator=generator)
 
 
-def _orthogonal(weight: torch.Tensor, H: int, generator: torch.Generator) -> None:
-    nn.init.orthogonal_(weight, generator=generator)
-
-
-def _uniform(weight: torch.Tensor, H: int, generator: torch.Generator) -> None:
-    weight.uniform_(-(H**-0.5), H**-0.5, generator=generator)
-
-
-_FILLS = {
-    "xavier_orthogonal": (_xavier, _orthogonal),
-    "xavier": (_xavier, _xavier),
-    "orthogonal": (_orthogonal, _orthogonal),
-    "torch": (_uniform, _uniform),
+_FILLS: dict[str, tuple[Callable[..., object], ...]] = {
+    "xavier_orthogonal": (nn.init.xavier_uniform_, nn.init.orthogonal_),
+    "xavier": (nn.init.xavier_uniform_,) * 2,
+    "orthogonal": (nn.init.orthogonal_,) * 2,
+    "torch": (_uniform,) * 2,
 }
-"""How input and recurrent weights are drawn."""
+"""How a gate of the input and of the recurrent weights is drawn."""
 
 
 def _fill_normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:

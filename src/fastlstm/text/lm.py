@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
-from fastlstm.text.data.text import TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.text import READING, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import Decoder, check_format
 from fastlstm.text.evaluation import Evaluation, evaluate, with_unknown
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel
-
-
-_READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
-"""Settings of the run that say how a text is read."""
 
 
 class LM:
@@ -58,7 +54,11 @@ class LM:
         note: str | None = None,
         weights: str = "fp32",
     ) -> None:
-        _check_model(model)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"the model is {kind_of_value(model)}, expected a network; LM.load(path) opens a"
+                " run"
+            )
         check_format(weights)
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -95,7 +95,7 @@ class LM:
         return self._decoder
 
     def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:
-        """Returns text that goes on from `prompt` (which is not repeated).
+        """Returns text that continues `prompt` (which is not repeated).
 
         Args:
             prompt: text to continue; empty starts a new line.
@@ -160,8 +160,8 @@ class LM:
 
         Args:
             text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
-            unknown: characters that the vocabulary does not hold: ``count`` leaves them out, with
-                a warning, and the result tells them (`text.evaluation.with_unknown`); ``refuse``
+            unknown: characters that are not in the vocabulary: ``count`` leaves them out, with a
+                warning, and counts them in the result (`text.evaluation.with_unknown`); ``refuse``
                 raises.
             **settings: of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
 
@@ -209,7 +209,7 @@ class LM:
         """
         kind: Any = self.tokenizer.kind
         train = self.config.get("train", {})
-        read_as = {name: train[name] for name in _READING if name in train}
+        read_as = {name: train[name] for name in READING if name in train}
         if not isinstance(source, str | os.PathLike):
             raise DataError(
                 f"the text is {kind_of_value(source)}, expected a str or a pathlib.Path"
@@ -228,12 +228,6 @@ class LM:
             f"LM({self.tokenizer.kind} vocabulary of {config.vocab_size}, H={config.rnn_size},"
             f" L={config.num_layers}, {self.model.num_parameters:,} parameters)"
         )
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        came = kind_of_value(model)
-        raise ConfigError(f"the model is {came}, expected a network; LM.load(path) opens a run")
 
 
 def sample_text(

@@ -1,4 +1,4 @@
-"""A run as something that writes text: `load_decoder`, without torch where the kernels can."""
+"""`load_decoder`: a run for writing text, without torch where the native kernels can run it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> I
         What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
     """
     stored = load_stored_model(path)
-    decoder = make_decoder(stored.weights, stored.model_config, weight_format)
-    name = Path(path).resolve().name
-    generation = known_settings(stored.generation)
-    return InferenceModel(decoder, stored.tokenizer, generation, name, stored.note)
+    return InferenceModel(
+        make_decoder(stored.weights, stored.model_config, weight_format),
+        stored.tokenizer,
+        known_settings(stored.generation),
+        Path(path).resolve().name,
+        stored.note,
+    )

@@ -1,9 +1,9 @@
-"""What the configuration of a language model leaves open, decided once at the start."""
+"""Chooses, at the start of a run, the options of a language model that are None."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -25,32 +25,15 @@ from the first million (docs/log.md)."""
 SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _FRESH_EPOCHS = 1.5
-"""A text seen once is not memorised, however large the model."""
+"""A text that is read once is not memorised, however large the model."""
 _STEP_OVER_PASS = 1.3
 """Time of a whole step with clipping and Muon over its forward and backward pass."""
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """The configuration with nothing open, and the reasons.
-
-    Attributes:
-        config: every field that matters is set.
-        stop_criterion: when the run stops.
-        precision: the number format and the measurement behind it.
-        notes: sentences to say aloud.
-    """
-
-    config: TrainConfig
-    stop_criterion: StopCriterion
-    precision: PrecisionChoice
-    notes: tuple[str, ...]
 
 
 def choose_seq_length(
     config: TrainConfig, precision: PrecisionChoice, train_tokens: int
 ) -> TrainConfig:
-    """Returns the configuration with a sequence length: shorter where the run reads little text.
+    """Returns the configuration with a sequence length: shorter if the run reads little text.
 
     Args:
         config: as given.
@@ -71,7 +54,7 @@ def choose_seq_length(
 
 
 def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Makes lanes fewer and windows shorter until a short text still gives a few steps an epoch."""
+    """Reduces lanes and sequence length until a short text gives a few steps per epoch."""
     assert config.seq_length is not None
     batch, length, accumulate = config.batch_size, config.seq_length, config.accumulate
 
@@ -117,8 +100,8 @@ def resolve(
     valid_tokens: int,
     steps_per_epoch: int,
     num_parameters: int,
-) -> Resolved:
-    """Decides learning rate, dropout and the evaluation interval.
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Decides learning rate, dropout and the evaluation interval; returns the reasons beside them.
 
     Args:
         config: as given, with a batch that fits the text.
@@ -133,15 +116,14 @@ def resolve(
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length
     total = _expected_tokens(stop_criterion, precision, step_tokens, config.accumulate)
-    epochs = total / train_tokens
-    notes = []
+    notes: tuple[str, ...] = ()
     dropout = config.dropout
     if dropout is None:
-        share = num_parameters / train_tokens
+        epochs, share = total / train_tokens, num_parameters / train_tokens
         dropout = default_dropout(epochs, share)
-        notes.append(
-            f"dropout {dropout:g}: the text will be seen about {epochs:.2f} times, the model has"
-            f" {share:.2f} parameters for each token of it"
+        notes = (
+            f"dropout {dropout:g}: about {epochs:.2f} epochs, {share:.2f} parameters per training"
+            " token",
         )
     rate = config.learning_rate
     if rate is None:
@@ -149,9 +131,7 @@ def resolve(
     every = config.eval_every
     if every is None:
         scored = valid_tokens
-        if (
-            stop_criterion.budget_s is not None
-        ):  # the trainer scores no more than a tenth of it can pay
+        if stop_criterion.budget_s is not None:  # an evaluation takes a tenth of it at most
             scored = min(scored, int(0.1 * total))
         every = math.ceil(scored * _EVALUATION_COST / EVALUATION_SHARE / step_tokens)
         every = max(1, every, math.ceil(total / step_tokens / 20))
@@ -164,7 +144,7 @@ def resolve(
         device="cuda" if device.type == "cuda" else "cpu",
         threads=torch.get_num_threads(),
     )
-    return Resolved(chosen, stop_criterion, precision, tuple(notes))
+    return chosen, notes
 
 
 def _expected_tokens(
@@ -178,9 +158,9 @@ def _expected_tokens(
 
 
 def default_dropout(epochs: float, parameters_per_token: float) -> float:
-    """Returns the dropout that a text seen `epochs` times wants (measured, docs/log.md).
+    """Returns the best dropout for a text read `epochs` times (measured, docs/log.md).
 
-    A model memorises the sooner, the more parameters it has for each token of the text.
+    A model with more parameters per token of the text memorises it sooner.
     """
     if epochs <= _FRESH_EPOCHS:
         return 0.0

@@ -1,8 +1,7 @@
-"""Which token comes next: the settings, as the kernels draw by them; stop strings."""
+"""`Sampling`: how to choose the next token; `StopText`: stop strings."""
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,7 +18,16 @@ PENALTY_WINDOW = 64
 """The repetition penalty looks at this many tokens back; no stop sequence is longer."""
 MAX_SEED = (1 << 64) - 1
 SMALLEST = 1e-30
-"""What is less is zero to the kernels."""
+"""Smaller values are zero to the kernels."""
+_RANGES = {
+    "temperature": (0.0, 1e6, "0 (greedy) or more"),
+    "top_p": (SMALLEST, 1.0, "above 0 and at most 1"),
+    "repetition_penalty": (SMALLEST, 1e6, "above 0"),
+    "min_p": (0.0, 1.0, "from 0 (none left out) to 1"),
+    "frequency_penalty": (-1e6, 1e6, ""),
+    "presence_penalty": (-1e6, 1e6, ""),
+}
+"""Least and largest value of the numbers that the kernels take, and what to say of them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Sampling:
             that above 1 makes them less likely; 1 is off.
         frequency_penalty: taken off a token's logit per time it was written since the last
             prompt. Prompts do not count, nor what was written before them.
-        presence_penalty: taken off a token's logit once it was written since then.
+        presence_penalty: taken off a token's logit if it was written since then.
         logit_bias: added to the logits of these tokens.
         stop: end before this text, or any of these, would be written.
         seed: makes the choice repeatable; None draws a fresh one.
@@ -56,15 +64,9 @@ class Sampling:
     logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
-        _require_number(Setting("temperature"), self.temperature, 0.0, 1e6, "0 (greedy) or more")
-        _require_number(Setting("top_p"), self.top_p, SMALLEST, 1.0, "above 0 and at most 1")
-        _require_number(
-            Setting("repetition_penalty"), self.repetition_penalty, SMALLEST, 1e6, "above 0"
-        )
+        for name, (low, high, expected) in _RANGES.items():
+            _require_number(Setting(name), getattr(self, name), low, high, expected)
         _require_whole(Setting("top_k"), self.top_k, "0 (all) or more")
-        _require_number(Setting("min_p"), self.min_p, 0.0, 1.0, "from 0 (none left out) to 1")
-        for name in ("frequency_penalty", "presence_penalty"):
-            _require_number(Setting(name), getattr(self, name), -1e6, 1e6, "")
         if self.seed is not None:
             _require_whole(Setting("seed"), self.seed, "0 or more")
             if self.seed > MAX_SEED:
@@ -96,10 +98,7 @@ class Sampling:
             PromptError: a token of `logit_bias` that the vocabulary lacks.
         """
         settings = hardware.native().DecodeSettings()
-        for name in (
-            "temperature", "top_p", "min_p",
-            "repetition_penalty", "frequency_penalty", "presence_penalty",
-        ):  # fmt: skip
+        for name in _RANGES:
             setattr(settings, name, float(getattr(self, name)))
         settings.top_k = min(int(self.top_k), vocab_size)
         settings.seed = secrets.randbits(64) if self.seed is None else int(self.seed)
@@ -116,18 +115,18 @@ class Sampling:
 
 
 def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what of a run's generation_config.json is a setting; an unknown key is no error.
+    """Returns the settings of a run's generation_config.json; an unknown key is no error.
 
     Raises:
-        FormatError: a setting that makes no sense.
+        FormatError: a setting out of range.
     """
-    known = {field.name for field in fields(Sampling)} - {"stop", "seed", "logit_bias"}
-    found = {name: value for name, value in generation.items() if name in known}
+    known = {*_RANGES, "top_k"}
+    settings = {name: value for name, value in generation.items() if name in known}
     try:
-        Sampling(**found)
+        Sampling(**settings)
     except PromptError as error:
         raise FormatError(f"generation_config.json: {error!s:.200}") from None
-    return found
+    return settings
 
 
 def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
@@ -149,11 +148,7 @@ def _require_kind(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def _require_number(name: object, value: object, low: float, high: float, expected: str) -> None:
-    good = is_number(value)
-    if good:
-        number = float(value)  # type: ignore[arg-type]
-        good = math.isfinite(number) and low <= number <= high
-    if not good:
+    if not is_number(value) or not low <= float(value) <= high:  # type: ignore[arg-type]
         raise PromptError(name, f" is {value!r}, expected a number {expected}".rstrip())
 
 
@@ -163,7 +158,7 @@ def _require_whole(name: object, value: object, expected: str) -> None:
 
 
 class StopText:
-    """Lets text through until a stop string would be complete; holds back what may begin one.
+    """Passes text until a stop string would be complete; holds back what may start one.
 
     Args:
         stops: the strings; none lets everything through at once.
@@ -179,13 +174,12 @@ class StopText:
         if not self._stops:
             return text
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
+        ends = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if ends:
             self.is_done = True
-            ready, self._held = self._held[: min(found)], ""
+            ready, self._held = self._held[: min(ends)], ""
             return ready
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
-        cut = len(self._held) - keep
+        cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stops)
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready
 
@@ -196,7 +190,7 @@ class StopText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that begins `stop`."""
+    """Returns the length of the longest end of `text` that `stop` starts with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

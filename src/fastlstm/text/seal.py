@@ -1,4 +1,4 @@
-"""States as bytes that leave the process: tied to one model, and signed where there is a key."""
+"""`Seal`: states as bytes that leave the process, tied to one model and signed with a key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Seal:
     """Closes states and opens them again.
 
     Args:
-        key: nobody without it can make or change one; None protects against damage only.
+        key: signs a state; None protects against damage only.
         model_hash: hexadecimal SHA-256 of the model; states of another are refused.
 
     Raises:
-        PromptError: an empty key, or no bytes.
+        PromptError: an empty key, or one that is not bytes.
     """
 
     def __init__(self, key: bytes | None, model_hash: str) -> None:
@@ -56,8 +56,8 @@ class Seal:
             raise CorruptFileError("it is damaged or was changed, or was signed with another key")
         if content[:_MODEL] != self._model:
             raise CorruptFileError("it belongs to another model or another format of its weights")
-        begin = _MODEL + 1 + content[_MODEL]
-        return content[begin:], content[_MODEL + 1 : begin]
+        start = _MODEL + 1 + content[_MODEL]
+        return content[start:], content[_MODEL + 1 : start]
 
     def _digest(self, content: bytes) -> bytes:
         if self._key is None:

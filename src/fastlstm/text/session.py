@@ -1,7 +1,6 @@
 """A text as a value: `Session` reads and writes in turns, is saved, restored and forked.
 
-The memory of an LSTM is its state, a few kilobytes however long the text; so a session costs the
-same after a million characters as after one.
+The memory of an LSTM is its state: a few kilobytes, however long the text.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Session:
         self._text = tokenizer.stream_decoder()
 
     def read(self, text: str) -> None:
-        """Goes on from `text`; an empty one changes nothing.
+        """Reads `text`; an empty one changes nothing.
 
         Raises:
             PromptError: an unseen character.
@@ -59,11 +58,11 @@ class Session:
             self._decoder.run([self._stream], 1024)
 
     def write(self, max_tokens: int = 500, **settings: Any) -> str:
-        """Returns text that goes on from what was read and written; settings as `LM.generate`."""
+        """Returns text that continues what was read and written; settings as `LM.generate`."""
         return "".join(self.stream(max_tokens, **settings))
 
     def stream(self, max_tokens: int = 500, **settings: Any) -> Iterator[str]:
-        """As `write`, piece by piece. A stop string is not written, but it was read."""
+        """As `write`, piece by piece. A stop string is read but not written."""
         sampling = sampling_of(self._defaults, settings)
         check_max_tokens(max_tokens)
         stops = token_stops(self._tokenizer, sampling.stops)
@@ -79,7 +78,7 @@ class Session:
         return (piece for (piece,) in write_all(self._decoder, [text], **limit) if piece)
 
     def fork(self) -> Session:
-        """Returns a session at the same place, which goes its own way."""
+        """Returns an independent session at the same place."""
         other = Session(self._decoder, self._tokenizer, self._defaults)
         other._take(self._stream.save(), self._text.held)
         return other

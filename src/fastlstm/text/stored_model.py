@@ -1,13 +1,14 @@
-"""Language models on disk as they are read: checked files, weights as numpy arrays; no torch.
+"""Reads language models from disk: checked files, weights as numpy arrays; no torch.
 
 A model is four files, in a run directory or in a checkpoint: config.json, model.safetensors,
 tokenizer.json and generation_config.json. They are read once, checked against the manifest beside
-them, and parsed from the bytes that were checked.
+them, and parsed from the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,10 @@ from fastlstm.errors import (
     counted,
     nearest_hint,
 )
-from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
+from fastlstm.system.fields import check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, in_todays_names
 
@@ -47,10 +48,12 @@ TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 FORMAT = TEXT_RUN
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+_BELOW_1 = math.nextafter(1.0, 0.0)
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
-_SIZES = {"vocab_size": 2**24, "embed_size": 65_536, "rnn_size": 65_536, "num_layers": 64}
-
-
+_BOUNDS: dict[str, tuple[float, float]] = {
+    **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
+    **{"num_layers": (1, 64), "dropout": (0.0, _BELOW_1), "weight_drop": (0.0, _BELOW_1)},
+}
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
@@ -172,11 +175,11 @@ def decode_weights(
         FormatError: other parameters, shapes or dtypes.
     """
     try:
-        found = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+        tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
-    check_shapes({n: (tuple(v["shape"]), v["dtype"]) for n, v in found.items()}, config, origin)
-    return {name: _array(view) for name, view in found.items()}
+    check_shapes({n: (tuple(v["shape"]), v["dtype"]) for n, v in tensors.items()}, config, origin)
+    return {name: _array(view) for name, view in tensors.items()}
 
 
 def _array(view: Mapping[str, Any]) -> NDArray[np.float32]:
@@ -211,20 +214,20 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(
-    given: Mapping[str, tuple[tuple[int, ...], str]], config: ModelConfig, origin: Path
+    stored: Mapping[str, tuple[tuple[int, ...], str]], config: ModelConfig, origin: Path
 ) -> None:
     """Raises FormatError unless shapes and dtypes are those of the model `config` describes."""
     expected = parameter_shapes(config)
-    for name in given:
+    for name in stored:
         if name not in expected:
             raise FormatError(
                 f"{origin}: has a tensor '{name}' the model lacks{nearest_hint(name, expected)};"
                 f" {CONFIG_FILE} is of another model"
             )
     for name, shape in expected.items():
-        if name not in given:
+        if name not in stored:
             raise FormatError(f"{origin}: lacks '{name}'; {CONFIG_FILE} is of another model")
-        got, dtype = given[name]
+        got, dtype = stored[name]
         if got != shape or dtype not in (*_FLOATS, "BF16"):
             raise FormatError(
                 f"{origin}: '{name}' is {got} {dtype}, {CONFIG_FILE} asks for {shape} of floats;"
@@ -256,33 +259,20 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
 
 
 def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
-    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
-    for name, value in values.items():
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    for name in values:
         if name not in fields:
             raise FormatError(
                 f"{origin}: unknown key 'model.{name}'{nearest_hint(name, fields)};"
                 " a newer fastlstm may have written it"
             )
-        if name in OPTION_NAMES:
-            continue  # checked by CellOptions
-        if name in _SIZES:
-            good = type(value) is int and 1 <= value <= _SIZES[name]
-            expected = f"a whole number from 1 to {_SIZES[name]}"
-        elif name in ("dropout", "weight_drop"):
-            good = type(value) in (int, float) and 0 <= value < 1
-            expected = "a number from 0 to below 1"
-        elif name == "dropout_kind":
-            good, expected = value in ("variational", "plain"), "variational or plain"
-        else:
-            good, expected = isinstance(value, bool), "true or false"
-        if not good:
-            raise FormatError(f"{origin}: model.{name} is {value!r:.60}, expected {expected}")
     try:
         config = ModelConfig(**values)
+        check_values(config, _BOUNDS, {"dropout_kind": ("variational", "plain")})
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
-        raise FormatError(f"{origin}: model.{error}") from None
+        raise FormatError(f"{origin}: model.{error!s:.200}") from None
     if config.tie_weights and config.embed_size != config.rnn_size:
         raise FormatError(
             f"{origin}: model.tie_weights needs embed_size equal to rnn_size,"

@@ -53,18 +53,13 @@ class FinalTest:
     watch: Watch
 
     def seconds(self, token_s: float) -> float:
-        """Returns about what scoring takes of a budget; `token_s` is the time of one token."""
+        """Returns about how long scoring takes of a budget, at `token_s` a token."""
         if self.budget_s is None:
             return 0.0
         return min(len(self.ids) * token_s, _TEST_SHARE * self.budget_s)
 
     def limit(self, token_s: float, left_s: float) -> int:
-        """Returns how many tokens to score.
-
-        Args:
-            token_s: seconds of one.
-            left_s: of a budget.
-        """
+        """Returns how many tokens to score, at `token_s` each, in the `left_s` of a budget."""
         num = len(self.ids) - 1  # the first has no context
         if self.budget_s is None:
             return num
@@ -151,12 +146,12 @@ class TextTask(Task):
         )
 
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
-        found = evaluate(
+        result = evaluate(
             self.model, self._valid_ids, self._tokenizer,
             max_tokens=limit, should_stop=stop, watch=watch,
         )  # fmt: skip
-        self._token_s = found.seconds / found.num_tokens
-        return Score(found.nats_per_token, found.num_tokens, _metrics(found), found)
+        self._token_s = result.seconds / result.num_tokens
+        return Score(result.nats_per_token, result.num_tokens, _metrics(result), result)
 
     def files(self) -> dict[str, bytes]:
         return self._files
@@ -189,34 +184,25 @@ class TextTask(Task):
             return {}
         with trainer.progress.counted("test"):
             left_s = (test.budget_s or 0.0) - trainer.elapsed_s() - self._report_s
-            found = evaluate(
+            result = evaluate(
                 test.best_model(), test.ids, self._tokenizer, watch=test.watch,
                 max_tokens=test.limit(self._token_s, left_s), should_stop=trainer.stop,
             )  # fmt: skip
-        self.tested, of_units = found, len(test.ids) - 1
-        if found.num_tokens < of_units:
-            part = f"the first {found.num_tokens:,} of {of_units:,} tokens of {test.name}"
+        self.tested, of_units = result, len(test.ids) - 1
+        if result.num_tokens < of_units:
+            part = f"the first {result.num_tokens:,} of {of_units:,} tokens of {test.name}"
             whole = f"'fastlstm evaluate RUN {test.name}' scores all"
             trainer.say("info", f"tested on {part}: all would not fit the budget; {whole}")
-        return {
-            "test": {
-                "loss": found.nats_per_token,
-                **_metrics(found),
-                "num_units": found.num_tokens,
-                "of_units": of_units,
-            }
-        }
+        figures = {"loss": result.nats_per_token, **_metrics(result)}
+        return {"test": {**figures, "num_units": result.num_tokens, "of_units": of_units}}
 
     def totals(self, progress: Progress) -> Event:
         return {"best_bits_per_char": progress.best_bits_per_char}
 
 
-def _metrics(found: Evaluation) -> dict[str, float]:
-    return {
-        "bits_per_char": found.bits_per_char,
-        "bits_per_byte": found.bits_per_byte,
-        "perplexity": found.perplexity,
-    }
+def _metrics(result: Evaluation) -> dict[str, float]:
+    names = ("bits_per_char", "bits_per_byte", "perplexity")
+    return {name: getattr(result, name) for name in names}
 
 
 class Samples(Callback):

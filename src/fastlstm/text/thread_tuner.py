@@ -6,34 +6,34 @@ import time
 
 
 class ThreadTuner:
-    """Chooses between one thread and `most` by what was faster, and tries the other now and then.
+    """Chooses one thread or `limit`, whichever was faster, and tries the other now and then.
 
     Args:
-        most: threads that a call may use.
+        limit: threads that a call may use.
     """
 
-    AGAIN_S = 1.0
-    """An estimate older than this is tried anew, if the other was not far better."""
+    RETRY_S = 1.0
+    """An estimate older than this is measured again, if the other was not far better."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._seconds: dict[int, float] = {}
         self._tried_s: dict[int, float] = {}
 
     def choose(self) -> int:
         """Returns the threads of the next call."""
-        if self._most == 1:
+        if self._limit == 1:
             return 1
-        for threads in (self._most, 1):
+        for threads in (self._limit, 1):
             if threads not in self._seconds:
                 return threads
         best = min(self._seconds, key=self._seconds.__getitem__)
-        other = 1 if best == self._most else self._most
-        wait_s = self.AGAIN_S * min(10.0, self._seconds[other] / self._seconds[best])
+        other = 1 if best == self._limit else self._limit
+        wait_s = self.RETRY_S * min(10.0, self._seconds[other] / self._seconds[best])
         return other if time.perf_counter() - self._tried_s[other] > wait_s else best
 
-    def took(self, threads: int, seconds: float) -> None:
-        """Notes what a token took."""
+    def record(self, threads: int, seconds: float) -> None:
+        """Records the time of a token."""
         before = self._seconds.get(threads, seconds)
         self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
         self._tried_s[threads] = time.perf_counter()

@@ -1,7 +1,7 @@
-"""`TorchDecoder`: writing with models whose cells the native decoder has not got.
+"""`TorchDecoder`: writing with models whose cells the native decoder lacks.
 
-Torch computes the logits of one token at a time. Everything else is the native streams': they run
-a model of one unit without weights, whose output bias is set to the logits before every step.
+Torch computes the logits of one token at a time. The rest is done by native streams on a model of
+one unit without weights, whose output bias is set to the logits before every step.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TorchDecoder(Decoder):
                 f"weights are {weight_format!r}, but {native_refusal(config)} and torch writes in"
                 " fp32 only"
             )
-        given = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
-        self.model = build_model(given, config).eval()
+        arrays = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
+        self.model = build_model(arrays, config).eval()
         self._chooser = Decoder(
             {
                 "embedding.weight": np.zeros((config.vocab_size, 1), np.float32),
@@ -55,9 +55,9 @@ class TorchDecoder(Decoder):
             ModelConfig(config.vocab_size, 1, 1),
         )
         self.config, self.weight_format = config, weight_format
-        self.model_hash = model_hash(given, config, weight_format)
-        self.nbytes = sum(w.nbytes for w in given.values())
-        self.bytes_per_token = self.nbytes - given["embedding.weight"].nbytes
+        self.model_hash = model_hash(arrays, config, weight_format)
+        self.nbytes = sum(w.nbytes for w in arrays.values())
+        self.bytes_per_token = self.nbytes - arrays["embedding.weight"].nbytes
 
     @property
     def isa(self) -> str:
@@ -65,7 +65,7 @@ class TorchDecoder(Decoder):
         return "torch"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Says what a call runs on, and why."""
+        """Describes what a call runs on, and why."""
         del num_streams
         where = counted(torch.get_num_threads() if threads is None else threads, "thread")
         size = f"{self.nbytes / 1e6:.1f} MB of weights"
@@ -81,7 +81,7 @@ class TorchDecoder(Decoder):
         return _TorchStream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
-        """As `Decoder.run`, one stream after the other; `threads` is torch's own affair."""
+        """As `Decoder.run`, one stream after the other; torch chooses its threads."""
         del threads
         for stream in streams:
             assert isinstance(stream, _TorchStream)
@@ -91,7 +91,7 @@ class TorchDecoder(Decoder):
                 self._step(stream)
 
     def _step(self, stream: _TorchStream) -> None:
-        """Has a stream read one token, and write or end where it is due."""
+        """Has a stream read one token, and write one or end if it is due."""
         if len(stream.unread) > 1 or stream.native.room > 0:
             with torch.no_grad():
                 token = torch.tensor([[stream.unread[0]]])
@@ -151,12 +151,11 @@ class _TorchStream(Stream):
         if len(blob) < rest or not np.isfinite(state).all():
             raise ValueError("the state is cut short or not finite")
         unread = np.frombuffer(blob[size + 4 : rest], np.int32).tolist()
-        native = hardware.native().DecodeStream(self.decoder.config.vocab_size, 1, 1)
-        native.restore(blob[rest:])  # one of its own: where it is refused, nothing has changed
-        if native.num_waiting != count or not all(
-            0 <= token < self.decoder.config.vocab_size for token in unread
-        ):
-            raise ValueError("the state contradicts itself")
+        V = self.decoder.config.vocab_size
+        native = hardware.native().DecodeStream(V, 1, 1)
+        native.restore(blob[rest:])  # a new one: if it is refused, nothing has changed
+        if native.num_waiting != count or not all(0 <= token < V for token in unread):
+            raise ValueError("the state is inconsistent")
         self.native.restore(blob[rest:])  # its settings stay
         self.unread, self.written = unread, []
         h, c = torch.from_numpy(state.copy()).view(2, L, 1, H)

@@ -13,30 +13,25 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    UnknownCharacterError,
-    kind_of_value,
-)
+from fastlstm.errors import ConfigError, DataError, UnknownCharacterError, kind_of_value
 from fastlstm.ops.explain import LayerReport, explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
+from fastlstm.system.fields import built
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
     WHY_NOT_OF_TEXTS,
     TrainConfig,
-    from_dict,
     in_todays_names,
 )
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import Source as Documents
 from fastlstm.text.data.sources import open_source
-from fastlstm.text.data.text import Splits, TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
@@ -44,22 +39,15 @@ from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.plan import (
-    LONG,
-    Resolved,
-    choose_seq_length,
-    fit_batch,
-    open_batches,
-    resolve,
-)
+from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
-from fastlstm.training.trainer import TrainingPlan
 
 Source = str | Path | Sequence[str | Path]
 
@@ -109,14 +97,14 @@ def train(
     Args:
         source: a file, several, a directory, a glob, "-", or a built-in corpus ("python-docs").
         out: the run directory; default `runs/<name of the source>`.
-        resume: go on if `out` holds a checkpoint, else start.
+        resume: continue if `out` holds a checkpoint, else start.
         config: all settings at once; or give single `fields` of TrainConfig instead.
         observers: called with every event, a plain dict (docs/architecture.md lists them);
             by default progress is shown on standard output, `()` is silent.
         callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
-        given: the fields of `config` that were chosen and are no defaults; a resumed run checks
-            them against what it was begun with.
+        given: the fields of `config` that were chosen and are no defaults; a resumed run compares
+            them with those it was started with.
         began: `time.perf_counter()` from which a budget counts; default now.
         as_text: train on the characters of a table; else a table is refused.
         **fields: fields of TrainConfig.
@@ -127,14 +115,14 @@ def train(
     Raises:
         UsageError: something given cannot be done as asked.
         Stopped: SIGTERM or Ctrl-C; the state is saved.
-        NonFiniteError: NaN or Inf that could not be cured.
+        NonFiniteError: NaN or Inf that training could not recover from.
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
     if config is not None and fields:
         raise ConfigError("give either config=… or single fields, not both")
     _refuse_options_of_tables(fields)
-    config = config if config is not None else from_dict(fields, "train()")
+    config = config if config is not None else built(TrainConfig, fields, "train()")
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
     if stop is not None and not callable(stop):
@@ -142,9 +130,11 @@ def train(
     observers = None if observers is None else checked_observers(observers)
     opened = open_source(source)
     if not (as_text or resume):
-        _refuse_tables(source)
-        _refuse_tables([name for name in (config.valid, config.test) if name is not None])
-    own = checked_callbacks(callbacks)
+        names = [source] if isinstance(source, str | Path) else source
+        _refuse_tables(
+            [*names, *(name for name in (config.valid, config.test) if name is not None)]
+        )
+    callbacks = checked_callbacks(callbacks)
     path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
@@ -154,7 +144,9 @@ def train(
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
         session = _Session(opened, run, observers, stop, began)
-        return session.train(config, {*given, *fields}, resume, own)
+        chosen = {*given, *fields}
+        with session.start(config, chosen, resume, stored_configs, _MAY_CHANGE) as start:
+            return session.train(start, callbacks)
 
 
 class _Session(RunSession):
@@ -171,17 +163,7 @@ class _Session(RunSession):
         super().__init__(run, observers, stop, began)
         self._source = source
 
-    def train(
-        self,
-        config: TrainConfig,
-        names: Collection[str],
-        resume: bool,
-        callbacks: Sequence[Callback],
-    ) -> Run:
-        with self.start(config, names, resume, stored_configs, _MAY_CHANGE) as start:
-            return self._train(start, callbacks)
-
-    def _train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
+    def train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         assert self.run is not None
         texts = self._prepare(config, checkpoint)
@@ -199,29 +181,29 @@ class _Session(RunSession):
         loader = TextLoader(open_batches(config, splits.train), self.stop)
         initialize(model, texts.train_counts(), config.seed, config.initializer)
         sizes = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
-        resolved = resolve(config, precision, device, *sizes, model.num_parameters)
-        config = resolved.config
+        config, reasons = resolve(config, precision, device, *sizes, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
         if precision.is_recalled:
             self.notes.append(measurements.note("the times of a pass were"))
-        self.notes += [*texts.notes(), *notes, *resolved.notes]
+        self.notes += [*texts.notes(), *notes, *reasons]
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"], started=self.began,
+            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
         )  # fmt: skip
-        files = model_files(model.config, config, text, given=start.given, held_out=texts.held_out)
+        files = model_files(model.config, config, text, given=start.first, held_out=texts.held_out)
         with self.files(checkpoint, config.tensorboard):
             task = TextTask(
                 config, model, loader, splits.valid, text.tokenizer, device, files,
                 lambda weights: self._publish(files, weights), self.report_s(),
                 self._final_test(texts, plan),
             )  # fmt: skip
-            about = self._about(text, splits, plan, model, resolved)
-            self.announce(task, plan, checkpoint, {**ceiling, **about})
-            own = [_samples(config, text.tokenizer)] if config.sample_every else []
-            result = self.fit(task, plan, checkpoint, [*own, *callbacks])
+            about = _about(text, splits, config, model, device)
+            about = {**ceiling, **about, "precision_why": precision.why}
+            self.announce(task, plan, checkpoint, about)
+            samples = [_samples(config, text.tokenizer)] if config.sample_every else []
+            result = self.fit(task, plan, checkpoint, [*samples, *callbacks])
         return Run(self.run.path, result.last.detail, task.tested)
 
     def _final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -242,26 +224,26 @@ class _Session(RunSession):
     def _prepare(self, config: TrainConfig, checkpoint: Checkpoint | None) -> RunText:
         assert self.run is not None
         opened = open_held_out(config, self._source)
-        tokenizer, begun = None, None
+        tokenizer, stored = None, None
         if checkpoint is not None:
             with reading(checkpoint):
                 tokenizer = load_tokenizer(checkpoint.files["tokenizer.json"])
-                begun = _begun_with(checkpoint)
+                stored = _stored_data(checkpoint)
             for part in PARTS:
-                if (part in begun) != (part in opened):
-                    raise another_text(self.run.path, begun.get(part), opened.get(part), part)
+                if (part in stored) != (part in opened):
+                    raise another_text(self.run.path, stored.get(part), opened.get(part), part)
         try:
             text = self._encode(self._source, config, tokenizer)
         except UnknownCharacterError:
-            assert begun is not None  # a new run takes all characters of its text
-            raise another_text(self.run.path, begun, self._source) from None
-        if begun is not None and text.key != begun["key"]:
-            raise another_text(self.run.path, begun, self._source)
+            assert stored is not None  # a new run takes all characters of its text
+            raise another_text(self.run.path, stored, self._source) from None
+        if stored is not None and text.key != stored["key"]:
+            raise another_text(self.run.path, stored, self._source)
         held_out = {}
         for part, source in opened.items():
             held_out[part] = self._encode(source, config, text.tokenizer, "count")
-            if begun is not None and held_out[part].key != begun[part]["key"]:
-                raise another_text(self.run.path, begun[part], source, part)
+            if stored is not None and held_out[part].key != stored[part]["key"]:
+                raise another_text(self.run.path, stored[part], source, part)
         return RunText(text, held_out, config.split)
 
     def _encode(
@@ -273,12 +255,7 @@ class _Session(RunSession):
     ) -> TextDataset:
         return prepare_text(
             source,
-            vocab=config.vocab,
-            vocab_size=config.vocab_size,
-            text_field=config.text_field,
-            keep_crlf=config.keep_crlf,
-            invalid_utf8=config.invalid_utf8,
-            cache_dir=config.cache_dir,
+            **{name: getattr(config, name) for name in ("vocab", "vocab_size", *READING)},
             tokenizer=tokenizer,
             unknown=unknown,
             on_progress=lambda done, total: self.emit(
@@ -287,31 +264,23 @@ class _Session(RunSession):
             should_stop=self.stop,
         )
 
-    def _about(
-        self,
-        text: TextDataset,
-        splits: Splits,
-        plan: TrainingPlan,
-        model: LanguageModel,
-        resolved: Resolved,
-    ) -> Event:
-        """Returns what the `start` event holds of a text."""
-        config = resolved.config
-        return {
-            "source": text.source,
-            "precision_why": resolved.precision.why,
-            "model": dataclasses.asdict(model.config),
-            "vocab": config.vocab,
-            "vocab_size": text.tokenizer.vocab_size,
-            "seq_length": config.seq_length,
-            "dropout": config.dropout,
-            "num_units": {
-                "train": len(splits.train),
-                "valid": len(splits.valid),
-                "test": len(splits.test),
-            },
-            "kernels": [str(line) for line in explain_training(model, config, plan.device)],
-        }
+
+def _about(
+    text: TextDataset,
+    splits: Splits,
+    config: TrainConfig,
+    model: LanguageModel,
+    device: torch.device,
+) -> Event:
+    """Returns the keys of the `start` event that only texts have."""
+    return {
+        "source": text.source,
+        "model": dataclasses.asdict(model.config),
+        **{name: getattr(config, name) for name in ("vocab", "seq_length", "dropout")},
+        "vocab_size": text.tokenizer.vocab_size,
+        "num_units": {part: len(ids) for part, ids in vars(splits).items()},
+        "kernels": [str(line) for line in explain_training(model, config, device)],
+    }
 
 
 def _precision(config: TrainConfig, model: LanguageModel, device: torch.device) -> PrecisionChoice:
@@ -346,8 +315,8 @@ def explain_training(
         return explain(model, tokens)
 
 
-def _begun_with(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns what a checkpoint says of the text that the run was started with."""
+def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the description of the text that the run was started with."""
     data: dict[str, Any] = json.loads(checkpoint.files["config.json"])["data"]
     kinds = {"source": str, "key": str, "num_chars": int}
     for text in (data, *(data[part] for part in PARTS if part in data)):
@@ -360,12 +329,14 @@ def _begun_with(checkpoint: Checkpoint) -> dict[str, Any]:
 def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options of a checkpoint, resolved and as the user first gave them."""
     stored = in_todays_names(json.loads(checkpoint.files["config.json"]))
-    begun, first = (from_dict(stored[name], "config.json") for name in ("train", "given"))
-    return begun, first
+    resolved, first = (
+        built(TrainConfig, stored[name], "config.json") for name in ("train", "given")
+    )
+    return resolved, first
 
 
-def _refuse_tables(source: Source) -> None:
-    for name in [source] if isinstance(source, str | Path) else source:
+def _refuse_tables(sources: Sequence[str | Path]) -> None:
+    for name in sources:
         kind = kind_of_source(str(name))
         if kind in ("csv", "binary table", "mixed"):
             raise DataError(

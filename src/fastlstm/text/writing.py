@@ -1,13 +1,15 @@
-"""Text from a decoder, piece by piece: tokens in, whole characters out, stop strings kept back."""
+"""Text from a decoder, piece by piece: tokens in, whole characters out, stop strings held back."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastlstm.errors import DataError, PromptError, kind_of_value
+from fastlstm.system.fields import is_whole
 from fastlstm.text.sampling import PENALTY_WINDOW, Sampling, StopText
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from fastlstm.text.decoder import Decoder
 
 _CALL_S = 0.01
-"""A call is to take about this long: text comes smoothly, and calls cost nothing beside it."""
+"""Target time of a call: text comes smoothly, and the overhead of calls is small."""
 _MAX_STEPS = 4096
 
 
@@ -28,7 +30,7 @@ class Text:
     """The text that one stream writes.
 
     Args:
-        stream: has been fed and may begin.
+        stream: has been fed and may start.
         decoder: turns tokens into text; default a fresh one.
         stops: end before any of these.
     """
@@ -65,27 +67,23 @@ def write_all(
 
 
 def token_stops(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[list[int]]:
-    """Returns the stop strings that are sequences of tokens however the text came about.
+    """Returns the stop strings that are always the same sequence of tokens.
 
-    With them the stream ends at the very token; others are found in the text afterwards.
+    With them the stream ends at that token; others are found in the text afterwards.
     """
     if tokenizer.kind == "bpe":
         return []
-    found = []
+    sequences = []
     for stop in stops:
-        try:
-            tokens = [int(token) for token in tokenizer.encode(stop)]
-        except DataError:  # a character that is never written
-            continue
-        if len(tokens) <= PENALTY_WINDOW:
-            found.append(tokens)
-    return found
+        with suppress(DataError):  # a character that is never written
+            sequences.append([int(token) for token in tokenizer.encode(stop)])
+    return [tokens for tokens in sequences if len(tokens) <= PENALTY_WINDOW]
 
 
 def begin(
     decoder: Decoder, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling
 ) -> Text:
-    """Returns the text that goes on from a prompt.
+    """Returns the text that continues a prompt.
 
     Raises:
         PromptError: an unseen character in the prompt, or a setting out of range.
@@ -98,13 +96,13 @@ def begin(
 
 
 def check_max_tokens(max_tokens: Any) -> None:
-    """Raises PromptError for anything but a whole number of at least 0."""
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+    """Raises PromptError unless this is a whole number of at least 0."""
+    if not is_whole(max_tokens) or max_tokens < 0:
         raise PromptError(f"max_tokens is {max_tokens!r}, expected a whole number, 0 or more")
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:
-    """Returns at least one id: an empty prompt starts after a line end, or the first token.
+    """Returns at least one id: an empty prompt is a line end, or else the first token.
 
     Raises:
         PromptError: an unseen character.

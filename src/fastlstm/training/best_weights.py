@@ -1,4 +1,4 @@
-"""The best weights of a run: kept, published, and published again where the disk refused."""
+"""The best weights of a run: copied, published, and published again after a refused write."""
 
 from __future__ import annotations
 
@@ -20,36 +20,30 @@ STEM = "best"
 class BestWeights:
     """The weights of the best evaluation.
 
-    A task that publishes at once has its best weights in the run directory; they are kept here,
-    and in checkpoints, only while they are not published. Other tasks need them at the end.
+    A task that publishes at once has its best weights in the run directory; they are held here,
+    and in checkpoints, only until they are published. Other tasks need them at the end.
 
     Args:
         trainer: of the run.
+
+    Attributes:
+        weights: by name; empty where there are none to publish.
+        published_step: step of the weights that were published last, -1 before.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._weights: dict[str, torch.Tensor] = {}
-        self._published_step = -1
+        self.weights: dict[str, torch.Tensor] = {}
+        self.published_step = -1
         self._refusal: StorageError | None = None
 
     def keep(self) -> None:
         """Keeps a copy of the weights that are in the model now."""
         own = weights_of(self._trainer.task.model)
-        self._weights = {name: tensor.detach().clone() for name, tensor in own.items()}
-        self._published_step = -1  # a roll-back may find a better model at an earlier step
+        self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
+        self.published_step = -1  # a roll-back may find a better model at an earlier step
         if self._trainer.task.publishes_at_once:
             self.publish_if_possible()
-
-    @property
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        """The kept weights by name; empty where there are none."""
-        return self._weights
-
-    @property
-    def published_step(self) -> int:
-        """Step of the weights that were published last, -1 before."""
-        return self._published_step
 
     def restore(self, stored: Mapping[str, torch.Tensor], published_step: int) -> None:
         """Puts the weights of a checkpoint back.
@@ -59,13 +53,13 @@ class BestWeights:
         """
         if stored:
             require_like(weights_of(self._trainer.task.model), stored, STEM)
-        self._weights = {name: tensor.clone() for name, tensor in stored.items()}
-        self._published_step = published_step
+        self.weights = {name: tensor.clone() for name, tensor in stored.items()}
+        self.published_step = published_step
 
     def into_model(self) -> None:
-        """Puts the kept weights, if there are any, into the model."""
-        if self._weights:
-            self._trainer.task.model.load_state_dict(self._weights, strict=False)
+        """Puts the weights, if there are any, into the model."""
+        if self.weights:
+            self._trainer.task.model.load_state_dict(self.weights, strict=False)
 
     def publish(self) -> None:
         """Publishes the weights unless they are published.
@@ -74,18 +68,18 @@ class BestWeights:
             StorageError: the disk refused.
         """
         trainer, step = self._trainer, self._trainer.progress.best_step
-        if self._weights and step != self._published_step:
-            trainer.task.publish(self._weights, trainer)
+        if self.weights and step != self.published_step:
+            trainer.task.publish(self.weights, trainer)
             self.set_published()
 
     def set_published(self) -> None:
         """Notes that the weights are published."""
-        self._published_step, self._refusal = self._trainer.progress.best_step, None
+        self.published_step, self._refusal = self._trainer.progress.best_step, None
         if self._trainer.task.publishes_at_once:
-            self._weights = {}
+            self.weights = {}
 
     def publish_if_possible(self) -> None:
-        """Publishes the weights; a refusal is said, and tried again at the next checkpoint."""
+        """Publishes the weights; a refusal is a warning, and tried again at the next checkpoint."""
         try:
             self.publish()
         except StorageError as error:

@@ -109,40 +109,26 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
 
 
 class CallbackList:
-    """The callbacks of a run.
+    """The callbacks of a run, called in their order.
 
     Args:
-        callbacks: called in this order.
+        trainer: of the run.
+        callbacks: with the patience of its options.
     """
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = list(callbacks)
+    def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
+        self._trainer, self._callbacks = trainer, list(callbacks)
 
-    def begin(self, trainer: Trainer) -> None:
+    def call(self, method: str, *args: object) -> None:
+        """Calls a method of every callback, with the trainer first."""
         for callback in self._callbacks:
-            callback.on_begin(trainer)
+            getattr(callback, method)(self._trainer, *args)
 
-    def gradients(self, trainer: Trainer) -> None:
-        for callback in self._callbacks:
-            callback.on_gradients(trainer)
-
-    def update(self, trainer: Trainer) -> None:
-        for callback in self._callbacks:
-            callback.on_update(trainer)
-
-    def evaluate(self, trainer: Trainer, metrics: Event) -> Event:
+    def evaluate(self, metrics: Event) -> Event:
         """Returns the metrics with those that callbacks add."""
         for callback in self._callbacks:
-            metrics = {**metrics, **(callback.on_evaluate(trainer, metrics) or {})}
+            metrics = {**metrics, **(callback.on_evaluate(self._trainer, metrics) or {})}
         return metrics
-
-    def event(self, trainer: Trainer, event: Event) -> None:
-        for callback in self._callbacks:
-            callback.on_event(trainer, event)
-
-    def end(self, trainer: Trainer) -> None:
-        for callback in self._callbacks:
-            callback.on_end(trainer)
 
     def _named(self) -> dict[str, Callback]:
         """Returns the callbacks by class; of several of one class, numbered."""

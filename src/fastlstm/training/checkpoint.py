@@ -1,9 +1,8 @@
 """Checkpoints: a whole training state in one directory, written so that no crash can tear it.
 
-`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last. One rename gives
-it its name, the parent is fsynced, everything is read back from the disk and compared, and only
-then are old checkpoints removed. Tensors are safetensors, the rest is JSON: loading executes
-nothing.
+`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last. It is renamed,
+the parent is fsynced, everything is read back and compared, and only then are old checkpoints
+removed. Tensors are safetensors, the rest is JSON: loading executes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from fastlstm.errors import (
     CorruptFileError,
     FastLSTMError,
     FormatError,
-    RunDirectoryError,
     StorageError,
 )
 from fastlstm.runs.manifest import (
@@ -30,34 +28,21 @@ from fastlstm.runs.manifest import (
     FileRecord,
     Manifest,
     check_name,
-    metrics_mark,
     read_file,
     read_manifest,
     refuse_unlisted,
-    truncate_metrics,
     verify_manifest,
-    verify_metrics_mark,
     write_directory,
 )
 from fastlstm.runs.run_directory import TRAINER_FILE, RunDirectory, checkpoint_step
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
-
-__all__ = [
-    "Checkpoint",
-    "find_checkpoint",
-    "load_checkpoint",
-    "metrics_mark",
-    "reading",
-    "save_checkpoint",
-    "truncate_metrics",
-    "verify_metrics_mark",
-]
+from fastlstm.training.guard import first_non_finite
 
 FORMAT = "fastlstm-checkpoint"
 FORMAT_VERSION = 1
 _TENSORS = ".safetensors"
-_SENSELESS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+_BAD_VALUE = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,7 @@ class Checkpoint:
         path: its directory.
         step: optimizer steps done.
         tensors: named tensors by file stem ("model", "optimizer", "state"), on the CPU.
-        meta: plain values, as given to `save_checkpoint`.
+        meta: plain values of the trainer.
         files: content of its other files (config.json, tokenizer.json, generation_config.json).
         finite: False when a weight is NaN or Inf.
     """
@@ -93,9 +78,8 @@ def save_checkpoint(
 ) -> Path:
     """Writes `checkpoint-<step>`, reads it back, then removes the checkpoints beyond `keep`.
 
-    A checkpoint of the same step is replaced. Checkpoints of later steps belong to a course that
-    was left (a roll-back, or a resume past damage) and are removed. The newest finite checkpoint
-    always stays, beyond `keep` if need be.
+    A checkpoint of the same step is replaced. Checkpoints of later steps, which a roll-back or a
+    resume past damage left behind, are removed. The newest finite checkpoint always stays.
 
     Args:
         run: the run directory, locked.
@@ -103,7 +87,7 @@ def save_checkpoint(
         tensors: named tensors by file stem, on any device.
         meta: plain values for trainer.json.
         files: further files as they are.
-        finite: False marks a state with NaN or Inf; model weights are looked at all the same.
+        finite: False marks a state with NaN or Inf; model weights are checked here, too.
         keep: how many checkpoints to keep, at least 1.
 
     Returns:
@@ -118,14 +102,13 @@ def save_checkpoint(
     contents.update(files)
     for name in contents:
         check_name(name, run.path)
-    finite = finite and all(_is_finite(t) for t in tensors.get("model", {}).values())
+    finite = finite and first_non_finite(tensors.get("model", {}).items()) is None
     records = {name: FileRecord.of(data) for name, data in contents.items()}
     path = run.path / f"checkpoint-{step}"
     storage.require_space(run.path, sum(map(len, contents.values())))
     with storage.storage_errors(path, "write the checkpoint"):
         _write(path, contents, Manifest(records, finite, {"step": step}))
-    # The checkpoint is safe from here on. What cannot be removed now is swept at the next start.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
         _rotate(run, path, finite, keep)
     return path
 
@@ -185,31 +168,9 @@ def _is_good(path: Path) -> bool:
         return False
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
-
-
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Reads a checkpoint; every byte is checked against its manifest before it is used.
-
-    Raises:
-        CorruptFileError: names the damaged file and an intact checkpoint to use instead.
-        FormatError: written by a newer fastlstm.
-        RunDirectoryError: there is no such directory.
-    """
-    directory = Path(path)
-    if not directory.is_dir():
-        raise RunDirectoryError(f"{directory}: no such checkpoint; `fastlstm info RUN` lists them")
-    try:
-        return _load(directory)
-    except CorruptFileError as error:
-        run = RunDirectory(directory.absolute().parent)
-        raise run.with_offer(error, besides=directory.absolute()) from None
-
-
 @contextlib.contextmanager
-def reading(found: Checkpoint) -> Iterator[None]:
-    """Turns what the values of a checkpoint raise that make no sense into an error that names it.
+def reading(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns errors from impossible values of a checkpoint into one that names the checkpoint.
 
     Raises:
         CorruptFileError: in place of what Python, torch or a configuration raised.
@@ -217,26 +178,33 @@ def reading(found: Checkpoint) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise CorruptFileError(f"{found.path}: {error} is missing in its files") from error
-    except (ConfigError, *_SENSELESS) as error:
+        raise CorruptFileError(f"{checkpoint.path}: {error} is missing in its files") from error
+    except (ConfigError, *_BAD_VALUE) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CorruptFileError(
-            f"{found.path}: what it holds makes no sense ({reason}); go on from another checkpoint"
-            " or start a new run"
+            f"{checkpoint.path}: its content makes no sense ({reason}); continue from another"
+            " checkpoint or start a new run"
         ) from error
 
 
-def _load(directory: Path) -> Checkpoint:
+def load_checkpoint(directory: Path) -> Checkpoint:
+    """Reads a checkpoint; every byte is checked against its manifest before it is used.
+
+    Raises:
+        CorruptFileError: names the damaged file.
+        FormatError: no checkpoint, or written by a newer fastlstm.
+    """
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
     if TRAINER_FILE not in manifest.files:
         raise FormatError(f"{directory / MANIFEST}: lists no {TRAINER_FILE}: this is no checkpoint")
     contents = {n: read_file(directory / n, record) for n, record in manifest.files.items()}
     step, meta = _parse_trainer(contents.pop(TRAINER_FILE), directory / TRAINER_FILE)
-    tensors = {}
-    for name in [name for name in contents if name.endswith(_TENSORS)]:
-        stem = name.removesuffix(_TENSORS)
-        tensors[stem] = decode_tensors(contents.pop(name), directory / name)
+    tensors = {
+        name.removesuffix(_TENSORS): decode_tensors(contents.pop(name), directory / name)
+        for name in list(contents)
+        if name.endswith(_TENSORS)
+    }
     return Checkpoint(directory, step, tensors, meta, contents, manifest.finite)
 
 
@@ -268,15 +236,17 @@ def find_checkpoint(
     Raises:
         FormatError: the newest is of a newer format; going back silently would lose work.
     """
-    found: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
     damage: list[CorruptFileError] = []
     for path in run.checkpoints():
         try:
             if finite and not read_manifest(path).finite:
                 continue
-            found = _load(path)
+            checkpoint = load_checkpoint(path)
             break
         except CorruptFileError as error:
             damage.append(error)
-    end = f"Using {found.path}, which is intact" if found else f"No intact one is in {run.path}"
-    return found, [CorruptFileError(f"{error}. {end}") for error in damage]
+    end = f"No intact one is in {run.path}"
+    if checkpoint is not None:
+        end = f"Using {checkpoint.path}, which is intact"
+    return checkpoint, [CorruptFileError(f"{error}. {end}") for error in damage]

@@ -1,4 +1,4 @@
-"""What to do about NaN and Inf: skip the step, roll back, and in the end stop with a name."""
+"""NaN and Inf: found by name, and counted."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from fastlstm.errors import FormatError
 from fastlstm.training.muon import Muon
+from fastlstm.training.options import TrainingOptions
 
 BETAS = (0.9, 0.99)
 MUON_RATIO = 2.5
@@ -29,23 +30,14 @@ _STATES = {
 """What each optimizer keeps of a parameter; counters are one float32 each."""
 
 
-class OptimizerChoice(Protocol):
-    """What says which optimizer: `TrainConfig`, a forecaster's plan."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def weight_decay(self) -> float: ...
-
-
 class OptimizerSet:
     """One or two torch optimizers behind one `step`, addressed by parameter names."""
 
-    def __init__(self, model: nn.Module, config: OptimizerChoice, learning_rate: float) -> None:
+    def __init__(self, model: nn.Module, options: TrainingOptions, learning_rate: float) -> None:
         self.learning_rate = learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
-        self.members = _build(named, config, learning_rate)
+        self.members = _build(named, options, learning_rate)
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
         """Applies one update at `factor` times the peak learning rate."""
@@ -63,12 +55,12 @@ class OptimizerSet:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the state as ``{"<parameter>:<key>": tensor}``."""
-        found = {}
-        for optimizer in self.members:
-            for parameter, state in optimizer.state.items():
-                for key, value in state.items():
-                    found[f"{self._names[id(parameter)]}:{key}"] = torch.as_tensor(value)
-        return found
+        return {
+            f"{self._names[id(parameter)]}:{key}": torch.as_tensor(value)
+            for optimizer in self.members
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+        }
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restores what `tensors` returned.
@@ -114,39 +106,26 @@ class OptimizerSet:
 
 
 def _build(
-    named: list[tuple[str, nn.Parameter]], config: OptimizerChoice, learning_rate: float
+    named: list[tuple[str, nn.Parameter]], options: TrainingOptions, learning_rate: float
 ) -> list[torch.optim.Optimizer]:
-    decay = config.weight_decay
     params = [p for _, p in named]
-    if config.optimizer == "muon":
-        recurrent = [p for name, p in named if is_recurrent_matrix(name)]
-        others = [p for name, p in named if not is_recurrent_matrix(name)]
-        return [
-            Muon(
-                [{"params": recurrent, "lr_ratio": MUON_RATIO}],
-                lr=learning_rate * MUON_RATIO,
-                weight_decay=decay,
-            ),
-            torch.optim.AdamW(
-                others, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=True
-            ),
-        ]
-    if config.optimizer == "adam":
-        return [
-            torch.optim.Adam(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=True)
-        ]
-    if config.optimizer == "adamw":
-        return [
-            torch.optim.AdamW(params, lr=learning_rate, betas=BETAS, weight_decay=decay, fused=True)
-        ]
-    if config.optimizer == "nadam":
-        nadam = torch.optim.NAdam(
-            params, lr=learning_rate, betas=BETAS, weight_decay=decay, decoupled_weight_decay=True
-        )
-        return [nadam]
-    return [
-        torch.optim.SGD(params, lr=learning_rate, momentum=0.9, weight_decay=decay, nesterov=True)
-    ]
+    shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": options.weight_decay}
+    adam = {**shared, "betas": BETAS, "fused": True}
+    match options.optimizer:
+        case "muon":
+            recurrent = [p for name, p in named if is_recurrent_matrix(name)]
+            others = [p for name, p in named if not is_recurrent_matrix(name)]
+            group = {"params": recurrent, "lr_ratio": MUON_RATIO}
+            muon = Muon([group], learning_rate * MUON_RATIO, weight_decay=options.weight_decay)
+            return [muon, torch.optim.AdamW(others, **adam)]
+        case "adam":
+            return [torch.optim.Adam(params, **adam)]
+        case "adamw":
+            return [torch.optim.AdamW(params, **adam)]
+        case "nadam":
+            return [torch.optim.NAdam(params, betas=BETAS, decoupled_weight_decay=True, **shared)]
+        case "sgd":
+            return [torch.optim.SGD(params, momentum=0.9, nesterov=True, **shared)]
 
 
 def is_recurrent_matrix(name: str) -> bool:

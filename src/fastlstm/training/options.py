@@ -112,4 +112,4 @@ MAY_CHANGE = frozenset(
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
     | {"strict_kernels"}
 )
-"""Options that a resumed run may be given anew; the others belong to what was begun."""
+"""Options that a resumed run may change; the others are those of its first start."""

@@ -11,8 +11,9 @@ from fastlstm.report.events import number
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.runs.manifest import truncate_metrics
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint, truncate_metrics
+from fastlstm.training.checkpoint import Checkpoint
 
 _CLEAR_GAIN = 0.005
 """Of the loss, in the last tenth of the steps."""
@@ -26,11 +27,11 @@ class EventHub:
         observers: called with every event. One whose disk or pipe fails gets no more.
 
     Attributes:
-        has_files: whether files are open.
+        run: as given.
     """
 
     def __init__(self, run: RunDirectory | None, observers: list[Observer]) -> None:
-        self._run, self._observers = run, observers
+        self.run, self._observers = run, observers
         self._files: list[MetricsFile | TensorBoardWriter] = []
         self._early: list[Event] = []
         self._end: tuple[float, Event] | None = None
@@ -38,6 +39,7 @@ class EventHub:
 
     @property
     def has_files(self) -> bool:
+        """Whether files are open."""
         return bool(self._files)
 
     def emit(self, event: Event) -> None:
@@ -47,7 +49,7 @@ class EventHub:
         """
         if event["event"] == "eval":
             self._losses.append((event["step"], event["loss"]))
-        if event["event"] == "end" and self._run is not None:
+        if event["event"] == "end" and self.run is not None:
             event = {**event, "still_improving": is_still_improving(self._losses)}
             self._end = time.perf_counter(), event
             self._hand_out(event, [o for o in self._observers if o in self._files])
@@ -73,7 +75,7 @@ class EventHub:
     @contextmanager
     def files(self, checkpoint: Checkpoint | None, tensorboard: bool) -> Iterator[None]:
         """Adds metrics.jsonl and TensorBoard to the observers; writes the report at the end."""
-        run = self._run
+        run = self.run
         if run is None:
             yield
             return
@@ -113,13 +115,13 @@ class EventHub:
 
     def _show_end(self) -> None:
         """Shows the end with the time that the report took and what there is to look at."""
-        if self._end is None or self._run is None:
+        if self._end is None or self.run is None:
             return
         at, event = self._end
         report_s = time.perf_counter() - at
         spent = {**event.get("spent_s", {}), "report": report_s}
         shown = {"elapsed_s": event["elapsed_s"] + report_s, "spent_s": spent}
-        places = {"report": self._run.report_path, "tensorboard": self._run.tensorboard_dir}
+        places = {"report": self.run.report_path, "tensorboard": self.run.tensorboard_dir}
         shown |= {name: str(path) for name, path in places.items() if path.exists()}
         self._hand_out({**event, **shown}, self._observers)
 
@@ -131,14 +133,14 @@ class EventHub:
             self.say("warning", str(error))
 
     def _continue_metrics(self, checkpoint: Checkpoint) -> None:
-        assert self._run is not None
+        assert self.run is not None
         try:
-            truncate_metrics(self._run.metrics_path, checkpoint.meta["metrics"])
+            truncate_metrics(self.run.metrics_path, checkpoint.meta["metrics"])
         except CorruptFileError as error:
-            aside = self._run.metrics_path.with_suffix(".damaged")
-            self._run.metrics_path.replace(aside)
+            aside = self.run.metrics_path.with_suffix(".damaged")
+            self.run.metrics_path.replace(aside)
             self.say("warning", f"{error}; it is kept as {aside.name}, a new one is started")
-        for event in read_history(self._run.metrics_path).validations:
+        for event in read_history(self.run.metrics_path).validations:
             step, loss = number(event, "step"), number(event, "loss")
             if step is not None and loss is not None:
                 self._losses.append((step, loss))

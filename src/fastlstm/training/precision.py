@@ -1,4 +1,4 @@
-"""Which number format the steps run in: measured on this machine, and said aloud."""
+"""The number format of the steps: as asked, or the fastest measured on this machine."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def _choose(asked: Precision, device: torch.device, times: _PassTimes) -> Precis
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", times.of("fp32"))
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
     full, half = times.of(full_name), times.of("bf16")
-    said = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
+    times_text = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
     if full > _MIN_GAIN * half:
-        return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {said}", half)
-    return PrecisionChoice(full_name, f"bf16 gains too little here: {said}", full)
+        return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times_text}", half)
+    return PrecisionChoice(full_name, f"bf16 gains too little here: {times_text}", full)
 
 
 class _PassTimes:
-    """Seconds of a forward and backward pass by precision: recalled, else measured and kept.
+    """Seconds of a forward and backward pass by precision: recalled, else measured and stored.
 
     Attributes:
         is_recalled: whether none was measured just now.

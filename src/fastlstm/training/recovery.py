@@ -11,6 +11,9 @@ from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+_KEPT = ("best_step", "best_loss", "best_bits_per_char", "spent", "scored", "train_s")
+"""Counters that a roll-back leaves as they are."""
+
 
 def handle_bad_step(trainer: Trainer, loss: float) -> None:
     """Skips a step whose loss or gradient is not finite; rolls back when that does not help.
@@ -23,12 +26,9 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
     if weight is not None:
         culprit = f"weight {weight}"
     elif not math.isfinite(loss):
-        carried = (
-            (f"carried {name}", tensor)
-            for name, tensor in task.carried().items()
-            if name not in task.may_be_nan
-        )
-        culprit = first_non_finite(carried) or "loss"
+        carried = task.carried().items()
+        name = first_non_finite((n, tensor) for n, tensor in carried if n not in task.may_be_nan)
+        culprit = f"carried {name}" if name else "loss"
     else:
         culprit = f"gradient of {gradient}"
     state.optimizers.zero_grad()
@@ -62,14 +62,11 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
             ", or try ",
             Setting("precision", "fp32"),
         )
-    trainer.restore(checkpoint.tensors, checkpoint.meta, keep_guard=True)
+    trainer.restore(checkpoint, is_roll_back=True)
     progress = trainer.progress
     progress.lr_scale = before.lr_scale * 0.5
-    progress.best_step, progress.best_loss = before.best_step, before.best_loss
-    progress.best_bits_per_char = before.best_bits_per_char
-    progress.spent, progress.scored = before.spent, before.scored
-    progress.train_s = before.train_s
-    trainer.callbacks.restore(checkpoint.tensors, checkpoint.meta.get("callbacks", {}))
+    for name in _KEPT:
+        setattr(progress, name, getattr(before, name))
     trainer.say("warning", f"continuing from {checkpoint.path.name} with half the learning rate")
 
 

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 from fastlstm.errors import ConfigError, Message, RunDirectoryError, Setting
 from fastlstm.report.history import read_history
-from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, reading
+from fastlstm.training.checkpoint import Checkpoint, find_checkpoint
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 
@@ -68,11 +67,9 @@ def remaining(
         BudgetError: the run ended by this very budget before.
     """
     if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
-        told = f"already complete: it ends after {stop_criterion.text}"
-        told += f" and has trained {checkpoint.step:,};"
-        notes.append(
-            Message(f"{told} nothing is left to train, give more ", Setting(stop_criterion.kind))
-        )
+        text = f"already complete: it ends after {stop_criterion.text} and has trained"
+        text += f" {checkpoint.step:,}; nothing is left to train, give more "
+        notes.append(Message(text, Setting(stop_criterion.kind)))
     end = read_history(run.metrics_path).end or {}
     reason = str(end.get("reason"))
     by_budget = reason.startswith(("budget", "trained 0"))
@@ -84,21 +81,10 @@ def remaining(
     return stop_criterion
 
 
-def resumed(checkpoint: Checkpoint | None) -> Event:
-    """Returns what a start event says of the checkpoint that a run continues from."""
-    if checkpoint is None:
-        return {"resumed_from": None, "resumed_s": None}
-    with reading(checkpoint):
-        return {
-            "resumed_from": checkpoint.step,
-            "resumed_s": float(checkpoint.meta["progress"]["elapsed_s"]),
-        }
-
-
 def resumed_config(
     new: OptionsT,
     names: Collection[str],
-    begun: OptionsT,
+    resolved: OptionsT,
     first: OptionsT,
     may_change: frozenset[str],
 ) -> OptionsT:
@@ -106,23 +92,21 @@ def resumed_config(
 
     Args:
         new: the options now.
-        names: those of them that were given; the others are defaults.
-        begun: the resolved options of the run.
-        first: the same as the user first gave them.
-        may_change: options that a resumed run may be given anew.
+        names: of the options that are set; the others are defaults.
+        resolved: the resolved options of the run.
+        first: those of its first start, as the user set them.
+        may_change: names of options that a resumed run may change.
 
     Raises:
-        ConfigError: an option is given that must stay and differs.
+        ConfigError: an option differs that must not change.
     """
     changes: dict[str, Any] = {}
     for name in names:
-        value = getattr(new, name)
+        value, before = getattr(new, name), getattr(resolved, name)
         if name in may_change:
-            if value != getattr(begun, name):
+            if value != before:
                 changes[name] = value
-            continue
-        if value not in (getattr(first, name), getattr(begun, name)):
-            before = getattr(begun, name)
+        elif value not in (getattr(first, name), before):
             raise ConfigError(
                 Setting(name, value),
                 f": this run was started {'without it' if before is None else f'with {before}'};"
@@ -131,4 +115,4 @@ def resumed_config(
             )
     if changes.keys() & _ENDS:
         changes = {**dict.fromkeys(_ENDS), **changes}
-    return dataclasses.replace(begun, **changes)
+    return dataclasses.replace(resolved, **changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -15,28 +15,24 @@ from fastlstm.errors import UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
+from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import generators, set_up_device
+from fastlstm.training.device import set_up_device
+from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.outputs import EventHub
-from fastlstm.training.resuming import (
-    OptionsT,
-    checkpoint_to_resume,
-    remaining,
-    resumed,
-    resumed_config,
-)
+from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.resuming import OptionsT, checkpoint_to_resume, remaining, resumed_config
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.snapshots import RunSnapshots
 from fastlstm.training.task import Task
-from fastlstm.training.trainer import Trainer, TrainingPlan, TrainingResult
+from fastlstm.training.trainer import Trainer
 
 _REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
 _MAX_BUSY = 3.0
 _SHOW_EVERY_S = 0.5
-_ANNOUNCED = ("batch_size", "accumulate", "optimizer", "learning_rate", "precision", "seed")
 
 
 @dataclass(frozen=True)
@@ -44,31 +40,30 @@ class Start(Generic[OptionsT]):
     """How a run starts, or continues.
 
     Attributes:
-        options: resolved where the run continues, else as given.
-        given: as the user first gave them.
+        options: resolved where the run continues, else as the user set them.
+        first: those of the first start, as the user set them.
         device: where it runs.
         checkpoint: the checkpoint that it continues from, or None.
     """
 
     options: OptionsT
-    given: OptionsT
+    first: OptionsT
     device: torch.device
     checkpoint: Checkpoint | None
 
 
-class RunSession:
-    """One start of a run: hands events out and keeps the run directory's files.
+class RunSession(EventHub):
+    """One start of a run, which hands out its events and writes its files as an `EventHub` does.
 
     Args:
         run: the locked run directory, or None: nothing is written.
         observers: called with every event.
         stop: polled; see `Trainer`.
-        began: `time.perf_counter()` when the wall clock of this start began; default now.
+        started: `time.perf_counter()` when the wall clock of this start began; default now.
 
     Attributes:
-        run: as given.
-        began: `time.perf_counter()` when the wall clock of this start began.
-        notes: sentences to say once the start is announced.
+        started: as given, or now.
+        notes: messages that follow the `start` event.
     """
 
     def __init__(
@@ -76,26 +71,12 @@ class RunSession:
         run: RunDirectory | None,
         observers: list[Observer],
         stop: Callable[[], bool] | None = None,
-        began: float | None = None,
+        started: float | None = None,
     ) -> None:
-        self.run, self.stop, self._hub = run, stop, EventHub(run, observers)
-        self.notes: list[str] = []
-        self.began = time.perf_counter() if began is None else began
+        super().__init__(run, observers)
+        self.stop, self.notes = stop, list[str]()
+        self.started = time.perf_counter() if started is None else started
         self._mark = time.perf_counter(), time.thread_time()
-
-    def emit(self, event: Event) -> None:
-        """Hands an event to every observer and file."""
-        self._hub.emit(event)
-
-    def say(self, level: str, text: str) -> None:
-        """Hands out a message; level is info or warning."""
-        self._hub.say(level, text)
-
-    def files(
-        self, checkpoint: Checkpoint | None, tensorboard: bool
-    ) -> AbstractContextManager[None]:
-        """Opens metrics.jsonl and TensorBoard's files; the report is written at the end."""
-        return self._hub.files(checkpoint, tensorboard)
 
     @contextmanager
     def start(
@@ -110,23 +91,24 @@ class RunSession:
 
         Args:
             options: of this start.
-            names: those of them that were given; the others are defaults.
+            names: of the options that are set; the others are defaults.
             resume: continue where there is a checkpoint.
-            stored: returns the options of a checkpoint, resolved and as they were given.
-            may_change: options that a resumed run may be given anew.
+            stored: returns the options of a checkpoint: resolved, and those of the first start.
+            may_change: names of options that a resumed run may change.
         """
-        given, checkpoint = options, None
+        first, checkpoint = options, None
         if self.run is not None:
             checkpoint = checkpoint_to_resume(self.run, resume, self.say)
         if checkpoint is not None:
             with reading(checkpoint):
-                begun, given = stored(checkpoint)
-            options = resumed_config(options, names, begun, given, may_change)
+                resolved, first = stored(checkpoint)
+            options = resumed_config(options, names, resolved, first, may_change)
         if self.run is not None or options.threads is not None:
             self.set_threads(options.threads)
         device = set_up_device(options)
-        with torch.random.fork_rng(generators(device)):
-            yield Start(options, given, device, checkpoint)
+        gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
+        with torch.random.fork_rng(gpus):
+            yield Start(options, first, device, checkpoint)
 
     def stop_criterion(
         self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int
@@ -142,7 +124,7 @@ class RunSession:
         return remaining(self.run, checkpoint, stop_criterion, self.notes)
 
     def set_threads(self, threads: int | None) -> None:
-        """Sets the threads of torch, by default one per core; more than cores are said at once."""
+        """Sets the threads of torch, by default one per core; warns of more than cores."""
         threads = threads or hardware.default_threads()
         torch.set_num_threads(threads)
         if threads > (cores := hardware.cores()):
@@ -157,12 +139,12 @@ class RunSession:
         callbacks: Sequence[Callback],
     ) -> TrainingResult:
         """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
-        run, snapshots = self.run, None
-        if run is not None:
-            snapshots = RunSnapshots(run, plan.options.keep_checkpoints)
+        snapshots = None
+        if self.run is not None:
+            snapshots = RunSnapshots(self.run, plan.options.keep_checkpoints)
         trainer = Trainer(
             task, plan, self.emit, self.stop, snapshots, callbacks,
-            None if run is None else str(run.path), self.watch("evaluating", task.unit),
+            self._run_path(), self.watch("evaluating", task.unit),
         )  # fmt: skip
         return trainer.fit(checkpoint)
 
@@ -177,26 +159,12 @@ class RunSession:
             checkpoint: the checkpoint that it continues from.
             about: what the event holds beside what all tasks share.
         """
-        options = plan.options
-        self.emit(
-            {
-                "event": "start",
-                "task": task.name,
-                "unit": task.unit,
-                "run": None if self.run is None else str(self.run.path),
-                "device": str(plan.device),
-                "num_parameters": sum(p.numel() for p in task.model.parameters()),
-                "flop_per_unit": task.flop_per_unit,
-                "ceiling_gflops": plan.ceiling_gflops,
-                "end": plan.stop_criterion.text,
-                **{name: getattr(options, name) for name in _ANNOUNCED},
-                "threads": torch.get_num_threads(),
-                **resumed(checkpoint),
-                **about,
-            }
-        )
+        self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
         for note in self.notes:
             self.say("info", note)
+
+    def _run_path(self) -> str | None:
+        return None if self.run is None else str(self.run.path)
 
     def mark(self) -> None:
         """Begins the measurement of how busy the machine is; see `report_s`."""
@@ -204,19 +172,16 @@ class RunSession:
 
     def report_s(self) -> float:
         """Returns about how long the report will take: as busy as the machine was since `mark`."""
-        if not self._hub.has_files:
+        if not self.has_files:
             return 0.0
         wall_s, own_s = time.perf_counter() - self._mark[0], time.thread_time() - self._mark[1]
         return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
-        """Returns what a start event says of the ceiling: ceiling_gflops, and how it was measured.
-
-        What was measured in an earlier run goes into `notes`.
-        """
+        """Returns ceiling_gflops and ceiling_how of a start event; adds a note if recalled."""
         threads = torch.get_num_threads()
-        ceilings = hardware.ceilings(precision, threads, device=device)
-        shape = "x".join(map(str, hardware.GEMM_SHAPE))
+        ceilings = measured_ceilings(precision, threads, device=device)
+        shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
         if ceilings.is_busy:
             how += ", while the machine was busy"
@@ -226,17 +191,17 @@ class RunSession:
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""
-        looked_s, is_shown = time.perf_counter(), False
+        shown_s, is_shown = time.perf_counter(), False
 
         def show(done: int, total: int) -> None:
-            nonlocal looked_s, is_shown
+            nonlocal shown_s, is_shown
             is_over = done >= total
-            if is_shown if is_over else time.perf_counter() - looked_s > _SHOW_EVERY_S:
+            if is_shown if is_over else time.perf_counter() - shown_s > _SHOW_EVERY_S:
                 about = {"doing": doing, "unit": unit, "done": done, "total": total}
                 self.emit({"event": "progress", **about})
-                looked_s, is_shown = time.perf_counter(), not is_over
+                shown_s, is_shown = time.perf_counter(), not is_over
             elif is_over:
-                looked_s = time.perf_counter()  # the next round of the same begins
+                shown_s = time.perf_counter()  # the next round of the same begins
 
         return show
 
@@ -263,10 +228,7 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
 
 @contextmanager
 def torch_settings_kept() -> Iterator[None]:
-    """Puts back, at the end of the block, what a run sets for the whole process.
-
-    These are torch's number of threads and the TF32 switches.
-    """
+    """Restores torch's number of threads and TF32 switches at the end of the block."""
     threads = torch.get_num_threads()
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]

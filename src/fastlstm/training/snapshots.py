@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
-from typing import Any, Protocol
+import dataclasses
+from typing import Protocol
 
 from fastlstm.runs.events import Event
+from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import (
-    Checkpoint,
-    find_checkpoint,
-    metrics_mark,
-    save_checkpoint,
-)
-from fastlstm.training.state import Tensors
+from fastlstm.training.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 
 
 class Snapshots(Protocol):
     """Keeps states of a run."""
 
-    def save(
-        self,
-        step: int,
-        tensors: Tensors,
-        meta: dict[str, Any],
-        files: dict[str, bytes],
-        is_finite: bool,
-    ) -> Event | None:
-        """Keeps a state; returns what the `checkpoint` event says of it.
+    def save(self, state: Checkpoint) -> Event | None:
+        """Keeps a state, whose path counts for nothing; returns more of the `checkpoint` event.
 
         Raises:
             StorageError: the disk refused; older checkpoints are intact.
@@ -51,18 +39,12 @@ class RunSnapshots:
     def __init__(self, run: RunDirectory, keep: int) -> None:
         self._run, self._keep = run, keep
 
-    def save(
-        self,
-        step: int,
-        tensors: Tensors,
-        meta: dict[str, Any],
-        files: dict[str, bytes],
-        is_finite: bool,
-    ) -> Event:
-        meta["metrics"] = metrics_mark(self._run.metrics_path)
+    def save(self, state: Checkpoint) -> Event:
+        meta = {**state.meta, "metrics": metrics_mark(self._run.metrics_path)}
         path = save_checkpoint(
-            self._run, step, tensors, meta, files, finite=is_finite, keep=self._keep
-        )
+            self._run, state.step, state.tensors, meta, state.files,
+            finite=state.finite, keep=self._keep,
+        )  # fmt: skip
         return {"path": path.name, "bytes": sum(file.stat().st_size for file in path.iterdir())}
 
     def last_good(self) -> Checkpoint | None:
@@ -75,21 +57,14 @@ class MemorySnapshots:
     def __init__(self) -> None:
         self._newest: Checkpoint | None = None
 
-    def save(
-        self,
-        step: int,
-        tensors: Tensors,
-        meta: dict[str, Any],
-        files: dict[str, bytes],
-        is_finite: bool,
-    ) -> None:
-        if is_finite:
+    def save(self, state: Checkpoint) -> None:
+        if state.finite:
             own = {
                 stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in group.items()}
-                for stem, group in tensors.items()
+                for stem, group in state.tensors.items()
             }
-            place = Path(f"the state of step {step}")
-            self._newest = Checkpoint(place, step, own, copy.deepcopy(meta), {}, True)
+            meta = copy.deepcopy(state.meta)
+            self._newest = dataclasses.replace(state, tensors=own, meta=meta)
 
     def last_good(self) -> Checkpoint | None:
-        return copy.deepcopy(self._newest)  # callbacks may go on with what they are given
+        return copy.deepcopy(self._newest)  # callbacks may change their tensors

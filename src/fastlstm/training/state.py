@@ -1,4 +1,4 @@
-"""Everything a run needs to go on exactly where it stopped, as tensors and plain values."""
+"""All that a run needs to continue exactly where it stopped, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from fastlstm.training.optimizer import OptimizerSet
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 BuiltT = TypeVar("BuiltT")
-_PLAIN: dict[str, Any] = {
-    "int": int, "float": (int, float), "dict[str, float]": dict, "list[str]": list,
-}  # fmt: skip
-"""Types of counters by how a field is annotated."""
+_NUMBER = (int, float)
+_TYPES: dict[str, tuple[Any, ...]] = {
+    "int": (int,),
+    "float": (_NUMBER,),
+    "list[str]": (list, str),
+    "dict[str, float]": (dict, _NUMBER),
+}
+"""Types of a counter, and of what it holds, by how its field is annotated."""
 
 
 @dataclass
@@ -85,36 +89,31 @@ class Progress:
 def require_like(
     own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], stem: str
 ) -> None:
-    """Sees that stored tensors fit into those of the same names; torch would stretch some.
+    """Checks that stored tensors fit into those of the same names; torch would broadcast some.
 
     Raises:
         ValueError: one is missing, or of another shape or kind of number.
     """
     for name, tensor in own.items():
-        found = stored.get(name)
-        if (
-            found is None
-            or found.shape != tensor.shape
-            or found.is_floating_point() != tensor.is_floating_point()
-        ):
-            came = "missing" if found is None else f"{tuple(found.shape)} {found.dtype}"
-            wanted = f"{tuple(tensor.shape)} {tensor.dtype}"
-            raise ValueError(f"'{name}' of {stem}.safetensors is {came}, expected {wanted}")
+        value, expected = stored.get(name), f"expected {tuple(tensor.shape)} {tensor.dtype}"
+        if value is None:
+            raise ValueError(f"'{name}' of {stem}.safetensors is missing, {expected}")
+        is_float = tensor.is_floating_point()
+        if value.shape != tensor.shape or value.is_floating_point() != is_float:
+            came = f"{tuple(value.shape)} {value.dtype}"
+            raise ValueError(f"'{name}' of {stem}.safetensors is {came}, {expected}")
 
 
 def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
     """Returns counters from a checkpoint's values; raises TypeError where one is of another type"""
     built = kind(**values)
     for each in fields(built):  # type: ignore[arg-type]
-        value = getattr(built, each.name)
-        parts = (
-            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        )
-        known = _PLAIN[str(each.type)]
-        if not isinstance(value, known) or isinstance(value, bool):
+        value, allowed = getattr(built, each.name), _TYPES[str(each.type)]
+        if not isinstance(value, allowed[0]) or isinstance(value, bool):
             raise TypeError(f"{each.name} is {value!r:.80}")
+        parts = value.values() if isinstance(value, dict) else value if len(allowed) > 1 else ()
         for part in parts:
-            if not isinstance(part, str if isinstance(value, list) else (int, float)):
+            if not isinstance(part, allowed[1]):
                 raise TypeError(f"{each.name} holds {part!r:.80}")
     return built
 
@@ -196,7 +195,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _of_format_1(meta: dict[str, Any]) -> dict[str, Any]:
-    """Returns the counters of a checkpoint, with those that format 1 kept elsewhere."""
+    """Returns the counters of a checkpoint, with those that format 1 stored elsewhere."""
     counters = dict(meta["progress"])
     if "slot" not in counters:
         counters["slot"] = counters.get("evaluations", 0)

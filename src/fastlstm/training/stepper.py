@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.training.options import TrainingOptions
-from fastlstm.training.state import TrainingState
-from fastlstm.training.task import Task
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
 
 
 class Stepper:
@@ -21,27 +19,14 @@ class Stepper:
     twice as many parts.
 
     Args:
-        task: gives the losses.
-        options: for accumulation and clipping.
-        state: what is changed.
-        on_gradients: called when the gradients are complete, before they are clipped.
-        on_update: called after the optimizer, before the average.
-        say: receives a warning.
+        trainer: of the run; its callbacks see the gradients before they are clipped, and the
+            weights before they are averaged.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        options: TrainingOptions,
-        state: TrainingState,
-        on_gradients: Callable[[], None],
-        on_update: Callable[[], None],
-        say: Callable[[str, str], None],
-    ) -> None:
-        self._task, self._options, self._state = task, options, state
-        self._on_gradients, self._on_update, self._say = on_gradients, on_update, say
-        self._num_parts = options.accumulate
-        self._parameters = [p for p in task.model.parameters() if p.requires_grad]
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._task, self._state = trainer, trainer.task, trainer.state
+        self._num_parts = trainer.plan.options.accumulate
+        self._parameters = [p for p in trainer.model.parameters() if p.requires_grad]
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.
@@ -58,15 +43,16 @@ class Stepper:
         if scaler is not None:
             for optimizer in optimizers.members:
                 scaler.unscale_(optimizer)
-        self._on_gradients()
+        self._trainer.callbacks.call("on_gradients")
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         is_finite = math.isfinite(loss) and math.isfinite(float(norm))
         if is_finite:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._options.grad_clip, norm)
+            max_norm = self._trainer.plan.options.grad_clip
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, norm)
             optimizers.step(factor, scaler)
             optimizers.zero_grad()
-            self._on_update()
+            self._trainer.callbacks.call("on_update")
             if self._state.average is not None:
                 self._state.average.update()
         if scaler is not None:
@@ -85,7 +71,7 @@ class Stepper:
                 torch.cuda.empty_cache()
                 self._num_parts = min(limit, self._num_parts * 2)
                 text = f"out of GPU memory: a batch now runs in {self._num_parts} parts"
-                self._say("warning", f"{text}, with the same result")
+                self._trainer.say("warning", f"{text}, with the same result")
 
     def _passes(self, batch: Any) -> float:
         scaler, losses = self._state.scaler, []

@@ -120,7 +120,7 @@ class Task(ABC):
             watch: called with the units scored so far and in all.
 
         Raises:
-            Stopped: `stop` said so.
+            Stopped: `stop` returned True.
         """
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Task(ABC):
         """Does what follows training, and returns what the `end` event holds of it.
 
         Raises:
-            Stopped: the trainer's `stop` said so.
+            Stopped: the trainer's `stop` returned True.
         """
         return {}
 

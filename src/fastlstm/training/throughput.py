@@ -62,10 +62,10 @@ class ThroughputMeter:
         return time.perf_counter() - self._since >= _LOG_INTERVAL_S
 
     def take(self, wait_s: float) -> dict[str, Any]:
-        """Returns the rates since the last call and starts anew.
+        """Returns the rates since the last call.
 
         Args:
-            wait_s: seconds the loader has kept the loop waiting in all.
+            wait_s: seconds that the loop has waited for the loader in all.
         """
         units, seconds = max(self._units, 1), max(self._seconds, 1e-9)
         gflops = units / seconds * self._task.flop_per_unit / 1e9

@@ -4,98 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fastlstm.errors import (
-    CorruptFileError,
-    FastLSTMError,
-    NonFiniteError,
-    Setting,
-    Stopped,
-    StorageError,
-)
+from fastlstm.errors import FastLSTMError, NonFiniteError, Setting, Stopped
 from fastlstm.runs.events import Event, Observer
-from fastlstm.system.hardware import peak_memory_bytes
 from fastlstm.training.averaging import WeightAverage
-from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.best_weights import BestWeights
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
-from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.guard import bad_weight, first_non_finite
+from fastlstm.training.events import end_event, step_event
+from fastlstm.training.guard import bad_weight
 from fastlstm.training.optimizer import OptimizerSet
-from fastlstm.training.options import TrainingOptions
+from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.recovery import handle_bad_step, roll_back
-from fastlstm.training.schedule import SaveTimes, StopCriterion, learning_rate_factor
+from fastlstm.training.saver import Saver
+from fastlstm.training.schedule import learning_rate_factor
 from fastlstm.training.snapshots import MemorySnapshots, Snapshots
-from fastlstm.training.state import Progress, Tensors, TrainingState
+from fastlstm.training.state import Progress, TrainingState
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.throughput import ThroughputMeter
 
-_FINITE = ("model", "optimizer", "average", "carried")
-"""Stems of the tensors without NaN and Inf in a state that can be restored."""
 CLOSING_S = 0.5
 """Kept of a budget beside what the evaluation, the checkpoint and the task need at its end."""
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """How a run goes, with every open choice made.
-
-    Attributes:
-        options: resolved; the learning rate is not None.
-        stop_criterion: when the run stops.
-        device: where it runs.
-        eval_every: steps between evaluations; None spreads `evaluations` evenly over the run.
-        evaluations: in the run.
-        ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
-        started: `time.perf_counter()` when the wall clock of this start began.
-    """
-
-    options: TrainingOptions
-    stop_criterion: StopCriterion
-    device: torch.device
-    eval_every: int | None = None
-    evaluations: int = 16
-    ceiling_gflops: float = 0.0
-    started: float | None = None
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """Result of training.
-
-    Attributes:
-        steps: optimizer steps taken.
-        epochs: passes over the training part.
-        best_step: step of the best evaluation.
-        best_loss: its validation loss.
-        last: the last evaluation.
-        reason: why training ended.
-        units: tokens, windows or sequences trained on.
-        seconds: wall clock in all.
-        train_s: the part of it spent in steps.
-        spent: seconds of the other parts, see `Progress`.
-        input_wait_share: share of the steps' time spent waiting for batches.
-    """
-
-    steps: int
-    epochs: float
-    best_step: int
-    best_loss: float
-    last: Score
-    reason: str
-    units: int
-    seconds: float
-    train_s: float
-    spent: Mapping[str, float]
-    input_wait_share: float
 
 
 class Trainer:
@@ -106,14 +42,19 @@ class Trainer:
         plan: how.
         emit: receives every event, a plain dict.
         stop: polled; when set, the state is saved and Stopped is raised. Its `name`, if it has
-            one, says what set it.
+            one, is the reason.
         snapshots: keeps the state; default in memory, for roll-backs only.
         callbacks: see `Callback`.
         run_path: of the run directory, for the `end` event; None where there is none.
         watch: called with the units of an evaluation scored so far and in all.
 
     Attributes:
-        state: model, optimizers, averaged weights, counters.
+        model: the model that is trained.
+        optimizers: its optimizers.
+        state: both with averaged weights, counters and what else a checkpoint holds.
+        best: the best weights.
+        saver: saves the state.
+        meter: how fast the run is.
     """
 
     def __init__(
@@ -129,47 +70,33 @@ class Trainer:
     ) -> None:
         options = plan.options
         assert options.learning_rate is not None
-        self.task, self.plan, self.stop = task, plan, stop
+        self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
+        self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
         self.state = TrainingState(
             model=task.model,
-            optimizers=OptimizerSet(task.model, options, options.learning_rate),
+            optimizers=self.optimizers,
             average=WeightAverage(task.model, options.ema) if options.ema > 0 else None,
             scaler=torch.amp.GradScaler("cuda") if options.precision == "fp16" else None,
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
-        self.callbacks = CallbackList([*callbacks, *patience])
-        self.best = BestWeights(self)
-        self._emit, self._run_path, self._watch = emit, run_path, watch
-        self._stepper = Stepper(
-            task, options, self.state,
-            lambda: self.callbacks.gradients(self), lambda: self.callbacks.update(self), self.say,
-        )  # fmt: skip
+        self.callbacks = CallbackList(self, [*callbacks, *patience])
+        self.best, self.saver, self._stepper = BestWeights(self), Saver(self), Stepper(self)
+        self.meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._evaluations = EvaluationSchedule(
             plan.eval_every, plan.evaluations, plan.stop_criterion
         )
-        self._meter = ThroughputMeter(task, plan.ceiling_gflops)
+        self._emit, self._run_path, self._watch = emit, run_path, watch
         self._started = time.perf_counter() if plan.started is None else plan.started
-        self._saves, self._saved_step = SaveTimes(options.checkpoint_every), -1
         self._last: Score | None = None
         self._last_event: Event = {}
         self._reason = plan.stop_criterion.text
         self._is_ended = False
 
     @property
-    def model(self) -> torch.nn.Module:
-        """The model that is trained."""
-        return self.task.model
-
-    @property
     def progress(self) -> Progress:
         """Counters of the run."""
         return self.state.progress
-
-    @property
-    def optimizers(self) -> OptimizerSet:
-        """The optimizers."""
-        return self.state.optimizers
 
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
         """Runs to the end. A task that does not publish at once has the best weights in its model
@@ -179,31 +106,32 @@ class Trainer:
             checkpoint: a verified checkpoint to continue from, or None to start.
 
         Raises:
-            Stopped: `stop` said so; the state is saved.
+            Stopped: `stop` returned True; the state is saved.
             NonFiniteError: NaN or Inf that roll-backs could not cure.
             StorageError: the last checkpoint or the best model could not be written.
             BudgetError: the budget was over before the first step.
         """
-        self._seed()
+        torch.default_generator.manual_seed(self.plan.options.seed)
+        if self.plan.device.type == "cuda":
+            torch.cuda.manual_seed(self.plan.options.seed)
         if checkpoint is not None:
-            with reading(checkpoint):
-                self.restore(checkpoint.tensors, checkpoint.meta)
-            self.callbacks.restore(checkpoint.tensors, checkpoint.meta.get("callbacks", {}))
+            self.restore(checkpoint)
         progress = self.progress
         before_s, self._started = progress.elapsed_s, self._started - progress.elapsed_s
         progress.add("setup", self.elapsed_s() - before_s)
         earlier_s = progress.train_s
         progress.slot = min(progress.slot, self._evaluations.slot(self.done()))
-        self.callbacks.begin(self)
+        self.callbacks.call("on_begin")
         try:
             with closing(self.task.loader):
                 if checkpoint is None and self.done() < 1.0:
-                    self._save_if_possible()
+                    self.saver.save_if_possible()
                 self._train()
-                self._save_last()
+                self.saver.save_last()
             self.best.into_model()
             finish = self.task.finish(self)
-            self._emit_end(self._reason, {"final": self._last_event, **finish})
+            end = end_event(self, self._reason, self._run_path)
+            self.emit({**end, "final": self._last_event, **finish})
         except Stopped:
             self._stopped()
         except NonFiniteError:
@@ -213,13 +141,28 @@ class Trainer:
         finally:
             self.best.into_model()
             self.model.eval()
-            self.callbacks.end(self)
+            self.callbacks.call("on_end")
         return self._result(earlier_s)
 
-    def _seed(self) -> None:
-        torch.default_generator.manual_seed(self.plan.options.seed)
-        if self.plan.device.type == "cuda":
-            torch.cuda.manual_seed(self.plan.options.seed)
+    def _result(self, earlier_s: float) -> TrainingResult:
+        progress = self.progress
+        assert self._last is not None
+        wait_s = self.task.loader.wait_s
+        return TrainingResult(
+            progress.step, progress.step / self.task.loader.steps_per_epoch, progress.best_step,
+            progress.best_loss, self._last, self._reason, progress.tokens, self.elapsed_s(),
+            progress.train_s, dict(progress.spent),
+            wait_s / max(progress.train_s - earlier_s, 1e-9),
+        )  # fmt: skip
+
+    def restore(self, checkpoint: Checkpoint, is_roll_back: bool = False) -> None:
+        """Continues from a state; a roll-back keeps the trouble counters and best weights of now.
+
+        Raises:
+            CorruptFileError: the checkpoint's values make no sense.
+        """
+        self.saver.restore(checkpoint, is_roll_back)
+        self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
 
     def _train(self) -> None:
         """Steps and evaluates to the end; the last step is evaluated."""
@@ -241,10 +184,22 @@ class Trainer:
             if self._is_ended or done >= 1.0:
                 self._is_ended = True
                 return
-            step = self.progress.step
-            if step != self._saved_step and self._saves.is_due(step):
-                self._save_if_possible()
+            self.saver.save_if_due()
             self._take_step()
+
+    def _stopped(self) -> None:
+        """Saves the state after a stop and raises Stopped."""
+        self.saver.save()
+        if self._run_path is None:
+            raise Stopped("stopped while training")
+        name = getattr(self.stop, "name", None) or "request"
+        self.emit(end_event(self, f"stopped by {name}", self._run_path))
+        saved = f"checkpoint-{self.saver.saved_step} is saved"
+        raise Stopped(
+            f"stopped by {name}; {saved}, the same command with ",
+            Setting("resume", True),
+            " continues it",
+        )
 
     def end(self, reason: str) -> None:
         """Ends training after the present step; the run is evaluated, saved and published.
@@ -263,9 +218,9 @@ class Trainer:
         """Returns how much of the training is done, 0..1."""
         progress, reserve_s = self.progress, 0.0
         if self.plan.stop_criterion.budget_s is not None:
-            unit_s = self._meter.unit_s
-            reserve_s = self._meter.evaluation_s or unit_s * (progress.scored or self._limit())
-            reserve_s += self._meter.save_s + CLOSING_S + self.task.finish_s(unit_s)
+            unit_s = self.meter.unit_s
+            reserve_s = self.meter.evaluation_s or unit_s * (progress.scored or self._limit())
+            reserve_s += self.meter.save_s + CLOSING_S + self.task.finish_s(unit_s)
         return self.plan.stop_criterion.progress(
             progress.step, self.elapsed_s(), progress.setup_s, reserve_s
         )
@@ -273,7 +228,7 @@ class Trainer:
     def emit(self, event: Event) -> None:
         """Hands an event to the display, the files and the callbacks."""
         self._emit(event)
-        self.callbacks.event(self, event)
+        self.callbacks.call("on_event", event)
 
     def say(self, level: str, text: str) -> None:
         """Emits a message; level is info or warning."""
@@ -297,9 +252,10 @@ class Trainer:
         progress.tokens += size
         progress.elapsed_s = self.elapsed_s()
         progress.train_s += seconds
-        self._meter.add_step(loss, norm, size, seconds)
-        if self._meter.log_due(options.log_every, progress.step):
-            self._emit_step(factor * self.optimizers.learning_rate)
+        self.meter.add_step(loss, norm, size, seconds)
+        if self.meter.log_due(options.log_every, progress.step):
+            left = self._evaluations.left(progress)
+            self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
         """Takes one optimizer step; the counters of the run stay.
@@ -318,7 +274,7 @@ class Trainer:
     # evaluation ---------------------------------------------------------------------------------
 
     def _limit(self) -> int:
-        return self._evaluations.limit(self.task, self.progress, self._meter.unit_s)
+        return self._evaluations.limit(self.task, self.progress, self.meter.unit_s)
 
     def evaluate(self) -> bool:
         """Evaluates; returns False where the loss was not finite and the run was rolled back."""
@@ -334,16 +290,16 @@ class Trainer:
             is_finite = math.isfinite(score.loss)
             culprit = f"validation loss (weight {bad_weight(self.model)})"
             if is_finite:
-                self._judge(score, started)
+                self._record(score, started)
         seconds = time.perf_counter() - started
         self.progress.add("evaluations", seconds)
         if not is_finite:  # only now: within the block the model holds the averaged weights
             roll_back(self, culprit)
             return False
-        self._meter.add_evaluation(seconds, score.num_units)
+        self.meter.add_evaluation(seconds, score.num_units)
         return True
 
-    def _judge(self, score: Score, started: float) -> None:
+    def _record(self, score: Score, started: float) -> None:
         """Records an evaluation; the model holds the weights that were evaluated."""
         progress, seconds = self.progress, time.perf_counter() - started
         is_best = score.loss < progress.best_loss
@@ -369,157 +325,5 @@ class Trainer:
             "seconds": seconds,
             "elapsed_s": self.elapsed_s(),
         }
-        self._last_event = self.callbacks.evaluate(self, event)
+        self._last_event = self.callbacks.evaluate(event)
         self.emit(self._last_event)
-
-    # checkpoints --------------------------------------------------------------------------------
-
-    def capture(self) -> tuple[Tensors, dict[str, Any]]:
-        """Returns (tensors by file stem, plain values) for a checkpoint."""
-        self.progress.elapsed_s = self.elapsed_s()
-        tensors, meta = self.state.capture(self.task.loader.state_dict())
-        own, meta["callbacks"] = self.callbacks.capture()
-        groups = {**own, "carried": self.task.carried(), BEST: dict(self.best.weights)}
-        tensors.update({stem: group for stem, group in groups.items() if group})
-        meta["published_step"] = self.best.published_step
-        return tensors, meta
-
-    def restore(self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False) -> None:
-        """Puts back what `capture` returned.
-
-        Args:
-            tensors: by file stem.
-            meta: plain values.
-            keep_guard: keep today's trouble counters and best weights: it is a roll-back.
-        """
-        self.task.loader.load_state_dict(self.state.restore(tensors, meta, keep_guard))
-        first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
-        self.task.restore_carried(tensors.get("carried", first))  # of format 1: in "state"
-        self._saved_step = -1  # after a roll-back the state is saved again, with its new rate
-        self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
-        if not keep_guard:
-            self._saved_step = self.progress.step
-            self.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
-        if not isinstance(meta.get("callbacks", {}), dict):
-            raise TypeError("callbacks is no object")
-
-    def save(self) -> None:
-        """Saves the state and publishes the best weights, unless that is done.
-
-        Raises:
-            StorageError: the disk refused.
-        """
-        if self.task.publishes_at_once:  # what the disk refused before is not in the checkpoint
-            self.best.publish_if_possible()
-        if self._saved_step != self.progress.step:
-            self._save()
-        if not self.task.publishes_at_once:  # it may take long, and the state is safe now
-            with self.progress.counted("saving"):
-                self.best.publish_if_possible()
-
-    def _save_last(self) -> None:
-        """Saves the state; a task that does not publish at once does so when it finishes."""
-        if self.task.publishes_at_once:
-            self.best.publish_if_possible()
-        self._save()  # the last evaluation belongs to it, even where the step is saved
-        if self.task.publishes_at_once:
-            self.best.require_published(self._saved_step)
-
-    def _save(self) -> None:
-        progress = self.progress
-        started = time.perf_counter()
-        tensors, meta = self.capture()
-        named = (
-            (f"{stem} {name}", tensor)
-            for stem in _FINITE
-            for name, tensor in tensors.get(stem, {}).items()
-            if name not in self.task.may_be_nan
-        )
-        is_finite = first_non_finite(named) is None
-        about = self.snapshots.save(progress.step, tensors, meta, self.task.files(), is_finite)
-        self._saved_step = progress.step
-        self._saves.tried(progress.step)
-        self._meter.save_s = time.perf_counter() - started
-        progress.add("saving", self._meter.save_s)
-        if about is not None:
-            seconds = {"step": progress.step, "seconds": self._meter.save_s}
-            self.emit({"event": "checkpoint", **seconds, **about})
-
-    def _save_if_possible(self) -> None:
-        try:
-            self.save()
-        except (StorageError, CorruptFileError) as error:
-            self._saves.tried(self.progress.step)
-            self.say("warning", f"checkpoint not written, training continues: {error}")
-
-    def _stopped(self) -> None:
-        """Saves the state after a stop and raises Stopped."""
-        self.save()
-        if self._run_path is None:
-            raise Stopped("stopped while training")
-        name = getattr(self.stop, "name", None) or "request"
-        self._emit_end(f"stopped by {name}", {})
-        raise Stopped(
-            f"stopped by {name}; checkpoint-{self._saved_step} is saved, the same command with ",
-            Setting("resume", True),
-            " continues it",
-        )
-
-    # events -------------------------------------------------------------------------------------
-
-    def _emit_step(self, rate: float) -> None:
-        progress, stop_criterion = self.progress, self.plan.stop_criterion
-        if stop_criterion.budget_s is not None:
-            eta_s = max(stop_criterion.budget_s - self.elapsed_s(), 0.0)
-        else:
-            eta_s = self._meter.seconds_per_step * (
-                (stop_criterion.total_steps or 0) - progress.step
-            )
-            eta_s += self._evaluations.left(progress) * self._meter.evaluation_s
-        rates = self._meter.take(self.task.loader.wait_s)
-        self.emit(
-            {
-                "event": "step",
-                "step": progress.step,
-                "epoch": progress.step / self.task.loader.steps_per_epoch,
-                "units": progress.tokens,
-                "progress": self.done(),
-                "lr": rate,
-                **rates,
-                **self.task.step_metrics(rates["loss"]),
-                "elapsed_s": self.elapsed_s(),
-                "eta_s": eta_s,
-            }
-        )
-
-    def _emit_end(self, reason: str, about: Event) -> None:
-        progress = self.progress
-        self.emit(
-            {
-                "event": "end",
-                "task": self.task.name,
-                "reason": reason,
-                "step": progress.step,
-                "units": progress.tokens,
-                "elapsed_s": self.elapsed_s(),
-                "train_s": progress.train_s,
-                "spent_s": dict(progress.spent),
-                "best_step": progress.best_step,
-                "best_loss": progress.best_loss,
-                "peak_memory_bytes": peak_memory_bytes(self.plan.device),
-                "run": self._run_path,
-                **self.task.totals(progress),
-                **about,
-            }
-        )
-
-    def _result(self, earlier_s: float) -> TrainingResult:
-        progress = self.progress
-        assert self._last is not None
-        wait_s = self.task.loader.wait_s
-        return TrainingResult(
-            progress.step, progress.step / self.task.loader.steps_per_epoch, progress.best_step,
-            progress.best_loss, self._last, self._reason, progress.tokens, self.elapsed_s(),
-            progress.train_s, dict(progress.spent),
-            wait_s / max(progress.train_s - earlier_s, 1e-9),
-        )  # fmt: skip

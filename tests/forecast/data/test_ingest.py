@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest, ingest, without_views
+from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest, without_views
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import Roles
@@ -18,7 +18,7 @@ def ingested(
     work: Path,
     columns: dict[str, Any],
     batch_rows: int = 2,
-    codes: Codes | None = None,
+    missing: tuple[float, ...] = (),
     **given: Any,
 ) -> IngestResult:
     """Takes a table in, some rows at a time; y is the target."""
@@ -28,9 +28,7 @@ def ingested(
     problems = Problems("t")
     batches = records._table.to_batches(max_chunksize=2)
     records.batches = lambda types: iter([b.select(list(types)) for b in batches])  # type: ignore
-    found = ingest(
-        records, TableIngest(work, records, roles, problems, codes=codes or Codes()), None
-    )
+    found = TableIngest(work, records, roles, problems, None, Codes(missing), None, {}).run(None)
     problems.raise_all()
     return found
 
@@ -68,7 +66,7 @@ def test_categories_are_numbered_over_all_batches(tmp_path: Path) -> None:
 
 
 def test_codes_for_no_value_are_missing(tmp_path: Path) -> None:
-    found = ingested(tmp_path, {"y": [1.0, -9999.0, 2.0]}, codes=Codes(missing=(-9999.0,)))
+    found = ingested(tmp_path, {"y": [1.0, -9999.0, 2.0]}, missing=(-9999.0,))
     assert np.isnan(values(found)[1][0])
     assert (found.columns["y"].missing, found.columns["y"].low) == (1, 1.0)
 

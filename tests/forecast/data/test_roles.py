@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
@@ -19,7 +20,9 @@ def roles(
     **asked: Any,
 ) -> Roles:
     problems = Problems("t")
-    found = find_roles(names, numbers, times, RoleRequest(**asked), "t", problems)
+    kinds = dict.fromkeys(numbers, pa.float64()) | dict.fromkeys(times, pa.timestamp("us"))
+    schema = pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in names])
+    found = find_roles(schema, RoleRequest(**asked), "t", problems)
     problems.raise_all()
     return found
 

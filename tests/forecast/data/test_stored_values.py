@@ -8,11 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.arrange import Arranged
 from fastlstm.forecast.data.column_stats import ColumnStats
 from fastlstm.forecast.data.stored_values import StoredValues, store_values
-from fastlstm.forecast.data.table import MISSING_INT16, Segments
-from fastlstm.forecast.data.timeline import ROWS
+from fastlstm.forecast.data.table import MISSING_INT16
 
 
 def stored(
@@ -24,10 +22,8 @@ def stored(
     for values in rows.T:
         columns.append(ColumnStats(is_category=is_category))
         columns[-1].add(values, columns[-1].stored(values))
-    zero, count = np.zeros(1, np.int64), np.array([len(rows)], np.int64)
-    arranged = Arranged(work / "values.f32", len(rows), Segments(zero, zero, count, zero), ROWS, {})
     names = [f"c{n}" for n in range(rows.shape[1])]
-    found = store_values(work, arranged, dtype, columns, names)
+    found = store_values(work, len(rows), dtype, columns, names)
     return found, np.fromfile(work / "values.bin", dtype=found.dtype).reshape(rows.shape)
 
 

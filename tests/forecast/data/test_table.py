@@ -73,11 +73,6 @@ def test_what_is_no_matrix_of_numbers_is_refused(array: Any) -> None:
         require_matrix(np.asarray(array))
 
 
-def test_there_is_a_name_for_every_column() -> None:
-    with pytest.raises(DataError, match="got 1 name for 2 columns"):
-        table_from_array(np.zeros((3, 2)), ("a",))
-
-
 @pytest.mark.parametrize(("columns", "rows"), [(1, 100), (1 << 23, 1), (1 << 24, 1), (1 << 18, 32)])
 def test_wide_tables_are_read_in_fewer_rows(columns: int, rows: int) -> None:
     assert rows_at_once(columns, 100) == rows

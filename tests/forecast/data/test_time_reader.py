@@ -15,6 +15,7 @@ from fastlstm import Forecaster
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.timeline import BUSINESS_DAYS, DAYS, Frequency, Timeline
 
@@ -335,20 +336,18 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     frame(days[20:40]).to_parquet(path)
     if other is not None:
         frame(days[:20] if other < "a" else days[40:]).to_parquet(data / f"{other}.parquet")
-    from fastlstm.forecast.data import dataset
-
-    first = dataset.ingest
+    run = TableIngest.run
 
     def changed(*arguments: Any) -> Any:
-        found = first(*arguments)
+        found = run(*arguments)
         pq.write_table(pa.table({"ds": days[:10].to_numpy(), "y": np.ones(10)}), path)
         return found
 
     source, cache = path if other is None else data, tmp_path / "cache"
-    monkeypatch.setattr(dataset, "ingest", changed)
+    monkeypatch.setattr(TableIngest, "run", changed)
     with pytest.raises(DataError, match=r"a\.parquet changed while it was being read"):
         prepare_table(source, cache_dir=cache)
-    monkeypatch.setattr(dataset, "ingest", first)
+    monkeypatch.setattr(TableIngest, "run", run)
     assert list((cache / "series" / "entries").iterdir()) == []
     frame(days[20:40]).to_parquet(path)
     again = prepare_table(source, cache_dir=cache)

@@ -20,7 +20,6 @@ from fastlstm.forecast.model.outputs import (
     NegativeBinomial,
     Quantiles,
     StudentT,
-    make_output,
 )
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -233,10 +232,10 @@ def test_both_directions_of_the_last_layer_are_read() -> None:
     """The state asked is that of two readings, of which one ends at the first patch."""
     model = network(bidirectional=True, num_layers=2)
     x = values(1)
-    patches = torch.relu(model.embed(model._patches(x[:, :12] - x[:, 11:12], None, x[:, :12, 1:])))
+    patches = (x[:, :12] - x[:, 11:12]).view(len(x), -1, model.config.patch).transpose(0, 1)
     plain = torch.nn.LSTM(6, 8, 2, bidirectional=True)
     plain.load_state_dict(model.lstm.state_dict())
-    output, (_, cell) = plain(patches)
+    output, (_, cell) = plain(torch.relu(model.embed(patches)))
     assert model.hidden_of_both is not None
     assert model.cell_of_both is not None
     ends = torch.cat([output[-1, :, :8], output[0, :, 8:]], -1)
@@ -258,9 +257,9 @@ def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ConfigError, match="continue in one direction; leave out one"):
         network(decoder="autoregressive", bidirectional=True)
     with pytest.raises(ConfigError, match="output is 'best', expected"):
-        make_output("best")
+        network(output="best")
     with pytest.raises(ConfigError, match="loss is 'l3', expected"):
-        make_output("point", "l3")
+        network(loss="l3")
 
 
 # outputs -----------------------------------------------------------------------------------------

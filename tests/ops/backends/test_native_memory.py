@@ -170,19 +170,19 @@ def run_case(
     seed_of_zones = arena.input("seed", np.array([seed], np.int64), 8)
     kept_norm: list[np.ndarray | None] = [None, None]
 
-    def variant() -> Any:
+    def cell_call() -> Any:
         if not options & {"norm", "zoneout"}:
             return None
         zoneout = (0.25, 0.5) if "zoneout" in options else (0.0, 0.0)
         addresses = map(address, (seed_of_zones, *norm, *kept_norm))
-        return hardware.native().LSTMVariant(1, 0, *zoneout, 0, *addresses)
+        return hardware.native().LSTMCellCall(1, 0, *zoneout, 0, *addresses)
 
     def forward(gates: np.ndarray | None, cells: np.ndarray | None) -> list[np.ndarray]:
         y = arena.output("y", T * B * H * size, size)
         outputs = [y, arena.output("h_last", B * H * 4), arena.output("c_last", B * H * 4)]
         given = (packed[0], h0, c0, mask, begins, ends, *outputs, gates, cells)
         hardware.native().fill_scratch(PATTERN)
-        chosen = variant()
+        chosen = cell_call()
         kernel.forward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
         assert is_written(y, is_bf16), "y has holes"
         assert all(is_written(out, False) for out in outputs[1:]), "last states have holes"
@@ -222,7 +222,7 @@ def run_case(
         d_norm = [arena.output(f"dnorm {k}", 4 * n) for k, n in enumerate(sizes_of_norm)]
     given = (packed[1], h0, mask, begins, ends, y, cells, gates, dy, dh_last, dc_last)
     hardware.native().fill_scratch(PATTERN)
-    chosen = variant()
+    chosen = cell_call()
     given = (*given, dx, *states, *weights, *d_norm)
     kernel.backward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
     assert dx is None or is_written(dx, is_bf16 and is_dense), "dx has holes"

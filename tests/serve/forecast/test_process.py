@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fastlstm import Forecaster
-from fastlstm.runs.run_directory import holds_forecaster
+from fastlstm.runs.run_directory import kind_of_run
 from forecast_server import PAST, body, h, output, past_of, wait_until, waves
 from served_process import Process, processes_of
 
@@ -94,12 +94,12 @@ def test_a_signal_lets_requests_end_and_refuses_new_ones(
 
 
 def test_a_forecaster_is_told_from_a_text(plain_path: Path, tmp_path: Path) -> None:
-    assert holds_forecaster(plain_path)
-    assert not holds_forecaster(tmp_path)
-    assert not holds_forecaster(tmp_path / "nothing")
+    assert kind_of_run(plain_path) == "forecaster"
+    assert kind_of_run(tmp_path) != "forecaster"
+    assert kind_of_run(tmp_path / "nothing") != "forecaster"
     for text in ("[1]", "{}", "{", '{"kind": "text"}'):
         (tmp_path / "config.json").write_text(text)
-        assert not holds_forecaster(tmp_path)
+        assert kind_of_run(tmp_path) != "forecaster"
 
 
 def test_what_is_damaged_is_one_line(plain: Forecaster, tmp_path: Path) -> None:

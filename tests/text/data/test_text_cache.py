@@ -30,7 +30,7 @@ def test_a_stored_text_is_found(cache: TextCache) -> None:
     assert entry.ids.tolist() == IDS
     assert isinstance(entry.ids, np.memmap)
     assert entry.tokenizer.decode(entry.ids) == "abcb"
-    assert (entry.key, entry.meta.num_chars, entry.meta.unknown) == (KEY, 5, [["x", 3]])
+    assert (entry.key, entry.num_chars, entry.unknown) == (KEY, 5, (("x", 3),))
 
 
 def test_another_key_is_not_found(cache: TextCache) -> None:
@@ -45,7 +45,10 @@ def test_an_entry_without_a_file_is_none(cache: TextCache, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_tokens", 3), ("num_tokens", "4"), ("num_chars", 5.0), ("fingerprint", "f"), ("more", 1)],
+    [
+        *(("num_tokens", 3), ("num_tokens", "4"), ("num_chars", 5.0), ("fingerprint", "f")),
+        *(("more", 1), ("unknown", [["x"]]), ("unknown", None)),
+    ],
 )
 def test_an_entry_with_other_fields_is_none(cache: TextCache, field: str, value: object) -> None:
     path = cache.path(KEY) / "meta.json"

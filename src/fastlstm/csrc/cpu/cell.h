@@ -1,4 +1,4 @@
-// The cell of a layer: torch's, or a variant of it (lstm.h).
+// The cell of a layer: torch's, or one with options (CellCall in lstm.h).
 #pragma once
 
 #include "cpu/activations.h"
@@ -20,7 +20,7 @@ FASTLSTM_INLINE Vec mix(Vec keep, Vec old, Vec fresh) {
 template <typename Format>
 struct PlainCell {
   static constexpr bool kIsPlain = true;
-  explicit PlainCell(const Variant*) {}
+  explicit PlainCell(const CellCall*) {}
 
   static FASTLSTM_INLINE Vec gate(Vec x) { return Exactly<Format>::sigmoid(x); }
   static FASTLSTM_INLINE Vec squash(Vec x) { return Exactly<Format>::tanh(x); }
@@ -41,10 +41,10 @@ FASTLSTM_INLINE T hash32(T x) {
 }
 
 template <typename Format>
-class VariantCell {
+class GeneralCell {
  public:
   static constexpr bool kIsPlain = false;
-  explicit VariantCell(const Variant* v)
+  explicit GeneralCell(const CellCall* v)
       : squash_(v->activation),
         gate_(v->recurrent_activation),
         zoneout_h_(static_cast<float>(v->zoneout_h)),
@@ -131,5 +131,23 @@ class VariantCell {
   uint64_t seed_;
   bool is_random_;
 };
+
+// The new cell before zoneout, of the activated gates and the old cell.
+template <typename Cell>
+FASTLSTM_INLINE Vec new_cell(const Cell&, Vec i, Vec f, Vec z, Vec old) {
+  return f * old + i * z;
+}
+
+// What the gradient of a new cell gives: to the arguments of its gates, to the old cell.
+struct CellGradients {
+  Vec i, f, z, old;
+};
+
+template <typename Cell>
+FASTLSTM_INLINE CellGradients new_cell_backward(const Cell& cell, Vec dc, Vec i, Vec f, Vec z,
+                                                Vec old) {
+  return {dc * z * cell.gate_slope(i), dc * old * cell.gate_slope(f), dc * i * cell.squash_slope(z),
+          dc * f};
+}
 
 }  // namespace fastlstm::FASTLSTM_ISA

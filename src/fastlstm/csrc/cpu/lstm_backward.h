@@ -110,7 +110,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       Vec dc = Float32::load(at), dc_kept{};
       if (rule.has_zoneout()) {
         const Keep keep = rule.keep(t * g.B + b, k);
-        c = f * old + i * z;
+        c = new_cell(rule, i, f, z, old);
         dc_kept = keep.c * dc;
         dc -= dc_kept;
         Float32::store(s.carry + k * g.B + b * kLanes, keep.h * dh);
@@ -118,10 +118,11 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       }
       const Vec squashed = rule.squash(c);
       dc += dh * o * rule.squash_slope(squashed);
-      Float32::store(at, rule.has_zoneout() ? dc * f + dc_kept : dc * f);
-      Format::store(gate, dc * z * rule.gate_slope(i));
-      Format::store(gate + kLanes, dc * old * rule.gate_slope(f));
-      Format::store(gate + 2 * kLanes, dc * i * rule.squash_slope(z));
+      const CellGradients d = new_cell_backward(rule, dc, i, f, z, old);
+      Float32::store(at, rule.has_zoneout() ? d.old + dc_kept : d.old);
+      Format::store(gate, d.i);
+      Format::store(gate + kLanes, d.f);
+      Format::store(gate + 2 * kLanes, d.z);
       Format::store(gate + 3 * kLanes, dh * squashed * rule.gate_slope(o));
     }
   };
@@ -329,7 +330,7 @@ void backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(Element)});
-  const Cell cell(g.variant);
+  const Cell cell(g.cell_call);
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
   start_backward(g, s, my);

@@ -143,7 +143,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              const Vec i = cell.gate(gate(0)), f = cell.gate(gate(1)), z = cell.squash(gate(2));
              const Vec o = cell.gate(gate(3));
              const Vec old = Float32::load(cells + k * g.B + b * kLanes);
-             Vec c = f * old + i * z;
+             Vec c = new_cell(cell, i, f, z, old);
              Vec h = o * cell.squash(c);
              if (cell.has_zoneout()) {
                const Keep keep = cell.keep(t * g.B + b, k);
@@ -242,7 +242,7 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const Share my(me, n.units, g.B, n.gates * n.state_inner * int64_t{sizeof(Element)});
-  const Cell cell(g.variant);
+  const Cell cell(g.cell_call);
   const bool is_dense = g.input.tokens == nullptr;
   float* cells = kKeep ? g.cells : s.cells;
   const auto add_bias = [&](int64_t, int64_t u, Vec(&sum)[4]) {

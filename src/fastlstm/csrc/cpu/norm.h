@@ -75,7 +75,7 @@ void merge_groups(const PartialSums<2>& partial, int64_t rows, int64_t H, const 
   }
 }
 
-// Where the kept moments of all steps lie in Variant::moments.
+// Where the kept moments of all steps lie in CellCall::moments.
 struct KeptMoments {
   KeptMoments(float* values, int64_t T, int64_t B)
       : scale_hh(values),
@@ -85,7 +85,7 @@ struct KeptMoments {
   float *scale_hh, *scale_ih, *mean_c, *scale_c;
 };
 
-// The normalised products in Variant::normed.
+// The normalised products in CellCall::normed.
 template <typename Element>
 struct Normed {
   Normed(void* values, int64_t T, int64_t B, int64_t chunk, int64_t units)

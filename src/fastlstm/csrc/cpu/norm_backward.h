@@ -74,15 +74,16 @@ struct NormStep {
       : cell(rule),
         t(step),
         gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units},
-        normed(g.variant->normed, g.T, g.B, s.steps, n.units),
-        moments(g.variant->moments, g.T, g.B),
+        normed(g.cell_call->normed, g.T, g.B, s.steps, n.units),
+        moments(g.cell_call->moments, g.T, g.B),
         cells(g.cells + t * g.B * n.hidden),
         chunk(t / s.steps),
         row(t % s.steps * g.B) {}
 
   // The new cell before zoneout.
   FASTLSTM_INLINE Vec fresh_cell(const Element* gate, Vec old) const {
-    return Format::load(gate + kLanes) * old + Format::load(gate) * Format::load(gate + 2 * kLanes);
+    return new_cell(cell, Format::load(gate), Format::load(gate + kLanes),
+                    Format::load(gate + 2 * kLanes), old);
   }
   FASTLSTM_INLINE Vec normed_cell(Vec c, int64_t at) const {
     return (c - moments.mean_c[at]) * moments.scale_c[at];
@@ -132,8 +133,8 @@ void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
     if (has_carry) Float32::store(carry, kept);
     dh -= kept;
     const Element* const gate = step.gates.at(step.chunk, u, step.row + b);
-    const Vec gamma = load_part<Float32>(g.variant->gamma_c + k, count);
-    const Vec beta = load_part<Float32>(g.variant->beta_c + k, count);
+    const Vec gamma = load_part<Float32>(g.cell_call->gamma_c + k, count);
+    const Vec beta = load_part<Float32>(g.cell_call->beta_c + k, count);
     const Vec old = Float32::load(step.cells + k * g.B + b * kLanes);
     const Vec c = step.normed_cell(step.fresh_cell(gate, old), at);
     const Vec squashed = step.cell.squash(c * gamma + beta);
@@ -168,9 +169,9 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
     Vec gamma_hh[4], gamma_ih[4], of_hh[4]{}, of_ih[4]{}, of_bias[4]{}, of_gamma{}, of_beta{};
-    load_gates(g.variant->gamma_hh, g.H, k, gamma_hh);
-    load_gates(g.variant->gamma_ih, g.H, k, gamma_ih);
-    const Vec gamma_c = load_part<Float32>(g.variant->gamma_c + k, count);
+    load_gates(g.cell_call->gamma_hh, g.H, k, gamma_hh);
+    load_gates(g.cell_call->gamma_ih, g.H, k, gamma_ih);
+    const Vec gamma_c = load_part<Float32>(g.cell_call->gamma_c + k, count);
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
       float* const d_gate = ns.d_gates.at(0, u, b);
       if (has_lengths && !is_active(g.begins, g.ends, step.t, b)) {
@@ -197,10 +198,9 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
       of_beta += dn;
       const Vec through = dn * gamma_c - ns.mean(0, b) - c * ns.mean(1, b);
       dc += first_lanes(through * step.moments.scale_c[at], count);
-      Float32::store(dc_at, dc * f + dc_kept);
-      const Vec da[4] = {dc * z * cell.gate_slope(i), dc * old * cell.gate_slope(f),
-                         dc * i * cell.squash_slope(z),
-                         Float32::load(d_gate + kLanes) * cell.gate_slope(o)};
+      const CellGradients d = new_cell_backward(cell, dc, i, f, z, old);
+      Float32::store(dc_at, d.old + dc_kept);
+      const Vec da[4] = {d.i, d.f, d.z, Float32::load(d_gate + kLanes) * cell.gate_slope(o)};
       const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
       const Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
       Vec sum_hh{}, dot_hh{}, sum_ih{}, dot_ih{};
@@ -241,8 +241,8 @@ void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<For
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
     Vec gamma_hh[4], gamma_ih[4];
-    load_gates(g.variant->gamma_hh, g.H, k, gamma_hh);
-    load_gates(g.variant->gamma_ih, g.H, k, gamma_ih);
+    load_gates(g.cell_call->gamma_hh, g.H, k, gamma_hh);
+    load_gates(g.cell_call->gamma_ih, g.H, k, gamma_ih);
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
       const int64_t at = step.t * g.B + b;
       const float* const d_gate = ns.d_gates.at(0, u, b);
@@ -309,7 +309,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
 template <typename Format, typename Engine>
 void norm_backward_loop(const BackwardArgs& g, Member me) {
   using Element = typename Format::Element;
-  using Cell = VariantCell<Format>;
+  using Cell = GeneralCell<Format>;
   FlushDenormals flush;
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
@@ -317,10 +317,10 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   const BackwardScratch<Format> s(g, n, g.threads);
   const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
   const Share my = share_units(me, n.units, g.B);
-  const Cell cell(g.variant);
+  const Cell cell(g.cell_call);
   const GateMatrix<Element> d_hh{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const GateMatrix<Element> d_ih =
-      Normed<Element>(g.variant->normed, g.T, g.B, s.steps, n.units).ih;
+      Normed<Element>(g.cell_call->normed, g.T, g.B, s.steps, n.units).ih;
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
   start_backward(g, s, my);
   start_norm_backward(ns, my);
@@ -347,16 +347,16 @@ template <typename Format>
 int64_t backward_workspace(const BackwardArgs& g) {
   const Sizes<Format> n(g.I, g.H);
   const BackwardScratch<Format> s(g, n, g.threads);
-  if (g.variant == nullptr || g.variant->gamma_hh == nullptr) return s.bytes;
+  if (g.cell_call == nullptr || g.cell_call->gamma_hh == nullptr) return s.bytes;
   return s.bytes + NormBackwardScratch<Format>(nullptr, g, n, 0).bytes;
 }
 
 template <typename Format, typename Engine>
 void backward(const BackwardArgs& g, Member me) {
-  if (g.variant == nullptr) {
+  if (g.cell_call == nullptr) {
     backward_loop<Format, Engine, PlainCell<Format>>(g, me);
-  } else if (g.variant->gamma_hh == nullptr) {
-    backward_loop<Format, Engine, VariantCell<Format>>(g, me);
+  } else if (g.cell_call->gamma_hh == nullptr) {
+    backward_loop<Format, Engine, GeneralCell<Format>>(g, me);
   } else {
     norm_backward_loop<Format, Engine>(g, me);
   }

@@ -71,15 +71,15 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
                 float* new_cells) {
   using Element = typename Format::Element;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
-  const Normed<Element> normed(g.variant->normed, g.T, g.B, s.steps, n.units);
+  const Normed<Element> normed(g.cell_call->normed, g.T, g.B, s.steps, n.units);
   const int64_t first_row = t % s.steps * g.B, chunk = t / s.steps;
   const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
     Vec gamma_hh[4], gamma_ih[4], bias[4];
-    load_gates(g.variant->gamma_hh, g.H, k, gamma_hh);
-    load_gates(g.variant->gamma_ih, g.H, k, gamma_ih);
+    load_gates(g.cell_call->gamma_hh, g.H, k, gamma_hh);
+    load_gates(g.cell_call->gamma_ih, g.H, k, gamma_ih);
     for (int q = 0; q < 4; ++q) bias[q] = Float32::load(w.bias + (4 * u + q) * kLanes);
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
       const int64_t input = tokens ? tokens[b] : first_row + b;
@@ -100,7 +100,7 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
       const Vec i = cell.gate(a[0]), f = cell.gate(a[1]), z = cell.squash(a[2]);
       const Vec o = cell.gate(a[3]);
       const Vec old = Float32::load(cells + k * g.B + b * kLanes);
-      const Vec fresh[1] = {f * old + i * z};
+      const Vec fresh[1] = {new_cell(cell, i, f, z, old)};
       add_group(fresh, count, ns.partial_c, u, b);
       Float32::store(raw, fresh[0]);
       Float32::store(raw + kLanes, o);
@@ -130,8 +130,8 @@ void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
-    const Vec gamma = load_part<Float32>(g.variant->gamma_c + k, count);
-    const Vec beta = load_part<Float32>(g.variant->beta_c + k, count);
+    const Vec gamma = load_part<Float32>(g.cell_call->gamma_c + k, count);
+    const Vec beta = load_part<Float32>(g.cell_call->beta_c + k, count);
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
       const float* const raw = ns.raw.at(0, u, b);
       const Vec c = (Float32::load(raw) - ns.c.mean()[b]) * ns.c.scale()[b];
@@ -161,7 +161,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const ForwardScratch<Format> s(g, n);
   const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
   const Share my = share_units(me, n.units, g.B);
-  const VariantCell<Format> cell(g.variant);
+  const GeneralCell<Format> cell(g.cell_call);
   const int64_t* const tokens = g.input.tokens;
   const auto add_moments = [&](int64_t row, int64_t u, Vec(&sum)[4]) {
     add_group(sum, g.H - u * kLanes, ns.partial_ih, u, row);
@@ -188,7 +188,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     merge_groups<1>(ns.partial_c, g.B, g.H, ns.c);
     norm_outputs(g, s, ns, my, cell, t);
     if (kKeep && me.index == 0) {
-      const KeptMoments kept(g.variant->moments, g.T, g.B);
+      const KeptMoments kept(g.cell_call->moments, g.T, g.B);
       for (int64_t b = 0; b < g.B; ++b) {
         const int64_t input = tokens ? tokens[t * g.B + b] : t % s.steps * g.B + b;
         kept.scale_hh[t * g.B + b] = ns.hh.scale()[b];
@@ -207,16 +207,16 @@ template <typename Format>
 int64_t forward_workspace(const ForwardArgs& g) {
   const Sizes<Format> n(g.I, g.H);
   const ForwardScratch<Format> s(g, n);
-  if (g.variant == nullptr || g.variant->gamma_hh == nullptr) return s.bytes;
+  if (g.cell_call == nullptr || g.cell_call->gamma_hh == nullptr) return s.bytes;
   return s.bytes + NormForwardScratch<Format>(nullptr, g, n, s, 0).bytes;
 }
 
 template <typename Format, typename Engine, bool kKeep>
 void forward_as(const ForwardArgs& g, Member me) {
-  if (g.variant == nullptr) {
+  if (g.cell_call == nullptr) {
     forward_loop<Format, Engine, PlainCell<Format>, kKeep>(g, me);
-  } else if (g.variant->gamma_hh == nullptr) {
-    forward_loop<Format, Engine, VariantCell<Format>, kKeep>(g, me);
+  } else if (g.cell_call->gamma_hh == nullptr) {
+    forward_loop<Format, Engine, GeneralCell<Format>, kKeep>(g, me);
   } else {
     norm_forward_loop<Format, Engine, kKeep>(g, me);
   }

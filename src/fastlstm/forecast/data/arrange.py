@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -46,27 +45,8 @@ class Policy:
     gaps: Literal["split", "fill"] = "split"
 
 
-@dataclass(frozen=True)
-class Arranged:
-    """A table's rows in order.
-
-    Attributes:
-        values: file of (N, C) float32.
-        num_rows: N, after dropping duplicates and filling gaps.
-        segments: of the rows.
-        frequency: of the times.
-        counts: numbers of "sorted" rows, dropped "duplicates", "gaps" and "filled" rows.
-    """
-
-    values: Path
-    num_rows: int
-    segments: Segments
-    frequency: Frequency
-    counts: dict[str, int]
-
-
 class Arrangement:
-    """Runs the second pass.
+    """Puts the rows of a table in order.
 
     Args:
         ingested: result of the first pass; its files are rearranged.
@@ -74,6 +54,11 @@ class Arrangement:
         policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: frequency of another table; used if the times fit it.
+
+    Attributes:
+        num_rows: N; after `run` without duplicates and with filled gaps.
+        counts: numbers of "sorted" rows, dropped "duplicates", "gaps" and "filled" rows.
+        frequency: of the times; rows are counted until `run` has found it.
     """
 
     def __init__(
@@ -85,16 +70,15 @@ class Arrangement:
         like: Frequency | None = None,
     ) -> None:
         self._in, self._columns, self._policy, self._origin = ingested, num_columns, policy, origin
-        self._like = like
-        self._num_rows = ingested.num_rows
-        self._counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
+        self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
+        self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._num_in_series = ingested.counts.copy()
         self._paths = {"values": ingested.values}
         if ingested.times is not None:
             self._paths["times"] = ingested.times
 
-    def run(self) -> Arranged:
-        """Arranges the rows.
+    def run(self) -> Segments:
+        """Arranges the rows; returns their segments.
 
         Raises:
             DataError: disorder or duplicates that the policy refuses, or irregular times.
@@ -104,37 +88,21 @@ class Arrangement:
         if self._in.times is None:
             counts = self._in.counts
             first = np.cumsum(counts) - counts
-            series = np.arange(len(counts), dtype=np.int64)
-            segments = Segments(series, first, counts, np.zeros_like(first))
-            return self._arranged(segments, ROWS)
+            return Segments(np.arange(len(counts)), first, counts, np.zeros_like(first))
         self._order()
         self._remove_duplicates()
         times = self._map("times")
-        frequency = self._frequency(times)
-        segments = self._cut(times, frequency)
-        if self._policy.gaps == "fill" and self._counts["gaps"]:
-            segments = self._fill(segments, frequency)
-        return self._arranged(segments, frequency)
-
-    def _arranged(self, segments: Segments, frequency: Frequency) -> Arranged:
-        return Arranged(self._paths["values"], self._num_rows, segments, frequency, self._counts)
-
-    # files --------------------------------------------------------------------------------------
+        self.frequency = self._find_frequency(times)
+        segments = self._cut(times)
+        if self._policy.gaps == "fill" and self.counts["gaps"]:
+            segments = self._fill(segments)
+        return segments
 
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
-        dtype, shape = self._layout(name, self._num_rows)
+        is_values = name == "values"
+        dtype: type = np.float32 if is_values else np.int64
+        shape = (self.num_rows, self._columns) if is_values else (self.num_rows,)
         return np.memmap(self._paths[name], dtype=dtype, mode=mode, shape=shape)
-
-    def _new(self, name: str, num_rows: int) -> tuple[Path, NDArray[Any]]:
-        path = self._paths[name].with_suffix(".new")
-        dtype, shape = self._layout(name, num_rows)
-        allocate(path, math.prod(shape) * np.dtype(dtype).itemsize)
-        return path, np.memmap(path, dtype=dtype, mode="r+", shape=shape)
-
-    def _layout(self, name: str, num_rows: int) -> tuple[type, tuple[int, ...]]:
-        if name == "values":
-            return np.float32, (num_rows, self._columns)
-        return np.int64, (num_rows,)
 
     def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
         """Moves every row.
@@ -144,25 +112,24 @@ class Arrangement:
             places: maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
             fill_missing: set the values of unwritten rows to NaN.
         """
-        targets = {name: self._new(name, num_rows) for name in self._paths}
-        sources = {name: self._map(name) for name in self._paths}
+        sources, targets = {name: self._map(name) for name in self._paths}, {}
+        for name, source in sources.items():
+            path, shape = self._paths[name].with_suffix(".new"), (num_rows, *source.shape[1:])
+            allocate(path, math.prod(shape) * source.itemsize)
+            targets[name] = np.memmap(path, dtype=source.dtype, mode="r+", shape=shape)
         if fill_missing:
-            targets["values"][1][:] = np.nan
+            targets["values"][:] = np.nan
         for begin, end in self._blocks():
             to = places(begin, end)
-            kept = to >= 0
-            for name, (_, target) in targets.items():
-                target[to[kept]] = sources[name][begin:end][kept]
-        del sources
-        for name, (path, target) in targets.items():
-            del target
-            path.replace(self._paths[name])
-        self._num_rows = num_rows
+            is_used = to >= 0
+            for name, target in targets.items():
+                target[to[is_used]] = sources[name][begin:end][is_used]
+        for path in self._paths.values():
+            path.with_suffix(".new").replace(path)
+        self.num_rows = num_rows
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        return row_blocks(0, self._num_rows, self._columns, _BLOCK_ROWS)
-
-    # order --------------------------------------------------------------------------------------
+        return row_blocks(0, self.num_rows, self._columns, _BLOCK_ROWS)
 
     def _group(self) -> None:
         """Makes the rows of every series adjacent, in their original order."""
@@ -182,7 +149,7 @@ class Arrangement:
             free[in_order[starts]] += lengths
             return to
 
-        self._move(self._num_rows, places)
+        self._move(self.num_rows, places)
 
     def _is_same(self, begin: int, last: int) -> NDArray[np.bool_]:
         """Returns which rows ``begin + 1 .. last - 1`` are of the same series as the row before."""
@@ -226,7 +193,7 @@ class Arrangement:
             if (np.diff(times) >= 0).all():
                 continue
             order = np.argsort(times, kind="stable")
-            self._counts["sorted"] += int((order != np.arange(count)).sum())
+            self.counts["sorted"] += int((order != np.arange(count)).sum())
             for file in files.values():
                 file[rows] = file[rows][order]
 
@@ -242,7 +209,7 @@ class Arrangement:
             num_duplicates += len(double)
         if not num_duplicates:
             return
-        self._counts["duplicates"] = num_duplicates
+        self.counts["duplicates"] = num_duplicates
         times = self._map("times")
         gone_in_series = np.zeros_like(self._num_in_series)
         shift = 0 if self._policy.duplicates == "first" else 1
@@ -251,7 +218,7 @@ class Arrangement:
         def places(first: int, last: int) -> NDArray[np.int64]:
             nonlocal done
             # A row is dropped if its neighbour on the side of the kept one has the same time.
-            begin, end = max(first - 1 + shift, 0), min(last + shift, self._num_rows)
+            begin, end = max(first - 1 + shift, 0), min(last + shift, self.num_rows)
             double = (np.diff(times[begin:end]) == 0) & self._is_same(begin, end)
             edge = np.zeros(last - first - len(double), dtype=np.bool_)
             gone = np.concatenate([double, edge] if shift else [edge, double])
@@ -260,7 +227,7 @@ class Arrangement:
             np.add.at(gone_in_series, self._series_of(first + np.flatnonzero(gone)), 1)
             return np.where(gone, -1, to)
 
-        self._move(self._num_rows - num_duplicates, places)
+        self._move(self.num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
 
     def _fault(self, row: int, what: str, *cure: object) -> DataError:
@@ -277,12 +244,9 @@ class Arrangement:
         where = f"{self._origin}: {series}{named}{shown}, {what}; "
         return DataError(where, *apart, "correct it, or give ", *cure)
 
-    # steps --------------------------------------------------------------------------------------
-
-    def _frequency(self, times: NDArray[np.int64]) -> Frequency:
+    def _find_frequency(self, times: NDArray[np.int64]) -> Frequency:
         sample = np.asarray(times[:_BLOCK_ROWS])
-        same = self._is_same(0, len(sample))
-        like = self._like
+        same, like = self._is_same(0, len(sample)), self._like
         is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
         if like is not None and is_alike and like.fits(sample, same):
             return like
@@ -293,32 +257,30 @@ class Arrangement:
             return DAYS
         return frequency
 
-    def _cut(self, times: NDArray[np.int64], frequency: Frequency) -> Segments:
+    def _cut(self, times: NDArray[np.int64]) -> Segments:
         """Cuts the rows at gaps and where a new series begins."""
         cuts = [np.zeros(1, dtype=np.int64)]
         for first, last in self._blocks():
             begin = max(first - 1, 0)
             same = self._is_same(begin, last)
-            off = np.flatnonzero(~frequency.are_whole_steps(times[begin:last]) & same)
+            off = np.flatnonzero(~self.frequency.are_whole_steps(times[begin:last]) & same)
             if len(off):
                 raise self._fault(
                     begin + 1 + int(off[0]),
-                    f"is not a whole number of steps ({frequency}) after the row before",
+                    f"is not a whole number of steps ({self.frequency}) after the row before",
                     Setting("ignore", ...),
                     " with the time column to count rows instead",
                 )
-            gap = same & (np.diff(frequency.ticks(times[begin:last])) != 1)
-            self._counts["gaps"] += int(gap.sum())
+            gap = same & (np.diff(self.frequency.ticks(times[begin:last])) != 1)
+            self.counts["gaps"] += int(gap.sum())
             cuts.append(begin + 1 + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
-        lengths = np.diff(rows, append=self._num_rows)
+        lengths = np.diff(rows, append=self.num_rows)
         series = self._series_of(rows)
-        self._check_mixed(series, lengths, frequency)
+        self._check_mixed(series, lengths)
         return Segments(series, rows, lengths, np.asarray(times[rows], dtype=np.int64))
 
-    def _check_mixed(
-        self, series: NDArray[np.int64], lengths: NDArray[np.int64], frequency: Frequency
-    ) -> None:
+    def _check_mixed(self, series: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Refuses a series with mostly isolated rows: it has another frequency."""
         alone = np.bincount(series[lengths == 1], minlength=len(self._in.series))
         rows = np.bincount(series, weights=lengths, minlength=len(self._in.series))
@@ -327,24 +289,24 @@ class Arrangement:
             name = self._in.series[int(other[0])]
             raise DataError(
                 f"{self._origin}: series '{name}' does not have the frequency of the others,"
-                f" {frequency} ({len(other)} such series); resample them to one frequency, or train"
-                " on them separately"
+                f" {self.frequency} ({len(other)} such series); resample them to one frequency, or"
+                " train on them separately"
             )
 
-    def _fill(self, segments: Segments, frequency: Frequency) -> Segments:
+    def _fill(self, segments: Segments) -> Segments:
         """Adds empty rows at gaps, so that every series is one segment."""
         same = np.diff(segments.series) == 0
         ends = segments.first_rows + segments.num_rows - 1
-        last_ticks = frequency.ticks(self._map("times")[ends])
-        first_ticks = frequency.ticks(segments.start_times)
+        last_ticks = self.frequency.ticks(self._map("times")[ends])
+        first_ticks = self.frequency.ticks(segments.start_times)
         missing = np.where(same, first_ticks[1:] - last_ticks[:-1] - 1, 0)
         before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(missing)])
-        self._counts["filled"] = int(before[-1])
-        new_rows = self._num_rows + self._counts["filled"]
-        if new_rows > 4 * self._num_rows:
+        self.counts["filled"] = int(before[-1])
+        new_rows = self.num_rows + self.counts["filled"]
+        if new_rows > 4 * self.num_rows:
             raise DataError(
-                f"{self._origin}: filling {counted(self._counts['gaps'], 'gap')} would grow the"
-                f" table from {self._num_rows} to {counted(new_rows, 'row')}; use ",
+                f"{self._origin}: filling {counted(self.counts['gaps'], 'gap')} would grow the"
+                f" table from {self.num_rows} to {counted(new_rows, 'row')}; use ",
                 Setting("gaps", "split"),
             )
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-SENTINELS = (
+_SENTINELS = (
     *(-99.0, -99.9, -99.99, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0),
     *(9999.0, 9999.9, 99999.0, 999999.0, -32768.0, -2147483648.0),
     *(1e20, -1e20, 1e30, -1e30, 1e36, -1e36, 9.969209968386869e36),
 )
 """Numbers that many files use for "no value"."""
-_CODES = {float(read): s for s in SENTINELS for read in (s, np.float32(s))}
+_CODES = {float(read): s for s in _SENTINELS for read in (s, np.float32(s))}
 _LARGE = 1e20
 _MAX_RATIO = 1024
 """Largest magnitude over range at which float32 still keeps 14 bits of the range."""
@@ -32,6 +32,7 @@ class ColumnStats:
         is_short: every stored value is a whole number within int16.
         sentinels: number of rows by sentinel.
         is_category: values are numbers of names.
+        others: smallest and largest value apart from sentinels.
     """
 
     kept: tuple[float, ...] = ()
@@ -42,8 +43,7 @@ class ColumnStats:
     is_short: bool = True
     sentinels: dict[float, int] = field(default_factory=dict)
     is_category: bool = False
-    _other_low: float = float("inf")
-    _other_high: float = float("-inf")
+    others: tuple[float, float] = (float("inf"), float("-inf"))
 
     def stored(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
         """Returns values minus the origin as float32; infinite beyond its range."""
@@ -55,8 +55,7 @@ class ColumnStats:
     def add(self, values: NDArray[np.floating], stored: NDArray[np.float32]) -> int | None:
         """Adds a batch; returns the first row that is infinite in float32, or None."""
         if not np.isfinite(stored).all():
-            infinite = np.flatnonzero(np.isinf(stored))
-            if len(infinite):
+            if len(infinite := np.flatnonzero(np.isinf(stored))):
                 return int(infinite[0])
             is_there = ~np.isnan(values)
             self.missing += len(values) - int(is_there.sum())
@@ -82,15 +81,8 @@ class ColumnStats:
                 self.sentinels[code] = self.sentinels.get(code, 0) + int(count)
             if is_code.all():
                 return
-            others = values[~is_code]
-            low, high = float(others.min()), float(others.max())
-        self._other_low = min(self._other_low, low)
-        self._other_high = max(self._other_high, high)
-
-    @property
-    def others(self) -> tuple[float, float]:
-        """Smallest and largest value apart from sentinels."""
-        return self._other_low, self._other_high
+            low, high = float(values[~is_code].min()), float(values[~is_code].max())
+        self.others = min(self.others[0], low), max(self.others[1], high)
 
     def far_sentinels(self) -> list[float]:
         """Returns the sentinels that are far from all other values, probably codes for "no value".
@@ -99,12 +91,11 @@ class ColumnStats:
         positive one below 1e20 must also occur at least twice.
         """
         low, high = self.others
-        if low > high:
-            return []
         return [
             code
             for code, count in sorted(self.sentinels.items())
-            if max(low - code, code - high) > max(high - low, abs(code) / 2)
+            if low <= high
+            and max(low - code, code - high) > max(high - low, abs(code) / 2)
             and (code < 0 or count > 1 or code >= _LARGE)
         ]
 

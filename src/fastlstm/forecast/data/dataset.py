@@ -23,9 +23,9 @@ from fastlstm.errors import (
     counted,
     in_flags,
 )
-from fastlstm.forecast.data.arrange import Arranged, Arrangement, Policy
+from fastlstm.forecast.data.arrange import Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
-from fastlstm.forecast.data.ingest import NO_CODES, Codes, IngestResult, TableIngest, ingest
+from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, open_records
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
@@ -49,7 +49,6 @@ _FIRST_FIELDS = frozenset(
 """Fields of PrepareOptions, and of what it holds, that this version of the cache began with."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
-_MAX_COLUMNS = 1 << 16
 Dtype = Literal["auto", "float32", "float16", "int16"]
 
 
@@ -72,7 +71,7 @@ class PrepareOptions:
     policy: Policy = field(default_factory=Policy)
     dtype: Dtype = "auto"
     time_format: str | None = None
-    codes: Codes = NO_CODES
+    codes: Codes = field(default_factory=Codes)
     like: Timeline | None = None
 
 
@@ -146,9 +145,9 @@ def prepare_table(
     records = open_records(source)
     problems = Problems(records.name)
     with problems.fatal():
-        roles = _roles(records, options.roles, problems)
+        roles = find_roles(records.schema, options.roles, records.name, problems)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
-    signature = records.signature()
+    signature = records.signature
     key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)
     is_cached = signature is not None and not problems
     opened = partial(_open, key=key, name=records.name, started=started)
@@ -171,21 +170,6 @@ def prepare_table(
         return dataset
 
 
-def _roles(records: Records, asked: RoleRequest, problems: Problems) -> Roles:
-    import pyarrow.types as kinds
-
-    schema = records.schema
-    if len(schema.names) > _MAX_COLUMNS:
-        raise DataError(
-            f"{records.name} has {len(schema.names):,} columns, the limit is {_MAX_COLUMNS:,};"
-            " expected a row per time and a column per quantity: is the table transposed?"
-        )
-    are_numbers = kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal
-    numbers = [f.name for f in schema if any(is_(f.type) for is_ in (*are_numbers, kinds.is_null))]
-    times = [f.name for f in schema if kinds.is_timestamp(f.type) or kinds.is_date(f.type)]
-    return find_roles(schema.names, numbers, times, asked, records.name, problems)
-
-
 def _prepare(
     work: Path,
     records: Records,
@@ -203,7 +187,7 @@ def _prepare(
 
     def read(origins: dict[str, float]) -> IngestResult:
         table_ingest = TableIngest(work, records, roles, problems, form, codes, like, origins)
-        return ingest(records, table_ingest, on_progress)
+        return table_ingest.run(on_progress)
 
     ingested = read({})
     if ingested.num_rows == 0:
@@ -219,16 +203,20 @@ def _prepare(
     ]
     frequency = None if like is None else like.frequency
     width = len(roles.values)
-    arranged = Arrangement(ingested, width, options.policy, records.name, frequency).run()
+    arrangement = Arrangement(ingested, width, options.policy, records.name, frequency)
+    segments, num_rows = arrangement.run(), arrangement.num_rows
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
-    stored = store_values(work, arranged, options.dtype, columns, roles.values)
-    notes += [*_time_notes(arranged, ingested, options.policy), *stored.notes]
-    write_file(work / "segments.npy", _segment_bytes(arranged.segments))
+    stored = store_values(work, num_rows, options.dtype, columns, roles.values)
+    notes += [*_time_notes(arrangement, ingested, options.policy), *stored.notes]
+    rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
+    file = BytesIO()
+    np.save(file, np.stack(rows), allow_pickle=False)
+    write_file(work / "segments.npy", file.getvalue())
     names = {name: getattr(ingested, name) for name in ("series", "statics", "categories")}
     # Not write_json: the strict reader would refuse the names of a million series.
     write_file(work / "series.json", json.dumps(names).encode("ascii"))
-    write_json(work / "schema.json", _schema(roles, ingested, arranged, stored, tuple(notes)))
+    write_json(work / "schema.json", _schema(roles, ingested, arrangement, stored, notes))
     fsync_file(work / "values.bin")
     for path in (ingested.codes, ingested.times):
         if path is not None:
@@ -238,34 +226,27 @@ def _prepare(
 def _schema(
     roles: Roles,
     ingested: IngestResult,
-    arranged: Arranged,
+    arrangement: Arrangement,
     stored: StoredValues,
-    notes: tuple[str, ...],
+    notes: list[str],
 ) -> dict[str, Any]:
     columns = ingested.columns
     return {
         "roles": {**asdict(roles), "notes": []},
         "dtype": stored.dtype,
-        "num_rows": arranged.num_rows,
+        "num_rows": arrangement.num_rows,
         "scale": stored.scale.tolist(),
         "offset": stored.offset.tolist(),
         "origin": [columns[name].origin for name in roles.values],
-        "frequency": arranged.frequency.to_json(),
+        "frequency": arrangement.frequency.to_json(),
         "time_zone": ingested.time_zone,
         "has_clock": ingested.has_clock and ingested.times is not None,
-        "has_missing": arranged.counts["filled"] > 0
+        "has_missing": arrangement.counts["filled"] > 0
         or any(column.missing for column in columns.values()),
         "is_wall": ingested.is_wall,
         "constant": [name for name, column in columns.items() if column.low == column.high],
         "notes": [[note, in_flags(note)] for note in notes],
     }
-
-
-def _segment_bytes(segments: Segments) -> bytes:
-    rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
-    file = BytesIO()
-    np.save(file, np.stack(rows), allow_pickle=False)
-    return file.getvalue()
 
 
 def _open_table(
@@ -394,12 +375,12 @@ def _codes(name: str, *values: float) -> Setting:
     return Setting(name, values[0] if len(values) == 1 else values)
 
 
-def _time_notes(arranged: Arranged, ingested: IngestResult, policy: Policy) -> list[str]:
-    counts, notes = arranged.counts, []
+def _time_notes(arrangement: Arrangement, ingested: IngestResult, policy: Policy) -> list[str]:
+    counts, notes = arrangement.counts, []
     num_series = len(ingested.series)
-    what = counted(arranged.num_rows, "row") + (f", {num_series:,} series" * (num_series > 1))
-    is_step = ingested.times and arranged.frequency != ROWS
-    notes.append(f"{what}, one row every {arranged.frequency}" if is_step else what)
+    what = counted(arrangement.num_rows, "row") + (f", {num_series:,} series" * (num_series > 1))
+    is_step = ingested.times and arrangement.frequency != ROWS
+    notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
     if counts["sorted"]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,7 @@ class Scores:
     num_values: int = 0
     num_without_past: int = 0
     num_without_scale: int = 0
-    _absolute: float = 0.0
-    _squared: float = 0.0
-    _symmetric: float = 0.0
-    _naive: float = 0.0
-    _scaled: float = 0.0
+    _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(
         self, forecast: Values, actual: Values, naive: Values, scale: Values | None = None
@@ -48,15 +45,15 @@ class Scores:
         f, a = forecast[is_there].astype(np.float64), actual[is_there].astype(np.float64)
         error = np.abs(f - a)
         self.num_values += len(error)
-        self._absolute += float(error.sum())
-        self._squared += float((error**2).sum())
         size = np.abs(f) + np.abs(a)
-        self._symmetric += float((2 * error / np.where(size > 0, size, 1)).sum())
-        self._naive += float(np.abs(naive[is_there].astype(np.float64) - a).sum())
+        self._sums["mae"] += float(error.sum())
+        self._sums["mse"] += float((error**2).sum())
+        self._sums["smape"] += float((2 * error / np.where(size > 0, size, 1)).sum())
+        self._sums["naive"] += float(np.abs(naive[is_there].astype(np.float64) - a).sum())
         if scale is not None:
             divisor = np.broadcast_to(scale, actual.shape)[is_there]
             has_scale = divisor > 0
-            self._scaled += float((error[has_scale] / divisor[has_scale]).sum())
+            self._sums["mase"] += float((error[has_scale] / divisor[has_scale]).sum())
             self.num_without_scale += int((~has_scale).sum())
         else:
             self.num_without_scale += len(error)
@@ -70,18 +67,13 @@ class Scores:
         num_without_past and num_without_scale are omitted if 0.
         """
         n = max(self.num_values, 1)
-        measures: dict[str, float] = {
-            "num_values": self.num_values,
-            "mse": self._squared / n,
-            "mae": self._absolute / n,
-            "rmse": (self._squared / n) ** 0.5,
-            "smape": self._symmetric / n,
-        }
-        if self._naive > 0:
-            measures["rel_mae"] = self._absolute / self._naive
-        num_scaled = self.num_values - self.num_without_scale
-        if num_scaled > 0:
-            measures["mase"] = self._scaled / num_scaled
+        measures: dict[str, float] = {"num_values": self.num_values}
+        measures |= {name: self._sums[name] / n for name in ("mse", "mae", "smape")}
+        measures["rmse"] = measures["mse"] ** 0.5
+        if self._sums["naive"] > 0:
+            measures["rel_mae"] = self._sums["mae"] / self._sums["naive"]
+        if num_scaled := self.num_values - self.num_without_scale:
+            measures["mase"] = self._sums["mase"] / num_scaled
             if self.num_without_scale:
                 measures["num_without_scale"] = self.num_without_scale
         if self.num_without_past:

@@ -7,7 +7,9 @@ of series and categories are kept in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,9 @@ from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import (
     NULL_WORDS,
     Records,
-    first_text,
+    damaged,
     is_text,
     numbers_of,
-    text_in_numbers,
     without_null_words,
 )
 from fastlstm.forecast.data.roles import Roles
@@ -48,9 +49,6 @@ class Codes:
 
     missing: tuple[float, ...] = ()
     kept: tuple[float, ...] = ()
-
-
-NO_CODES = Codes()
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class IngestResult:
 
 
 class TableIngest:
-    """Writes batches to files; a context manager that closes them.
+    """The files of a table, and the statistics of what was written to them.
 
     Args:
         work: directory of the files.
@@ -112,22 +110,21 @@ class TableIngest:
         records: Records,
         roles: Roles,
         problems: Problems,
-        time_format: str | None = None,
-        codes: Codes = NO_CODES,
-        like: Timeline | None = None,
-        origins: Mapping[str, float] | None = None,
+        time_format: str | None,
+        codes: Codes,
+        like: Timeline | None,
+        origins: Mapping[str, float],
     ) -> None:
-        self._work, self._roles, self._name = work, roles, records.name
-        self._problems = problems
-        self._schema, self._time_format = records.schema, time_format
-        self._is_parsed = records.is_parsed
+        self._work, self._roles, self._records = work, roles, records
+        self._name, self._is_parsed = records.name, records.is_parsed
+        self._problems, self._time_format, self._like = problems, time_format, like
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
         self._columns = {
-            name: ColumnStats(codes.kept, (origins or {}).get(name, 0.0))
+            name: ColumnStats(
+                codes.kept, origins.get(name, 0.0), is_category=name in roles.categorical
+            )
             for name in (*roles.values, *roles.static)
         }
-        for name in roles.categorical:
-            self._columns[name].is_category = True
         self._series = self._names(roles.series)
         self._counts: list[int] = []
         self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
@@ -136,40 +133,59 @@ class TableIngest:
         self._times = (
             None if roles.time is None else TimeReader(roles.time, self._name, time_format)
         )
-        self._like = like
-        self._files = {
-            name: (work / name).open("wb", buffering=0)
-            for name in ("values.f32", "times.i64", "codes.i32")
-        }
+        self._files: dict[str, FileIO] = {}
+
+    def _names(self, column: str | None) -> Names:
+        return Names(
+            self._records.schema.field(column).type if column and self._is_parsed else None
+        )
+
+    def run(self, on_progress: Callable[[int, int | None], None] | None) -> IngestResult:
+        """Writes all rows; a thread reads the next batch meanwhile.
+
+        Args:
+            on_progress: called with bytes done and the total in bytes, or None.
+
+        Raises:
+            DataError: a row without series or time, or a damaged file.
+        """
+        batches = _Batches(self._records, self._types())
+        with ExitStack() as files, Prefetcher(batches, depth=2) as prefetcher:
+            for name in ("values.f32", "times.i64", "codes.i32"):
+                file = (self._work / name).open("wb", buffering=0)
+                self._files[name] = files.enter_context(file)
+            while True:
+                try:
+                    batch, done_bytes = prefetcher.next()
+                except StopIteration:
+                    break
+                self._add(batch)
+                if on_progress is not None:
+                    on_progress(done_bytes, self._records.total_bytes)
+        return self._result()
 
     def _append(self, name: str, values: NDArray[Any]) -> None:
         append(self._files[name], np.ascontiguousarray(values).data.cast("B"))
 
-    def _names(self, column: str | None) -> Names:
-        return Names(self._schema.field(column).type if column and self._is_parsed else None)
-
-    @property
-    def types(self) -> dict[str, pa.DataType]:
-        """The columns to read, and the types that a CSV's are parsed as."""
+    def _types(self) -> dict[str, pa.DataType]:
+        """Returns the columns to read, and the types that a CSV's are parsed as."""
         roles, types = self._roles, {}
+        kinds = {field.name: field.type for field in self._records.schema}
         for name in (*roles.values, *roles.static):
-            kind = self._schema.field(name).type
+            kind = kinds[name]
             if name in roles.categorical:
-                types[name] = pa.string() if not pa.types.is_dictionary(kind) else kind
+                types[name] = kind if pa.types.is_dictionary(kind) else pa.string()
             else:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
                 types[name] = kind if is_kept else pa.float64()
-        for special in (roles.time, roles.series):
-            if special is not None:
-                types[special] = self._schema.field(special).type
-        if roles.time is not None and self._time_format not in (None, *EPOCH_UNITS):
-            types[roles.time] = pa.string()
-        if roles.series is not None and self._is_parsed:
-            types[roles.series] = pa.string()  # 007 is not 7
+        if roles.time is not None:
+            is_number = self._time_format in (None, *EPOCH_UNITS)
+            types[roles.time] = kinds[roles.time] if is_number else pa.string()
+        if roles.series is not None:  # 007 is not 7
+            types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]
         return types
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Writes a batch; raises DataError for a row without series or time."""
+    def _add(self, batch: pa.RecordBatch) -> None:
         num = batch.num_rows
         if num == 0:
             return
@@ -197,9 +213,7 @@ class TableIngest:
             f" {self._rows + row + 1}; leave missing values empty"
         )
 
-    def finish(self) -> IngestResult:
-        """Closes the files and returns the result."""
-        self.close()
+    def _result(self) -> IngestResult:
         for name, known in self._statics.items():
             values = np.asarray(known, dtype=np.float64)
             self._columns[name].add(values, self._columns[name].stored(values))
@@ -225,37 +239,17 @@ class TableIngest:
 
     def _notes(self) -> list[str]:
         notes = [] if self._times is None else self._times.notes()
-        if self._roles.series is not None:
-            notes += self._series.notes(self._roles.series)
-        for name, names in self._categories.items():
-            notes += names.notes(name)
-        named = [(self._roles.series, self._series), *self._categories.items()]
-        for column, names in named if self._is_parsed else ():
-            words = [repr(n) for n in map(str, names.plain()) if n in NULL_WORDS]
-            if words:
-                notes.append(
-                    f"column '{column}': {', '.join(words)} is read as a name, not as missing"
-                )
+        named = {} if self._roles.series is None else {self._roles.series: self._series}
+        for column, names in (named | self._categories).items():
+            notes += names.notes(column)
+            plain = map(str, names.plain() if self._is_parsed else ())
+            if words := ", ".join(repr(name) for name in plain if name in NULL_WORDS):
+                notes.append(f"column '{column}': {words} is read as a name, not as missing")
         return notes
-
-    def close(self) -> None:
-        """Closes the files."""
-        for file in self._files.values():
-            file.close()
-
-    def __enter__(self) -> TableIngest:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    # columns ------------------------------------------------------------------------------------
 
     def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
         if self._roles.series is None:
-            if not self._counts:
-                self._counts.append(0)
-            self._counts[0] += batch.num_rows
+            self._counts = [self._rows + batch.num_rows]
             return np.zeros(batch.num_rows, dtype=np.int32)
         column = without_nan(batch.column(self._roles.series))
         self._refuse_nulls(column, self._roles.series, "series")
@@ -297,34 +291,28 @@ class TableIngest:
             if column.null_count:
                 numbers[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
             return numbers
-        if isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_decode()
-        kind = column.type
-        if is_text(kind):
-            column = self._without_null_words(column)
-            text = first_text(column)
-            if text is not None:
-                error = text_in_numbers(self._name, name, self._rows + text[0], text[1])
-                self._problems.add(error, name)
-                return np.full(len(column), np.nan)
-            column = numbers_of(column)
-        elif pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
-            column = column.cast(pa.float64())
-        elif not (
-            pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)
-        ):
-            error = DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+        try:
+            values = self._floats(name, column)
+        except DataError as error:
             self._problems.add(error, name)
             return np.full(len(column), np.nan)
-        if pa.types.is_null(kind):
-            return np.full(len(column), np.nan)
-        dtype = np.float32 if pa.types.is_float32(kind) else np.float64
-        values: NDArray[np.floating] = column.to_numpy(zero_copy_only=False).astype(
-            dtype, copy=False
-        )
         if self._missing and (is_missing := np.isin(values, self._missing)).any():
             values = np.where(is_missing, np.nan, values)
         return values
+
+    def _floats(self, name: str, column: pa.Array) -> NDArray[np.floating]:
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        kinds, kind = pa.types, column.type
+        if is_text(kind):
+            column = self._without_null_words(column)
+            column = numbers_of(column, self._name, name, self._rows)
+        elif kinds.is_boolean(kind) or kinds.is_decimal(kind) or kinds.is_null(kind):
+            column = column.cast(pa.float64())
+        elif not (kinds.is_floating(kind) or kinds.is_integer(kind)):
+            raise DataError(f"{self._name}: column '{name}' is {kind}, expected numbers")
+        values: NDArray[np.floating] = column.to_numpy(zero_copy_only=False)
+        return values.astype(np.float32 if kinds.is_float32(kind) else np.float64, copy=False)
 
     def _without_null_words(self, column: pa.Array) -> pa.Array:
         is_csv_text = self._is_parsed and is_text(column.type)
@@ -383,31 +371,8 @@ class _Batches:
         try:
             batch.validate(full=True)  # a bad offset would read beyond the memory
         except pa.ArrowException as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise DataError(
-                f"{self._records.name} cannot be read ({reason}); is it complete?"
-            ) from error
+            raise damaged(self._records.name, error) from error
         return batch, self._records.done_bytes
 
     def state_dict(self) -> dict[str, int]:
         return {}
-
-
-def ingest(
-    records: Records,
-    table_ingest: TableIngest,
-    on_progress: Callable[[int, int | None], None] | None,
-) -> IngestResult:
-    """Reads all batches and writes them; a thread reads the next batch meanwhile.
-
-    `on_progress` is called with bytes done and the total in bytes, or None.
-    """
-    with table_ingest, Prefetcher(_Batches(records, table_ingest.types), depth=2) as prefetcher:
-        while True:
-            try:
-                batch, done_bytes = prefetcher.next()
-            except StopIteration:
-                return table_ingest.finish()
-            table_ingest.add(batch)
-            if on_progress is not None:
-                on_progress(done_bytes, records.total_bytes)

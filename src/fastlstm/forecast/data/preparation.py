@@ -1,16 +1,19 @@
-"""Prepares tables as a forecaster's configuration says."""
+"""Prepares tables according to a forecaster's configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from fastlstm.errors import DataError
+import numpy as np
+
+from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import Dtype, PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
 _ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
@@ -23,10 +26,23 @@ def prepare(
     on_progress: Progress | None = None,
     dtype: Dtype = "auto",
     like: Timeline | None = None,
+    roles: RoleRequest | None = None,
 ) -> SeriesDataset:
-    """Prepares a table; see `fastlstm.forecast.data.dataset.prepare_table`."""
-    roles = RoleRequest(**{name: getattr(config, name) for name in _ROLES})
-    return _prepared(frame, config, roles, on_progress, dtype, like)
+    """Prepares a table; see `fastlstm.forecast.data.dataset.prepare_table`.
+
+    Args:
+        frame: the table.
+        config: of the forecaster.
+        on_progress: called with bytes done and the total in bytes, or None.
+        dtype: of stored values.
+        like: timeline of a table that this one must match, or None.
+        roles: of the columns; default those of `config`.
+    """
+    roles = roles or RoleRequest(**{name: getattr(config, name) for name in _ROLES})
+    policy = Policy(config.disorder, config.duplicates, config.gaps)
+    codes = Codes(config.missing_value, config.keep_value)
+    options = PrepareOptions(roles, policy, dtype, config.time_format, codes, like)
+    return prepare_table(frame, options, config.cache_dir, on_progress)
 
 
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
@@ -48,7 +64,7 @@ def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> S
         categorical=tuple(name for name in config.categorical if name in config.future),
         has_target=False,
     )
-    future = _prepared(frame, config, roles, None, "auto", like.timeline)
+    future = prepare(frame, config, like=like.timeline, roles=roles)
     for what, here, there in (
         ("times", future.has_clock, like.has_clock),
         ("time zone", future.time_zone is not None, like.time_zone is not None),
@@ -62,15 +78,24 @@ def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> S
     return future
 
 
-def _prepared(
-    frame: Any,
-    config: ForecastConfig,
-    roles: RoleRequest,
-    on_progress: Progress | None,
-    dtype: Dtype,
-    like: Timeline | None,
-) -> SeriesDataset:
-    policy = Policy(config.disorder, config.duplicates, config.gaps)
-    codes = Codes(config.missing_value, config.keep_value)
-    options = PrepareOptions(roles, policy, dtype, config.time_format, codes, like)
-    return prepare_table(frame, options, config.cache_dir, on_progress)
+def require_counts(dataset: SeriesDataset) -> None:
+    """Checks that every target value is a count or missing; reads the targets once.
+
+    Raises:
+        DataError: a negative number or a fraction; names its series, row and value.
+    """
+    table, names = dataset.table, dataset.roles.target
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        rows = (table.rows(begin, end) + table.origin)[:, : len(names)]
+        bad = np.argwhere((rows < 0) | (rows != np.floor(rows)) & ~np.isnan(rows))
+        if len(bad):
+            row, column = bad[0]
+            segment = table.segments.of_rows(np.array([begin + row]))[0]
+            series = dataset.series[int(table.segments.series[segment])]
+            place = begin + int(row) - int(table.segments.first_rows[segment])
+            raise DataError(
+                f"target '{names[column]}' is {rows[row, column]:g} in row {place} of series"
+                f" '{series}', expected counts (0, 1, 2 …) for ",
+                Setting("output", "negative_binomial"), "; use ", Setting("output", "student_t"),
+                " or quantiles",
+            )  # fmt: skip

@@ -28,11 +28,6 @@ from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_onc
 from fastlstm.forecast.data.time_text import are_times
 from fastlstm.system.cache import file_signature
 
-CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst")
-PARQUET_SUFFIXES = (".parquet", ".pq")
-ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
-SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *ARROW_SUFFIXES, ".npy")
-
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
 
@@ -58,6 +53,7 @@ class Records(ABC):
     Attributes:
         name: of the table in messages.
         schema: Arrow's schema; columns are read so by default.
+        signature: `file_signature` of every file when it was opened; None for frames.
         total_bytes: on disk; None for frames.
         done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
@@ -65,6 +61,7 @@ class Records(ABC):
 
     name: str
     schema: pa.Schema
+    signature: list[list[str | int]] | None = None
     total_bytes: int | None = None
     done_bytes: int = 0
     is_parsed: bool = False
@@ -80,12 +77,16 @@ class Records(ABC):
             DataError: the file is damaged, or a value does not have its column's type.
         """
 
-    def signature(self) -> list[list[str | int]] | None:
-        """Returns `file_signature` of every file when it was opened; None for frames."""
-        return None
-
     def changed_file(self) -> str | None:
-        """Returns the name of a file that changed since it was opened, or None."""
+        """Returns the path of a file that changed since it was opened, or None."""
+        for before in self.signature or ():
+            path = str(before[0])
+            try:
+                is_same = file_signature(Path(path)) == before
+            except OSError:
+                is_same = False
+            if not is_same:
+                return path
         return None
 
 
@@ -95,13 +96,13 @@ class FrameRecords(Records):
     def __init__(self, frame: Any) -> None:
         self.name = f"the {type(frame).__module__.split('.')[0]} {type(frame).__name__}"
         try:
-            table = _arrow_table(frame)
+            self._table = _arrow_table(frame)
+        except DataError:
+            raise
         except (pa.ArrowException, ValueError, TypeError) as error:
-            if isinstance(error, DataError):
-                raise
-            reason = " ".join(str(part) for part in error.args)
+            reason = " ".join(map(str, error.args))
             raise DataError(f"{self.name} cannot be read as a table ({reason})") from error
-        self._table, self.schema = table, table.schema
+        self.schema = self._table.schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         size = rows_at_once(len(types), _BATCH_ROWS)
@@ -109,34 +110,16 @@ class FrameRecords(Records):
 
 
 class FileRecords(Records):
-    """One file.
-
-    Attributes:
-        path: where it is.
-    """
+    """One file; `path` is where it is."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
-        self._signature = file_signature(path)
+        self.path, self.name, self.signature = path, str(path), [file_signature(path)]
         self.total_bytes = path.stat().st_size
         self.schema = self._read_schema()
-
-    def signature(self) -> list[list[str | int]] | None:
-        return [self._signature]
-
-    def changed_file(self) -> str | None:
-        try:
-            return None if file_signature(self.path) == self._signature else self.name
-        except OSError:
-            return self.name
 
     @abstractmethod
     def _read_schema(self) -> pa.Schema:
         """Returns the schema, reading as little as possible."""
-
-    def _damaged(self, error: Exception) -> DataError:
-        reason = str(error).splitlines()[0].rstrip(".")
-        return DataError(f"{self.name} cannot be read ({reason}); is it complete?")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -144,7 +127,7 @@ class FileRecords(Records):
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
+            raise damaged(self.name, error) from error
 
 
 class ParquetRecords(FileRecords):
@@ -211,7 +194,7 @@ class CsvRecords(FileRecords):
                 f" {error.start}); save the file as UTF-8"
             ) from error
         except (pa.ArrowException, OSError) as error:
-            raise self._refused(error) or self._damaged(error) from error
+            raise self._malformed(error) or damaged(self.name, error) from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         row = 0
@@ -222,23 +205,21 @@ class CsvRecords(FileRecords):
                     self.done_bytes = 0 if self._compression else self._stream.tell()
                     yield _without_empty_texts(batch)
         except (pa.ArrowException, OSError) as error:
-            raise self._refused(error) or self._bad_value(types, row, error) from error
+            raise self._malformed(error) or self._bad_value(types, row, error) from error
 
     @property
     def _compression(self) -> str | None:
         return {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        compression = self._compression
         self._stream = pa.OSFile(str(self.path))
-        source = (
-            pa.CompressedInputStream(self._stream, compression) if compression else self._stream
-        )
-        convert = csv.ConvertOptions(
-            column_types=None if types is None else dict(types),
-            include_columns=None if types is None else list(types),
-            strings_can_be_null=False,  # NA can be a name; see `without_null_words`
-        )
+        source = self._stream
+        if self._compression:
+            source = pa.CompressedInputStream(source, self._compression)
+        # NA can be a name; see `without_null_words`
+        convert = csv.ConvertOptions(strings_can_be_null=False)
+        if types is not None:
+            convert.column_types, convert.include_columns = dict(types), list(types)
         return csv.open_csv(
             source,
             csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
@@ -249,7 +230,7 @@ class CsvRecords(FileRecords):
             convert,
         )
 
-    def _refused(self, error: Exception) -> DataError | None:
+    def _malformed(self, error: Exception) -> DataError | None:
         """Returns the error for malformed lines, or None if `error` is about something else.
 
         Parses Arrow's message: threads of Arrow would call a handler in Python even while the
@@ -267,11 +248,8 @@ class CsvRecords(FileRecords):
 
     def _sniff(self) -> str:
         """Returns the most frequent delimiter of the first line."""
-        compression = self._compression
-        with (
-            self._reading(),
-            pa.input_stream(str(self.path), compression=compression) as stream,
-        ):
+        path, compression = str(self.path), self._compression
+        with self._reading(), pa.input_stream(path, compression=compression) as stream:
             line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
         if not line.strip():
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
@@ -288,13 +266,14 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     if done + batch.num_rows > row:
                         for name in numbers:
-                            text = first_text(without_null_words(batch.column(name)))
-                            if text is not None:
-                                return text_in_numbers(self.name, name, done + text[0], text[1])
+                            texts = without_null_words(batch.column(name))
+                            numbers_of(texts, self.name, name, done)
                     done += batch.num_rows
+        except DataError as bad_value:
+            return bad_value
         except (pa.ArrowException, OSError):
             pass
-        return self._damaged(error)
+        return damaged(self.name, error)
 
 
 class NumpyRecords(FileRecords):
@@ -304,7 +283,7 @@ class NumpyRecords(FileRecords):
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
-            raise self._damaged(error) from error
+            raise damaged(self.name, error) from error
         if not isinstance(array, np.ndarray) or array.ndim == 0:
             raise DataError(f"{self.name} has no rows, expected an array (rows, columns)")
         self._array = array[:, None] if array.ndim == 1 else array
@@ -323,8 +302,8 @@ class JoinedRecords(Records):
     def __init__(self, parts: Sequence[Records]) -> None:
         self._parts = parts
         self.name = f"{parts[0].name} and {len(parts) - 1} more"
-        sizes = [part.total_bytes or 0 for part in parts]
-        self.total_bytes = sum(sizes)
+        self.signature = [file for part in parts for file in part.signature or ()]
+        self.total_bytes = sum(part.total_bytes or 0 for part in parts)
         self.is_parsed = all(part.is_parsed for part in parts)
         for part in parts[1:]:
             missing = set(parts[0].schema.names) ^ set(part.schema.names)
@@ -333,10 +312,11 @@ class JoinedRecords(Records):
                     f"{part.name} and {parts[0].name} differ in the columns"
                     f" {', '.join(sorted(missing))}; files of one table need the same columns"
                 )
-        self.schema = pa.schema(
-            [pa.field(name, _joined_type([part.schema.field(name).type for part in parts]))
-             for name in parts[0].schema.names]
-        )  # fmt: skip
+        kinds = {
+            name: _joined_type([part.schema.field(name).type for part in parts])
+            for name in parts[0].schema.names
+        }
+        self.schema = pa.schema(kinds)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
@@ -346,18 +326,22 @@ class JoinedRecords(Records):
                 yield batch
             done += part.total_bytes or 0
 
-    def signature(self) -> list[list[str | int]] | None:
-        return [line for part in self._parts for line in part.signature() or []]
-
-    def changed_file(self) -> str | None:
-        return next(filter(None, (part.changed_file() for part in self._parts)), None)
-
 
 def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     """Returns a column's type over several files: the first non-null one, or float if any is."""
-    known = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
-    floating = [kind for kind in known if pa.types.is_floating(kind)]
-    return floating[0] if floating and pa.types.is_integer(known[0]) else known[0]
+    present = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
+    floating = [kind for kind in present if pa.types.is_floating(kind)]
+    return floating[0] if floating and pa.types.is_integer(present[0]) else present[0]
+
+
+_KINDS: dict[str, type[FileRecords]] = {
+    **dict.fromkeys((".csv", ".tsv", ".txt"), CsvRecords),
+    **dict.fromkeys((".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"), CsvRecords),
+    **dict.fromkeys((".parquet", ".pq"), ParquetRecords),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRecords),
+    ".npy": NumpyRecords,
+}
+SUFFIXES = tuple(_KINDS)
 
 
 def open_records(source: Any) -> Records:
@@ -385,6 +369,12 @@ def require_files(source: Any) -> list[Path] | None:
     return None
 
 
+def damaged(name: str, error: Exception) -> DataError:
+    """Returns the error for a file that Arrow or the system cannot read."""
+    reason = str(error).splitlines()[0].rstrip(".")
+    return DataError(f"{name} cannot be read ({reason}); is it complete?")
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -405,18 +395,33 @@ def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def first_text(column: Any) -> tuple[int, str] | None:
-    """Returns row and value of the first text that is not a number, or None."""
+def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.Array:
+    """Returns texts as float64.
+
+    Args:
+        texts: a column, or a part of it.
+        origin: name of the table in messages.
+        column: its name.
+        first_row: row number of its first entry, from 0.
+
+    Raises:
+        DataError: a text is not a number.
+    """
+
+    def read(part: pa.Array) -> pa.Array:
+        return pc.utf8_trim_whitespace(part).cast(pa.float64())
+
     try:
-        numbers_of(column)
-    except pa.ArrowInvalid:
-        return first_refused(column, numbers_of)
-    return None
-
-
-def numbers_of(column: Any) -> Any:
-    """Returns texts as float64; raises ArrowInvalid if one is not a number."""
-    return pc.utf8_trim_whitespace(column).cast(pa.float64())
+        return read(texts)
+    except pa.ArrowInvalid as error:
+        row, text = first_refused(texts, read)
+        how = " with a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(text) else ""
+        raise DataError(
+            f"{origin}: column '{column}' has the text {text[:40]!r} in row {first_row + row + 1},"
+            f" expected numbers{how}; correct it, or, unless it is a target, read the column as"
+            " names with ", Setting("categorical", [column]),
+            ", or leave it out with ", Setting("ignore", [column]),
+        ) from error  # fmt: skip
 
 
 def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]:
@@ -432,31 +437,19 @@ def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]
     return low, column[low].as_py()
 
 
-def text_in_numbers(name: str, column: str, row: int, value: str) -> DataError:
-    """Returns the error for a text in a column of numbers; `row` counts from 0."""
-    how = " with a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(value) else ""
-    return DataError(
-        f"{name}: column '{column}' has the text {value[:40]!r} in row {row + 1}, expected"
-        f" numbers{how}; correct it, or, unless it is a target, read the column as names with ",
-        Setting("categorical", [column]),
-        ", or leave it out with ",
-        Setting("ignore", [column]),
-    )
-
-
 def _files(source: str | Path) -> list[Path]:
     path = Path(os.path.expanduser(source))
     if source == "":  # its path would be the current directory
         raise DataError("there is no file ''")
-    if os.path.isdir(path):
-        among: Iterable[Path] = path.rglob("*")
+    if os.path.isdir(path):  # Path.is_dir would raise without permission
+        paths: Iterable[Path] = path.rglob("*")
         reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
     else:
-        among = map(Path, glob.glob(str(path), recursive=True))
+        paths = map(Path, glob.glob(str(path), recursive=True))
         reason = f"there is no file {path}"
-    files = sorted(p for p in among if p.is_file() and p.name.lower().endswith(SUFFIXES))
+    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES))
     if not files:
         raise DataError(reason)
     tables = [p for p in files if not p.name.lower().endswith(".txt")]
@@ -466,14 +459,8 @@ def _files(source: str | Path) -> list[Path]:
 def _open_file(path: Path) -> Records:
     if not path.is_file():
         raise DataError(f"{path} is a pipe or a device; save the table to a file: it is read twice")
-    kinds: dict[tuple[str, ...], type[FileRecords]] = {
-        CSV_SUFFIXES: CsvRecords,
-        PARQUET_SUFFIXES: ParquetRecords,
-        ARROW_SUFFIXES: ArrowRecords,
-        (".npy",): NumpyRecords,
-    }
-    for suffixes, kind in kinds.items():
-        if path.name.lower().endswith(suffixes):
+    for suffix, kind in _KINDS.items():
+        if path.name.lower().endswith(suffix):
             try:
                 return kind(path)
             except OSError as error:

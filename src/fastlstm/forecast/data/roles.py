@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
 
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
@@ -17,6 +19,9 @@ COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
 RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
+_LISTS = ("target", "past", "future", "static", "categorical", "ignore")
+"""Roles of any number of columns."""
+_MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
 
 
@@ -28,8 +33,8 @@ class RoleRequest:
         target: columns to forecast.
         time: column of times.
         series: column of series names.
-        past: known for the past only; default: all other numbers.
-        future: known ahead, such as the hour or a planned price.
+        past: unknown in the future; default: all other numbers.
+        future: known in advance, such as the hour or a planned price.
         static: one value per series.
         categorical: columns whose values are names, not numbers.
         ignore: columns to leave out.
@@ -72,66 +77,66 @@ class Roles:
         return (*self.target, *self.past, *self.future)
 
 
-def find_roles(
-    names: Sequence[str],
-    numbers: Sequence[str],
-    times: Sequence[str],
-    asked: RoleRequest,
-    origin: str,
-    problems: Problems,
-) -> Roles:
+def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: Problems) -> Roles:
     """Chooses the role of every column.
 
     Args:
-        names: all columns.
-        numbers: columns of numbers.
-        times: columns of times.
-        asked: roles given by the user.
+        schema: of the table.
+        request: roles given by the user.
         origin: name of the table in messages.
         problems: collects errors of missing columns.
 
     Raises:
-        DataError: two roles for one column, no target, or a missing column of target, time or
-            series.
+        DataError: two roles for one column, no target, a missing column of target, time or
+            series, or too many columns.
     """
-    asked = _known_names(names, asked, origin, problems)
-    are_numbers = set(numbers) - set(COUNTERS)
-    lists = asked.target, asked.future, asked.static, asked.ignore, asked.categorical, asked.past
-    assigned = {name for columns in lists for name in columns or ()}
-    free = [name for name in names if name not in assigned]
-    free_times = [name for name in times if name not in assigned]
-    only = free_times[0] if len(free_times) == 1 else None
-    time = asked.time or _first(TIME_NAMES, free) or only
-    series = asked.series or _first(SERIES_NAMES, [name for name in free if name != time])
-    taken = {time, series, *assigned.difference(asked.target)}
-    target = asked.target
-    notes = []
-    if not target and asked.has_target:
-        named = [name for name in TARGET_NAMES if name in names and name not in taken]
-        others = [name for name in names if name in are_numbers and name not in taken]
-        target = tuple(named[:1]) if named else tuple(others if series is None else ())
+    names, kinds = schema.names, pa.types
+    if len(names) > _MAX_COLUMNS:
+        raise DataError(
+            f"{origin} has {len(names):,} columns, the limit is {_MAX_COLUMNS:,};"
+            " expected a row per time and a column per quantity: is the table transposed?"
+        )
+    request = _existing(names, request, origin, problems)
+    number_kinds = kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal
+    numbers = {f.name for f in schema if any(is_(f.type) for is_ in (*number_kinds, kinds.is_null))}
+    usable_numbers = numbers.difference(COUNTERS)
+    assigned = {name for role in _LISTS for name in _columns(request, role)}
+    free = [field for field in schema if field.name not in assigned]
+    times = [f.name for f in free if kinds.is_timestamp(f.type) or kinds.is_date(f.type)]
+    time = request.time or _first(TIME_NAMES, [field.name for field in free])
+    time = time or (times[0] if len(times) == 1 else None)
+    series = request.series or _first(SERIES_NAMES, [f.name for f in free if f.name != time])
+    taken = {time, series, *assigned.difference(request.target)}
+    target, notes = request.target, []
+    if not target and request.has_target:
+        named = _first(TARGET_NAMES, [name for name in names if name not in taken])
+        others = [name for name in names if name in usable_numbers and name not in taken]
+        target = (named,) if named else tuple(others if series is None else ())
         if not target:
-            raise _no_target(names, numbers, origin)
+            raise _no_target(names, bool(numbers), origin)
         if not named:
             notes.append(f"target: all numbers, {listed(target)}")
-    taken |= set(target)
-    others = [n for n in names if n not in taken]
-    past = asked.past
+    others = [name for name in names if name not in taken.union(target)]
+    past = request.past
     if past is None:
-        known = are_numbers.intersection(others)
-        known |= set(asked.categorical) - {*target, *asked.future, *asked.static}
-        past = tuple(n for n in names if n in known)
+        covariates = usable_numbers.intersection(others)
+        covariates |= set(request.categorical) - {*target, *request.future, *request.static}
+        past = tuple(name for name in names if name in covariates)
         if past:
             notes.append(f"past covariates: {listed(past)}")
-    taken |= set(past)
-    left = [n for n in others if n not in taken]
-    if left:
-        notes.append(f"ignored columns (not numbers and without a role): {listed(left)}")
+    if ignored := [name for name in others if name not in past]:
+        notes.append(f"ignored columns (not numbers and without a role): {listed(ignored)}")
     roles = Roles(
-        target, time, series, past, asked.future, asked.static, asked.categorical, tuple(notes)
-    )
-    _check_roles(roles, names, origin)
+        target, time, series, past, request.future, request.static, request.categorical,
+        tuple(notes),
+    )  # fmt: skip
+    _check_roles(roles, origin)
     return roles
+
+
+def _columns(roles: RoleRequest | Roles, role: str) -> tuple[str, ...]:
+    value = getattr(roles, role)
+    return (value,) if isinstance(value, str) else value or ()
 
 
 def listed(names: Sequence[str]) -> str:
@@ -140,9 +145,9 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_LISTED]) + more
 
 
-def _no_target(names: Sequence[str], numbers: Sequence[str], origin: str) -> DataError:
+def _no_target(names: Sequence[str], has_numbers: bool, origin: str) -> DataError:
     columns = f" (its columns: {listed(names)})"
-    if not numbers:
+    if not has_numbers:
         what = "no numeric column to forecast; numbers need a decimal point, not a comma"
         return DataError(f"{origin} has {what}{columns}")
     name = Setting("target", ...)
@@ -153,20 +158,18 @@ def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:
     return next((name for name in wanted if name in names), None)
 
 
-def _known_names(
-    names: Sequence[str], asked: RoleRequest, origin: str, problems: Problems
+def _existing(
+    names: Sequence[str], request: RoleRequest, origin: str, problems: Problems
 ) -> RoleRequest:
-    """Returns the given roles without missing columns, which are reported to `problems`."""
-    known = Counter(names)
-    if len(known) < len(names):
-        double = min(name for name, count in known.items() if count > 1)
+    """Returns the request without missing columns, which are reported to `problems`."""
+    numbers = Counter(names)
+    if len(numbers) < len(names):
+        double = min(name for name, count in numbers.items() if count > 1)
         raise DataError(f"{origin} has two columns called '{double}'; rename one")
     missing: dict[str, list[str]] = {}
-    for role, value in asdict(asked).items():
-        if isinstance(value, bool):
-            continue
-        for name in (value,) if isinstance(value, str) else value or ():
-            if name not in known:
+    for role in ("target", "time", "series", *_LISTS[1:]):
+        for name in _columns(request, role):
+            if name not in numbers:
                 missing.setdefault(name, []).append(role)
     for name, roles in missing.items():
         problems.add(
@@ -177,21 +180,18 @@ def _known_names(
         )
     if {role for roles in missing.values() for role in roles} & {"target", "time", "series"}:
         problems.raise_all()  # the other roles depend on these
-    known_lists: dict[str, Any] = {
-        role: tuple(name for name in value if name not in missing)
-        for role, value in asdict(asked).items()
-        if isinstance(value, tuple)
+    present: dict[str, Any] = {
+        role: tuple(name for name in _columns(request, role) if name not in missing)
+        for role in _LISTS
+        if getattr(request, role) is not None
     }
-    return replace(asked, **known_lists)
+    return replace(request, **present)
 
 
-def _check_roles(roles: Roles, names: Sequence[str], origin: str) -> None:
+def _check_roles(roles: Roles, origin: str) -> None:
     seen: dict[str, str] = {}
-    singles = {"time": roles.time, "series": roles.series}
-    columns = [(role, (name,)) for role, name in singles.items() if name is not None]
-    columns += [(role, getattr(roles, role)) for role in ("target", "past", "future", "static")]
-    for role, members in columns:
-        for name in members:
+    for role in ("time", "series", "target", "past", "future", "static"):
+        for name in _columns(roles, role):
             if name in seen:
                 raise DataError(
                     f"{origin}: column '{name}' cannot be both {seen[name]} and {role}; choose one"

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting
-from fastlstm.forecast.data.arrange import Arranged
 from fastlstm.forecast.data.column_stats import ColumnMoments, ColumnStats
 from fastlstm.forecast.data.table import MISSING_INT16, row_blocks
 from fastlstm.system.storage import append
@@ -39,16 +38,16 @@ class StoredValues:
 
 def store_values(
     work: Path,
-    arranged: Arranged,
+    num_rows: int,
     dtype: Literal["auto", "float32", "float16", "int16"],
     columns: Sequence[ColumnStats],
     names: Sequence[str],
 ) -> StoredValues:
-    """Converts values.f32 to values.bin.
+    """Converts values.f32, rows of float32, to values.bin.
 
     Args:
         work: directory of both.
-        arranged: the rows, as float32.
+        num_rows: N.
         dtype: requested; auto means int16 if that loses nothing, else float32.
         columns: statistics of every column.
         names: of every column.
@@ -58,10 +57,10 @@ def store_values(
     """
     num = len(columns)
     scale, offset = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
-    target = work / "values.bin"
+    source, target = work / "values.f32", work / "values.bin"
     is_short = all(column.is_short for column in columns)
     if dtype == "float32" or (dtype == "auto" and not is_short):
-        arranged.values.replace(target)
+        source.replace(target)
         return StoredValues("float32", scale, offset, ())
     if dtype == "int16" and not is_short:
         for place, column in enumerate(columns):
@@ -84,8 +83,9 @@ def store_values(
                 Setting("dtype", "int16"),
                 " or float32",
             )
-    error, spread = _convert(arranged, target, kind, scale, offset)
-    arranged.values.unlink()
+    values = np.memmap(source, dtype=np.float32, mode="r", shape=(num_rows, num))
+    error, spread = _convert(values, target, kind, scale, offset)
+    source.unlink()
     notes = [
         f"column '{name}' as {kind}: largest error {error[c]:.3g}"
         + (f", {error[c] / spread[c]:.2g} of its standard deviation" if spread[c] > 0 else "")
@@ -104,18 +104,16 @@ def _range(column: ColumnStats) -> tuple[float, float]:
 
 
 def _convert(
-    arranged: Arranged,
+    source: NDArray[np.float32],
     target: Path,
     kind: str,
     scale: NDArray[np.float32],
     offset: NDArray[np.float32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Writes the values as `kind`; returns each column's largest error and standard deviation."""
-    shape = (arranged.num_rows, len(scale))
-    source = np.memmap(arranged.values, dtype=np.float32, mode="r", shape=shape)
     error, moments = np.zeros(len(scale)), ColumnMoments(len(scale))
     with target.open("wb", buffering=0) as file:
-        for begin, end in row_blocks(0, arranged.num_rows, len(scale)):
+        for begin, end in row_blocks(0, len(source), len(scale)):
             values = np.asarray(source[begin:end])
             missing = np.isnan(values)
             if kind == "float16":

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, counted
+from fastlstm.errors import DataError
 
 DTYPES = ("float32", "float16", "int16")
 """Dtypes of stored values; the native code knows each by its position here."""
@@ -105,7 +105,7 @@ class Table:
         segments: cover all rows.
         scale: shape ``(C,)``, float32: an int16 stands for ``value * scale + offset``.
         offset: shape ``(C,)``, float32.
-        origin: shape ``(C,)``, float64, default 0: subtracted from each column before storage;
+        origin: shape ``(C,)``, or ``(1,)`` of all columns, float64: subtracted before storage;
             rows and windows are returned without it.
     """
 
@@ -114,20 +114,11 @@ class Table:
     segments: Segments
     scale: NDArray[np.float32]
     offset: NDArray[np.float32]
-    origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-
-    def __post_init__(self) -> None:
-        if len(self.origin) == 0:
-            object.__setattr__(self, "origin", np.zeros(len(self.columns)))
+    origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
 
     @property
     def num_rows(self) -> int:
         return len(self.values)
-
-    @property
-    def cell(self) -> int:
-        """Number of the dtype in the native code."""
-        return DTYPES.index(self.values.dtype.name)
 
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
         """Returns rows ``first .. last - 1`` minus `origin` as float32; missing values are NaN."""
@@ -139,13 +130,12 @@ class Table:
         return rows
 
 
-def table_from_array(values: Any, columns: tuple[str, ...] | None = None) -> Table:
+def table_from_array(values: Any) -> Table:
     """Makes a table of one series from an array, without a copy where possible.
 
     Args:
         values: shape ``(N,)`` or ``(N, C)``; float16, float32 and int16 are kept, other numbers
-            become float32.
-        columns: C names; default "0", "1" ….
+            become float32. The columns are called "0", "1" ….
 
     Raises:
         DataError: not numbers of such a shape.
@@ -153,14 +143,9 @@ def table_from_array(values: Any, columns: tuple[str, ...] | None = None) -> Tab
     array = require_matrix(np.asarray(values))
     dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)
     array = np.ascontiguousarray(array, dtype=dtype)
-    names = columns or tuple(str(number) for number in range(array.shape[1]))
-    if len(names) != array.shape[1]:
-        raise DataError(
-            f"got {counted(len(names), 'name')} for {counted(array.shape[1], 'column')}; give one"
-            " for each"
-        )
-    one = np.zeros(1, dtype=np.int64)
-    segments = Segments(one, one, np.array([len(array)], dtype=np.int64), one)
     num = array.shape[1]
+    names = tuple(str(number) for number in range(num))
+    zero = np.zeros(1, dtype=np.int64)
+    segments = Segments(zero, zero, np.array([len(array)], dtype=np.int64), zero)
     ones, zeros = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
     return Table(array, names, segments, ones, zeros)

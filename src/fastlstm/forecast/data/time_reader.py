@@ -13,10 +13,10 @@ from fastlstm.errors import DataError, Message, Setting
 from fastlstm.forecast.data.records import first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import hint_for_time, micro_of_floats, read_times
-from fastlstm.forecast.data.timeline import Timeline, show_time
+from fastlstm.forecast.data.timeline import Timeline, most_frequent, show_time
 
-EPOCH_UNITS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1}
-"""Values of time_format for whole numbers since 1970, and the microseconds of each (1 for ns)."""
+EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Values of time_format for whole numbers since 1970, and the number of each in a second."""
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _FIRST_YEAR, _LAST_YEAR = 1900, 2100
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
@@ -42,8 +42,9 @@ class TimeReader:
 
     def __init__(self, name: str, origin: str, time_format: str | None = None) -> None:
         self._name, self._origin, self._format = name, origin, time_format
+        self._where = f"{origin}: the times in '{name}'"
         self._kind: str | None = None
-        self._low, self._high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        self._low, self._high = _INT64.max, _INT64.min
         self._date_formats = list(_DATE_FORMATS)
         self.time_zone: str | None = None
 
@@ -66,11 +67,12 @@ class TimeReader:
         column = self._typed(column, first_row)
         zone = getattr(column.type, "tz", None)
         if pa.types.is_integer(column.type):
-            self._see("whole numbers", first_row)
+            self._require_kind("whole numbers", first_row)
             values = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
-            self._note_dates(column, values)
+            forms = self._date_formats
+            self._date_formats = [form for form in forms if _are_dates(column, values, form)]
         else:
-            self._see("times" if zone is None else "times with a time zone", first_row)
+            self._require_kind("times" if zone is None else "times with a time zone", first_row)
             self.time_zone = self.time_zone or zone
             values = self._micro(column, zone, first_row)
         self._low = min(self._low, int(values.min()))
@@ -97,20 +99,20 @@ class TimeReader:
             self._refuse_dates()
         if self.time_zone is None:
             return False
+        is_wall = None
         if like is not None and like.time_zone is not None:
             self.time_zone, is_wall = like.time_zone, like.is_wall
-        else:
-            is_wall = None
         times = np.memmap(path, dtype=np.int64, mode="r+")
         try:
             self._wall(times[:1])
         except pa.ArrowInvalid:
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' have the time zone"
-                f" {self.time_zone!r:.60}, which this system does not know; convert them to another"
+                f"{self._where} have the time zone {self.time_zone!r:.60}, which this system does"
+                " not know; convert them to another"
             ) from None
         blocks = [slice(*block) for block in row_blocks(0, len(times), 1, _ROWS)]
-        hour = self._usual_hour(times[:_ROWS])
+        wall, days = self._wall(times[:_ROWS])
+        hour = most_frequent(wall - days)
         if is_wall is None:
             is_wall = self._low != self._high and all(
                 self._local(times[block], hour)[1].all() for block in blocks
@@ -124,8 +126,7 @@ class TimeReader:
         if self.has_clock:
             return []
         low, high = _EPOCH_YEARS
-        for unit, size in EPOCH_UNITS.items():
-            per_second = 10**9 if unit == "ns" else 10**6 // size
+        for unit, per_second in EPOCH_UNITS.items():
             if low * per_second <= self._low and self._high <= high * per_second:
                 shown = show_time(self._low * 10**6 // per_second)
                 return [
@@ -137,20 +138,17 @@ class TimeReader:
                 ]
         return []
 
-    # kinds --------------------------------------------------------------------------------------
-
     def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
         kind = column.type
-        if self._format in EPOCH_UNITS:
+        if self._format is not None and self._format in EPOCH_UNITS:
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 raise DataError(
                     f"{self._origin}: column '{self._name}' is {kind}, expected numbers for ",
                     Setting("time_format", self._format),
                 )
-            self._require_years(column, first_row)
+            self._require_years(column, self._format, first_row)
             if pa.types.is_floating(kind):
-                unit = str(self._format)
-                return micro_of_floats(column, 1e-3 if unit == "ns" else EPOCH_UNITS[unit])
+                return micro_of_floats(column, 10**6 / EPOCH_UNITS[self._format])
             return column.cast(pa.int64()).cast(pa.timestamp(self._format))
         if is_text(kind):
             return self._parsed(column, first_row)
@@ -175,7 +173,7 @@ class TimeReader:
             micro = column.cast(pa.timestamp("us", zone), safe=not is_finer)
         except pa.ArrowInvalid:
             values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-            limit = _INT64.max // EPOCH_UNITS[column.type.unit]
+            limit = _INT64.max // (10**6 // EPOCH_UNITS[column.type.unit])
             row = int(np.flatnonzero((values > limit) | (values < -limit))[0])
             raise DataError(
                 f"{self._origin}: the time of row {first_row + row + 1} in '{self._name}' is"
@@ -184,24 +182,22 @@ class TimeReader:
             ) from None
         return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
-    def _require_years(self, column: pa.Array, first_row: int) -> None:
+    def _require_years(self, column: pa.Array, unit: str, first_row: int) -> None:
         """Refuses numbers since 1970 beyond the years 1 to 9999."""
         values = column.to_numpy(zero_copy_only=False)
-        unit = str(self._format)
-        per_second = 10**9 if unit == "ns" else 10**6 // EPOCH_UNITS[unit]
-        first, last = (bound * per_second for bound in _CALENDAR)
+        first, last = (bound * EPOCH_UNITS[unit] for bound in _CALENDAR)
         is_beyond = ~np.isfinite(values)
         if not is_beyond.any() and (int(values.min()) < first or int(values.max()) > last):
             is_beyond = (values < max(first, _INT64.min)) | (values > min(last, _INT64.max))
         if is_beyond.any():
             row = int(np.flatnonzero(is_beyond)[0])
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' cannot be read: row"
-                f" {first_row + row + 1} has {values[row]}; expected the years 1 to 9999 with ",
+                f"{self._where} cannot be read: row {first_row + row + 1} has {values[row]};"
+                " expected the years 1 to 9999 with ",
                 Setting("time_format", unit),
             )
 
-    def _see(self, kind: str, first_row: int) -> None:
+    def _require_kind(self, kind: str, first_row: int) -> None:
         if self._kind is not None and kind != self._kind:
             raise DataError(
                 f"{self._origin}: column '{self._name}' starts with {self._kind} and has {kind}"
@@ -218,47 +214,28 @@ class TimeReader:
             if self._format is not None:
                 hint = ("expected the format of ", Setting("time_format", self._format))
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' cannot be read: row"
-                f" {first_row + row + 1} has {value!r:.60}; ",
+                f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; ",
                 *hint,
             ) from error
-
-    # dates as whole numbers ---------------------------------------------------------------------
-
-    def _note_dates(self, column: pa.Array, values: NDArray[np.int64]) -> None:
-        """Keeps the date formats that all numbers so far match."""
-        self._date_formats = [
-            form for form in self._date_formats if _are_dates(column, values, form)
-        ]
 
     def _refuse_dates(self) -> None:
         if self._date_formats and self._low != self._high:
             form = self._date_formats[0]
             first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
             raise DataError(
-                f"{self._origin}: the times in '{self._name}' are whole numbers that look like"
-                f" dates ({self._low} as {show_time(first.cast(pa.int64())[0].as_py())}); give ",
+                f"{self._where} are whole numbers that look like dates ({self._low} as"
+                f" {show_time(first.cast(pa.int64())[0].as_py())}); give ",
                 Setting("time_format", form),
                 ", or count rows instead with ",
                 Setting("ignore", [self._name]),
             )
 
-    # time zones ---------------------------------------------------------------------------------
-
-    def _zoned(self, times: NDArray[np.int64]) -> pa.Array:
-        return pa.array(np.asarray(times)).cast(pa.timestamp("us", self.time_zone))
-
     def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns local times and the midnight before each."""
-        wall = pc.local_timestamp(self._zoned(times))
+        utc = pa.array(np.asarray(times)).cast(pa.timestamp("us", self.time_zone))
+        wall = pc.local_timestamp(utc)
         days = pc.floor_temporal(wall, unit="day")
         return wall.cast(pa.int64()).to_numpy(), days.cast(pa.int64()).to_numpy()
-
-    def _usual_hour(self, times: NDArray[np.int64]) -> int:
-        """Returns the most frequent local time of day, in microseconds."""
-        wall, days = self._wall(times)
-        values, counts = np.unique(wall - days, return_counts=True)
-        return int(values[counts.argmax()])
 
     def _local(
         self, times: NDArray[np.int64], hour: int
@@ -279,8 +256,7 @@ class TimeReader:
 
 def _are_dates(column: pa.Array, values: NDArray[np.int64], form: str) -> bool:
     """Returns whether all numbers match a date format, with years from 1900 to 2100."""
-    digits = {"%Y": 4, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
-    rest = 10 ** (sum(digits[form[k : k + 2]] for k in range(0, len(form), 2)) - 4)
+    rest = 10 ** (len(form) - 2)  # the year has four digits, any other part two
     if values.min() < _FIRST_YEAR * rest or values.max() >= (_LAST_YEAR + 1) * rest:
         return False
     read = pc.strptime(column.cast(pa.string()), format=form, unit="us", error_is_null=True)

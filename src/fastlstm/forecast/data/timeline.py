@@ -71,9 +71,10 @@ class Frequency:
             is_whole = np.diff(times) % _DAY == 0
             return np.asarray(is_whole & is_business[1:] & is_business[:-1])
         if self.unit == "months":
-            distances = np.diff(_months(times))
-            is_whole = (distances > 0) & (distances % self.step == 0)
-            return np.asarray(is_whole & _are_alike_in_months(times, self.is_month_end))
+            months, (days, is_end) = np.diff(_months(times)), _days_of_month(times)
+            is_whole = (months > 0) & (months % self.step == 0) & (np.diff(times % _DAY) == 0)
+            is_alike = is_end[1:] & is_end[:-1] if self.is_month_end else np.diff(days) == 0
+            return np.asarray(is_whole & is_alike)
         return np.asarray(np.diff(times) % self.step == 0)
 
     def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
@@ -86,8 +87,7 @@ class Frequency:
         if not self.are_whole_steps(times)[is_same].all():
             return False
         steps = np.diff(self.ticks(times))[is_same]
-        values, counts = np.unique(steps, return_counts=True)
-        return len(steps) == 0 or int(values[counts.argmax()]) == 1
+        return len(steps) == 0 or most_frequent(steps) == 1
 
     def after(self, start: int, count: int) -> NDArray[np.int64]:
         """Returns `count` times, beginning with `start`."""
@@ -100,26 +100,23 @@ class Frequency:
             return start + numbers * self.step
         day = np.datetime64(start, "us").astype("datetime64[D]")
         month = day.astype("datetime64[M]")
-        clock = start % _DAY
         months = month + numbers * self.step
-        if self.is_month_end:
-            days = (months + 1).astype("datetime64[D]") - 1
-        else:
-            last = (months + 1).astype("datetime64[D]") - 1
-            days = np.minimum(months.astype("datetime64[D]") + (day - month), last)
-        return np.asarray(days.astype("datetime64[us]").astype(np.int64) + clock)
+        days = (months + 1).astype("datetime64[D]") - 1
+        if not self.is_month_end:
+            days = np.minimum(months.astype("datetime64[D]") + (day - month), days)
+        return np.asarray(days.astype("datetime64[us]").astype(np.int64) + start % _DAY)
 
     @staticmethod
     def from_json(values: Any) -> Frequency:
         """Returns the frequency that `to_json` described; raises ValueError for anything else."""
-        names = {"step", "unit", "is_month_end"}
-        if not isinstance(values, dict) or set(values) != names:
-            raise ValueError(f"a frequency has {', '.join(sorted(names))}, got {values!r:.80}")
-        step, unit, is_month_end = values["step"], values["unit"], values["is_month_end"]
-        is_known = unit in get_args(_Unit) and type(is_month_end) is bool
-        if type(step) is not int or not 0 < step <= _LONGEST_STEP or not is_known:
+        keys = {"step", "unit", "is_month_end"}
+        if not isinstance(values, dict) or set(values) != keys:
+            raise ValueError(f"a frequency has {', '.join(sorted(keys))}, got {values!r:.80}")
+        is_step = type(values["step"]) is int and 0 < values["step"] <= _LONGEST_STEP
+        is_unit = values["unit"] in get_args(_Unit)
+        if not (is_step and is_unit and type(values["is_month_end"]) is bool):
             raise ValueError(f"{values!r:.80} is not a frequency")
-        return Frequency(step, unit, is_month_end)
+        return Frequency(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -162,17 +159,17 @@ def _months(times: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(months.astype(np.int64))
 
 
-def _are_alike_in_months(times: NDArray[np.int64], is_month_end: bool) -> NDArray[np.bool_]:
-    """Returns which times have the day of month and time of day of the one before, ``(N - 1,)``.
-
-    With `is_month_end` the day is the last of its month.
-    """
+def _days_of_month(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns each time's day of the month, from 0, and whether it is the last one."""
     days = times.astype("datetime64[us]").astype("datetime64[D]")
     months = days.astype("datetime64[M]")
-    is_end = (days + 1).astype("datetime64[M]") != months
-    same_day = np.diff((days - months.astype("datetime64[D]")).astype(np.int64)) == 0
-    is_alike = is_end[1:] & is_end[:-1] if is_month_end else same_day
-    return np.asarray(is_alike & (np.diff(times % _DAY) == 0))
+    return (days - months).astype(np.int64), (days + 1).astype("datetime64[M]") != months
+
+
+def most_frequent(values: NDArray[np.int64]) -> int:
+    """Returns the most frequent value, the smallest of several; `values` is not empty."""
+    unique, counts = np.unique(values, return_counts=True)
+    return int(unique[counts.argmax()])
 
 
 def show_time(time: int) -> str:
@@ -228,14 +225,9 @@ def find_frequency(
 
 def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> Frequency | None:
     """Returns the frequency in months if all times are on one day of the month, or the last."""
-    days = times.astype("datetime64[us]").astype("datetime64[D]")
-    months = days.astype("datetime64[M]")
-    is_end = bool(((days + 1).astype("datetime64[M]") != months).all())
-    if not is_end and len(np.unique((days - months).astype(np.int64))) > 1:
+    days, is_end = _days_of_month(times)
+    is_month_end = bool(is_end.all())
+    if len(np.unique(times % _DAY)) > 1 or not (is_month_end or len(np.unique(days)) == 1):
         return None
-    if len(np.unique(times % _DAY)) > 1:
-        return None
-    steps = np.diff(months.astype(np.int64))[is_same]
-    values, counts = np.unique(steps, return_counts=True)
-    usual = int(values[counts.argmax()])
-    return Frequency(usual, "months", is_end) if usual >= 1 else None
+    usual = most_frequent(np.diff(_months(times))[is_same])
+    return Frequency(usual, "months", is_month_end) if usual >= 1 else None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import DataError, Setting, counted
-from fastlstm.forecast.data.table import Table
+from fastlstm.forecast.data.table import DTYPES, Table
 from fastlstm.system import hardware
 
 NO_GROUPS = np.zeros(0, dtype=np.int64)
@@ -106,13 +106,9 @@ def index_windows(
         longest = int((last - first).max(initial=0))
         raise DataError(
             f"a window needs {counted(length, 'row')}, the longest segment without gaps has"
-            f" {max(longest, 0)}; give longer series, a smaller ",
-            Setting("input_size"),
-            " or ",
-            Setting("horizon"),
-            ", or ",
-            Setting("gaps", "fill"),
-        )
+            f" {max(longest, 0)}; give longer series, a smaller ", Setting("input_size"),
+            " or ", Setting("horizon"), ", or ", Setting("gaps", "fill"),
+        )  # fmt: skip
     ends_of_runs = np.cumsum(counts[used], dtype=np.int64)
     first_rows = np.ascontiguousarray(first[used], dtype=np.int64)
     return WindowIndex(used.astype(np.int64), first_rows, ends_of_runs, length, stride)
@@ -147,7 +143,8 @@ def native_source(
         seed: of the orders of their windows; below 2**64.
     """
     return hardware.native().WindowSource(
-        *index.addresses, table.values.ctypes.data, table.cell, len(table.columns),
+        *index.addresses, table.values.ctypes.data, DTYPES.index(table.values.dtype.name),
+        len(table.columns),
         table.scale.ctypes.data, table.offset.ctypes.data, index.length,
         groups.ctypes.data, len(groups), seed,
     )  # fmt: skip

@@ -9,13 +9,12 @@ windows before any of them repeats.
 
 from __future__ import annotations
 
+import itertools
 import os
-import sys
 import time
-import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +39,8 @@ _CHUNK_BYTES = 2 << 20
 _MAX_CHUNK_BATCHES = 256
 _AHEAD = 3
 """Chunks copied, or queued for it, while one is in use."""
+_MAX_UNUSED = 16
+"""Chunks of memory kept for reuse."""
 _POLL_S = 0.1
 
 
@@ -62,13 +63,21 @@ class WindowBatch(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Batches being copied, and their memory."""
+    """Batches being copied, and the memory that the thread writes to.
+
+    Attributes:
+        job: number in the queue.
+        epoch: of its batches.
+        first: number of its first batch.
+        numbers: windows to copy, shape ``(batches, B)``.
+        rows: first row of each.
+        runs: run of each in the index.
+        values: shape ``(batches, B, length, C)``.
+    """
 
     job: int
     epoch: int
     first: int
-    num_batches: int
-    size: int
     numbers: NDArray[np.int64]
     rows: NDArray[np.int64]
     runs: NDArray[np.int64]
@@ -121,7 +130,7 @@ class WindowLoader(LoaderPosition):
         balance: bool = False,
     ) -> None:
         sizes = {"length": length, "stride": stride, "batch_size": batch_size}
-        for name, value in (*sizes.items(), ("world_size", world_size)):
+        for name, value in (sizes | {"world_size": world_size}).items():
             if value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more")
         if not 0 <= rank < world_size:
@@ -144,7 +153,7 @@ class WindowLoader(LoaderPosition):
         self._row_floats = self._windows.length * len(table.columns)
         fitting = _CHUNK_BYTES // (4 * batch_size * self._row_floats)
         self._chunk_batches = max(1, min(fitting, _MAX_CHUNK_BATCHES))
-        self._buffers: list[NDArray[np.float32]] = []
+        self._unused: deque[NDArray[np.float32]] = deque(maxlen=_MAX_UNUSED)
         self._chunks: deque[_Chunk] = deque()
         self._batches: Iterator[WindowBatch] = iter(())
         self._ahead = (0, 0)
@@ -181,7 +190,7 @@ class WindowLoader(LoaderPosition):
         self.close()
 
     def close(self) -> None:
-        """Ends the thread; a later `next` starts another one."""
+        """Stops the thread; a later `next` starts another one."""
         if self._process == os.getpid():
             self._queue = None  # joins its thread, so nothing writes to a chunk any more
         self._chunks.clear()
@@ -197,8 +206,6 @@ class WindowLoader(LoaderPosition):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    # chunks -------------------------------------------------------------------------------------
 
     def _take(self) -> Iterator[WindowBatch]:
         """Waits for the oldest chunk, starts others, and returns its batches."""
@@ -216,11 +223,10 @@ class WindowLoader(LoaderPosition):
                     raise Stopped("stopped while waiting for a batch")
             self.wait_s += time.perf_counter() - started
         self._chunks.popleft()
-        segments = self._windows.segments[chunk.runs].reshape(chunk.num_batches, chunk.size)
-        rows = chunk.rows.reshape(chunk.num_batches, chunk.size)
-        epoch, order = chunk.epoch, range(chunk.first, chunk.first + chunk.num_batches)
-        whole = zip(chunk.values.unbind(0), rows, segments, order, strict=True)
-        return iter([WindowBatch(v, r, s, epoch, number) for v, r, s, number in whole])
+        segments = self._windows.segments[chunk.runs]
+        values, order = chunk.values.unbind(0), itertools.count(chunk.first)
+        epoch = itertools.repeat(chunk.epoch)
+        return map(WindowBatch, values, chunk.rows, segments, epoch, order)
 
     def _begin(self) -> _Chunk:
         """Starts copying the next chunk: batches of equal size, or an epoch's last batch alone."""
@@ -230,71 +236,40 @@ class WindowLoader(LoaderPosition):
             count -= 1  # the last batch of an epoch may be smaller than the others
         end = first + count
         self._ahead = (epoch, end) if end < self.steps_per_epoch else (epoch + 1, 0)
-        numbers, size = self._numbers(first, count)
+        numbers = self._numbers(first, count)
         rows, runs = np.empty_like(numbers), np.empty_like(numbers)
-        buffer = self._free_buffer(count * size)
-        shape = (count, size, self._windows.length, len(self._table.columns))
-        values = torch.from_numpy(buffer)[: len(rows) * self._row_floats].view(shape)
+        buffer = self._buffer()
+        values = torch.from_numpy(buffer)[: numbers.size * self._row_floats]
         job = self._queue.submit(
             self._native_source, self._key(epoch) if self._shuffle else None, epoch,
-            numbers.ctypes.data, len(numbers), rows.ctypes.data, runs.ctypes.data,
+            numbers.ctypes.data, numbers.size, rows.ctypes.data, runs.ctypes.data,
             buffer.ctypes.data,
         )  # fmt: skip
-        return _Chunk(job, epoch, first, count, size, numbers, rows, runs, values)
+        shape = (*numbers.shape, self._windows.length, len(self._table.columns))
+        return _Chunk(job, epoch, first, numbers, rows, runs, values.view(shape))
 
-    def _numbers(self, first: int, count: int) -> tuple[NDArray[np.int64], int]:
-        """Returns the numbers of this rank's windows and the batch size."""
+    def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
+        """Returns the numbers of this rank's windows in `count` batches, ``(count, B)``."""
         size, world, rank = self._batch_size, self._world_size, self._rank
         start = first * size * world
         rest = self.num_windows - start
         if rest < size * world:  # the last batch, divided evenly among the ranks
             begin, end = rest * rank // world, rest * (rank + 1) // world
-            return np.arange(start + begin, start + end, dtype=np.int64), end - begin
+            return np.arange(start + begin, start + end, dtype=np.int64)[None]
         steps = np.arange(first, first + count, dtype=np.int64)[:, None] * (size * world)
-        return (steps + np.arange(rank * size, (rank + 1) * size)).reshape(-1), size
+        return steps + np.arange(rank * size, (rank + 1) * size)
 
     def _key(self, *numbers: int) -> int:
         words = np.random.SeedSequence([self._seed, *numbers]).generate_state(1, np.uint64)
         return int(words[0])
 
-    def _free_buffer(self, num_windows: int) -> NDArray[np.float32]:
-        """Returns memory that no batch uses; reused because fresh pages cost more than copying."""
-        floats = num_windows * self._row_floats
-        for place in range(len(self._buffers)):
-            is_free = _num_references(self._buffers, place) == _UNUSED
-            if is_free and self._buffers[place].size >= floats:
-                return self._buffers[place]
-        buffer = np.empty(floats, dtype=np.float32)
-        if len(self._buffers) < 16 and _counts_references():
-            self._buffers.append(buffer)
+    def _buffer(self) -> NDArray[np.float32]:
+        """Returns memory for a chunk; reused because fresh pages cost more than copying."""
+        num_windows = min(self._chunk_batches * self._batch_size, self.num_windows)
+        try:
+            memory = self._unused.pop()
+        except IndexError:
+            memory = np.empty(num_windows * self._row_floats, dtype=np.float32)
+        buffer = memory[:]
+        weakref.finalize(buffer, self._unused.append, memory).atexit = False
         return buffer
-
-
-_UNUSED = 2
-"""References to an unused array: its list's and that of getrefcount's argument."""
-
-
-def _num_references(arrays: list[NDArray[np.float32]], place: int) -> int:
-    return sys.getrefcount(arrays[place])
-
-
-@cache
-def _counts_references() -> bool:
-    """Returns whether reference counts show that a tensor made from an array is alive.
-
-    They do in CPython; other interpreters may defer counts or have immortal objects.
-    """
-    arrays = [np.empty(4, dtype=np.float32)]
-    counts = [_num_references(arrays, 0)]
-    part = torch.from_numpy(arrays[0])[:2].view(2, 1).unbind(0)[0]
-    counts.append(_num_references(arrays, 0))
-    del part
-    counts.append(_num_references(arrays, 0))
-    if counts[0] == counts[2] == _UNUSED < counts[1]:
-        return True
-    warnings.warn(
-        f"this Python counts {counts} references, expected {_UNUSED}, more and {_UNUSED}: every"
-        " chunk of windows gets new memory, which is slower",
-        stacklevel=2,
-    )
-    return False

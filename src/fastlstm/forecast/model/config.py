@@ -63,12 +63,10 @@ class ForecasterConfig:
             )
         if self.input_size % self.patch:
             raise ConfigError(
-                Setting("input_size"),
-                f" is {self.input_size}, not a multiple of ",
-                Setting("patch"),
-                f" {self.patch}; give ",
+                Setting("input_size"), f" is {self.input_size}, not a multiple of ",
+                Setting("patch"), f" {self.patch}; give ",
                 Setting("input_size", max(1, self.input_size // self.patch) * self.patch),
-            )
+            )  # fmt: skip
         self._check_stateful()
 
     def _check_stateful(self) -> None:
@@ -88,18 +86,11 @@ class ForecasterConfig:
                 )
 
 
-_LARGE = 10**6
 _BOUNDS: dict[str, tuple[float, float]] = {
-    "input_size": (1, _LARGE),
-    "horizon": (1, _LARGE),
-    "num_targets": (1, _LARGE),
-    "num_past": (0, _LARGE),
-    "num_future": (0, _LARGE),
-    "num_static": (0, _LARGE),
-    "patch": (1, _LARGE),
-    "hidden_size": (1, 65_536),
+    **dict.fromkeys(("input_size", "horizon", "num_targets", "patch"), (1, 10**6)),
+    **dict.fromkeys(("num_past", "num_future", "num_static"), (0, 10**6)),
+    **dict.fromkeys(("hidden_size", "embed_size"), (1, 65_536)),
     "num_layers": (1, 64),
-    "embed_size": (1, 65_536),
     "dropout": (0.0, 1.0),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {

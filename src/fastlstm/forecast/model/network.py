@@ -56,7 +56,7 @@ class RecurrentState(NamedTuple):
 
     def detach(self) -> RecurrentState:
         """Returns the state cut from its graph."""
-        return RecurrentState(self.hidden.detach(), self.cell.detach(), self.level.detach())
+        return RecurrentState(*(tensor.detach() for tensor in self))
 
 
 class ForecastNetwork(nn.Module):
@@ -130,16 +130,12 @@ class ForecastNetwork(nn.Module):
             )
         if config.stateful:
             return self._read(values, statics, None, 1)[0]
-        targets, is_there = values[:, :L, :C], None
-        if config.has_missing:
-            is_there = ~targets.isnan()
+        targets = values[:, :L, :C]
+        is_there = ~targets.isnan() if config.has_missing else None
         shift, scale = self._level(targets, is_there)
         targets = (targets - shift[:, None]) / scale[:, None]
-        if is_there is not None:
-            targets = torch.where(is_there, targets, 0.0)
         static = None if self.static is None else self.static(self.statics(statics))
-        patches = self._patches(targets, is_there, self.past(values[:, :L, C:]))
-        _, state = self.lstm(self._embedded(patches, static))
+        _, state = self._run(targets, is_there, self.past(values[:, :L, C:]), static)
         queries = self._queries(values[:, L:, C + config.num_past :], static)
         if config.decoder == "direct":
             decoded = self._decode(queries, *self._last(state))
@@ -183,18 +179,16 @@ class ForecastNetwork(nn.Module):
         config = self.config
         s, h, C, H = config.patch, config.horizon, config.num_targets, config.hidden_size
         B, steps = values.shape[0], values.shape[1] - h
-        targets, is_there = values[:, :steps, :C], None
-        if config.has_missing:
-            is_there = ~targets.isnan()
-        over, last = self._levels(targets, is_there, None if carried is None else carried.level)
-        targets = targets - over.repeat_interleave(s, 1)
-        if is_there is not None:
-            targets = torch.where(is_there, targets, 0.0)
+        targets = values[:, :steps, :C]
+        is_there = ~targets.isnan() if config.has_missing else None
+        shift, last = self._levels(targets, is_there, None if carried is None else carried.level)
+        targets = targets - shift.repeat_interleave(s, 1)
         static = None if self.static is None else self.static(self.statics(statics))
-        patches = self._patches(targets, is_there, self.past(values[:, :steps, C:]))
         state = None if carried is None else (carried.hidden, carried.cell)
-        outputs, state = self.lstm(self._embedded(patches, static), state)
-        behind = RecurrentState(state[0], state[1], last[:, -1])
+        outputs, state = self._run(
+            targets, is_there, self.past(values[:, :steps, C:]), static, state
+        )
+        after = RecurrentState(*state, last[:, -1])
         each = outputs[len(outputs) - origins :].view(origins, B, -1, H).transpose(0, 1)
         hidden = each.reshape(-1, H)
         if static is not None:
@@ -203,10 +197,10 @@ class ForecastNetwork(nn.Module):
         assert self.cell_of_hidden is not None  # the LSTM returns no cell states but the last
         decoded = self._decode(queries, hidden, self.cell_of_hidden(hidden))[:, :h]
         if config.normalize == "none":
-            return decoded, behind
+            return decoded, after
         level = last[:, last.shape[1] - origins :].nan_to_num(0.0).reshape(-1, 1, C)
         level = level.expand(-1, h, -1)
-        return self.output.restored(decoded, torch.ones_like(level), level), behind
+        return self.output.restored(decoded, torch.ones_like(level), level), after
 
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
@@ -229,8 +223,10 @@ class ForecastNetwork(nn.Module):
         before = targets.new_full((B, 1, C), math.nan) if carried is None else carried[:, None]
         last = torch.where(last.isnan(), before, last)
         before = torch.cat([before, last[:, :-1]], 1)
-        over = torch.where(before.isnan(), first, before).nan_to_num(0.0)
-        return (torch.zeros_like(over), last) if self.config.normalize == "none" else (over, last)
+        level = torch.where(before.isnan(), first, before).nan_to_num(0.0)
+        if self.config.normalize == "none":
+            level = torch.zeros_like(level)
+        return level, last
 
     def _level(self, targets: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns shift and scale of each window, shapes ``(B, C)``."""
@@ -250,24 +246,38 @@ class ForecastNetwork(nn.Module):
         last = torch.where(is_there, steps, 0).amax(1, keepdim=True)
         return targets.gather(1, last)[:, 0].nan_to_num(0.0), one
 
-    def _patches(self, targets: Tensor, is_there: Tensor | None, past: Tensor) -> Tensor:
-        """Returns patches, shape ``(L / s, B * channels, s * features)``."""
-        s, K = self.config.patch, self.num_channels
-        B, L = targets.shape[:2]
-        parts = [targets] if is_there is None else [targets, is_there.to(targets)]
-        own = torch.stack(parts, -1).view(B, L // s, s, K, -1)
-        own = own.permute(1, 0, 3, 2, 4).reshape(L // s, B * K, -1)
-        if past.shape[-1] == 0:
-            return own
-        shared = past.view(B, L // s, 1, -1).expand(-1, -1, K, -1)
-        return torch.cat([own, shared.permute(1, 0, 2, 3).reshape(L // s, B * K, -1)], -1)
+    def _run(
+        self,
+        targets: Tensor,
+        is_there: Tensor | None,
+        past: Tensor,
+        static: Tensor | None,
+        state: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Runs the LSTM over patches; returns outputs ``(steps / s, B * channels, ·)`` and state.
 
-    def _embedded(self, patches: Tensor, static: Tensor | None) -> Tensor:
-        """Returns embedded patches, shape ``(steps, B * channels, d)``."""
+        Args:
+            targets: normalised, shape ``(B, steps, C)``.
+            is_there: which targets are not missing, same shape.
+            past: features of the covariates, shape ``(B, steps, features)``.
+            static: embedded static values, shape ``(B, d)``.
+            state: of the LSTM before.
+        """
+        s, K = self.config.patch, self.num_channels
+        B, steps = targets.shape[:2]
+        parts = [targets]
+        if is_there is not None:
+            parts = [torch.where(is_there, targets, 0.0), is_there.to(targets)]
+        own = torch.stack(parts, -1).view(B, steps // s, s, K, -1)
+        patches = own.permute(1, 0, 3, 2, 4).reshape(steps // s, B * K, -1)
+        if past.shape[-1]:
+            shared = past.view(B, steps // s, 1, -1).expand(-1, -1, K, -1).permute(1, 0, 2, 3)
+            patches = torch.cat([patches, shared.reshape(steps // s, B * K, -1)], -1)
         embedded = F.relu(self.embed(patches))
-        if static is None:
-            return embedded
-        return embedded + static.repeat_interleave(self.num_channels, 0)
+        if static is not None:
+            embedded = embedded + static.repeat_interleave(K, 0)
+        outputs, last_state = self.lstm(embedded, state)
+        return outputs, last_state
 
     def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the last layer's final state, ``(B * channels, H)``, both directions combined."""
@@ -289,7 +299,10 @@ class ForecastNetwork(nn.Module):
             -1,
         )[:, None]
         if self.known is not None:
-            queries = queries + self.known(self._future_patches(ahead))[:, :, None]
+            features = self.future(ahead)
+            missing = self.num_patches * self.config.patch - ahead.shape[1]
+            patches = F.pad(features, (0, 0, 0, missing)).view(len(ahead), self.num_patches, -1)
+            queries = queries + self.known(patches.transpose(0, 1))[:, :, None]
         if static is not None:
             queries = queries + static[None, :, None]
         return queries
@@ -322,20 +335,13 @@ class ForecastNetwork(nn.Module):
         s, config = self.config.patch, self.config
         rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
         is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
-        known = self.past(rows.where(is_known, math.nan))
+        covariates = self.past(rows.where(is_known, math.nan))
         decoded = [self._decode(queries[:1], *self._last(state))]
         for k in range(1, self.num_patches):
             ones = torch.ones_like(decoded[-1][..., 0])
             center = self.output.center(self.output.restored(decoded[-1], ones, 0 * ones))
             is_there = ones.bool() if config.has_missing else None
-            read = self._patches(center, is_there, known[:, (k - 1) * s : k * s])
-            _, state = self.lstm(self._embedded(read, static), state)
+            past = covariates[:, (k - 1) * s : k * s]
+            _, state = self._run(center, is_there, past, static, state)
             decoded.append(self._decode(queries[k : k + 1], *self._last(state)))
         return torch.cat(decoded, 1)
-
-    def _future_patches(self, ahead: Tensor) -> Tensor:
-        """Returns the future covariates of each patch, shape ``(m, B, s * features)``."""
-        features = self.future(ahead)
-        s, B = self.config.patch, ahead.shape[0]
-        features = F.pad(features, (0, 0, 0, self.num_patches * s - ahead.shape[1]))
-        return features.view(B, self.num_patches, -1).transpose(0, 1)

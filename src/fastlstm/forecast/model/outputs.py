@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastlstm.errors import ConfigError
+from fastlstm.forecast.config import Loss, OutputKind
 from fastlstm.forecast.model.distribution_quantiles import (
     negative_binomial_quantiles,
     student_quantile,
@@ -18,7 +19,6 @@ from fastlstm.forecast.model.distribution_quantiles import (
 
 QUANTILES = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 """Levels of the quantile output: the median and the ends of 50, 80 and 95 % intervals."""
-LOSSES = ("mae", "mse", "huber")
 
 
 class Output(ABC):
@@ -26,11 +26,13 @@ class Output(ABC):
 
     Attributes:
         num_parameters: numbers per forecast value.
+        center_at: number of the point forecast among them.
         is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
     """
 
     num_parameters: int
+    center_at = 0
     is_calibrated = True
     counts = False
 
@@ -43,9 +45,9 @@ class Output(ABC):
             target: shape ``(…)``, without NaN.
         """
 
-    @abstractmethod
     def center(self, parameters: Tensor) -> Tensor:
         """Returns the point forecast, shape ``(…)``."""
+        return parameters[..., self.center_at]
 
     @abstractmethod
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
@@ -61,9 +63,7 @@ class Point(Output):
 
     num_parameters = 1
 
-    def __init__(self, loss: str = "mae") -> None:
-        if loss not in LOSSES:
-            raise ConfigError(f"loss is {loss!r}, expected one of {', '.join(LOSSES)}")
+    def __init__(self, loss: Loss = "mae") -> None:
         self._loss = loss
 
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
@@ -74,9 +74,6 @@ class Point(Output):
             return F.mse_loss(forecast, target, reduction="none")
         return F.smooth_l1_loss(forecast, target, reduction="none", beta=0.5)
 
-    def center(self, parameters: Tensor) -> Tensor:
-        return parameters[..., 0]
-
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         return parameters
 
@@ -85,6 +82,7 @@ class Quantiles(Output):
     """Seven quantiles, trained by the pinball loss (Koenker & Bassett 1978); they do not cross."""
 
     num_parameters = len(QUANTILES)
+    center_at = QUANTILES.index(0.5)
 
     def __init__(self) -> None:
         self._levels = torch.tensor(QUANTILES)
@@ -93,9 +91,6 @@ class Quantiles(Output):
         error = target[..., None] - parameters
         levels = self._levels.to(error)
         return 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
-
-    def center(self, parameters: Tensor) -> Tensor:
-        return parameters[..., QUANTILES.index(0.5)]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         """Interpolates between the seven levels; beyond them, returns the outermost."""
@@ -113,15 +108,13 @@ class StudentT(Output):
     """Degrees of freedom, location and scale of Student's t, trained by its likelihood."""
 
     num_parameters = 3
+    center_at = 1
 
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
         degrees, location, scale = self._read(parameters)
         distribution = torch.distributions.StudentT(degrees, location, scale, validate_args=False)
         likelihood: Tensor = distribution.log_prob(target)
         return -likelihood
-
-    def center(self, parameters: Tensor) -> Tensor:
-        return parameters[..., 1]
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         degrees, location, scale = self._read(parameters)
@@ -161,9 +154,6 @@ class NegativeBinomial(Output):
         likelihood: Tensor = distribution.log_prob(target.double())
         return -likelihood.to(parameters.dtype)
 
-    def center(self, parameters: Tensor) -> Tensor:
-        return parameters[..., 0]
-
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         return negative_binomial_quantiles(parameters[..., 0], parameters[..., 1], levels)
 
@@ -172,13 +162,10 @@ class NegativeBinomial(Output):
         return torch.stack([mean * scale + 1e-6, dispersion + 1e-4], -1)
 
 
-def make_output(kind: str, loss: str = "mae") -> Output:
-    """Returns the output of that kind; raises ConfigError for an unknown one."""
-    if kind == "point":
-        return Point(loss)
-    kinds: dict[str, type[Output]] = {
-        "quantiles": Quantiles, "student_t": StudentT, "negative_binomial": NegativeBinomial,
+def make_output(kind: OutputKind, loss: Loss = "mae") -> Output:
+    """Returns the output of that kind; `loss` is that of point forecasts."""
+    kinds: dict[str, Callable[[], Output]] = {
+        "point": partial(Point, loss), "quantiles": Quantiles,
+        "student_t": StudentT, "negative_binomial": NegativeBinomial,
     }  # fmt: skip
-    if kind not in kinds:
-        raise ConfigError(f"output is {kind!r}, expected point, {', '.join(kinds)}")
     return kinds[kind]()

@@ -8,9 +8,10 @@ import json
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from io import BytesIO
-from typing import IO, Any, Literal, Protocol, cast
+from io import BufferedIOBase, BufferedReader, BytesIO
+from typing import IO, Any, Literal, cast
 
 from fastlstm.errors import DataError, MissingExtraError, Setting, counted
 from fastlstm.text.data.sources import Document
@@ -43,12 +44,6 @@ class TextRules:
     text_field: str = "text"
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-    def readline(self, size: int, /) -> bytes: ...
-    def close(self) -> None: ...
 
 
 class BlockReader:
@@ -136,7 +131,7 @@ class BlockReader:
         self.consumed = base + (document.size() or 0)
 
 
-def open_document(document: Document) -> tuple[_Readable, Callable[[], int]]:
+def open_document(document: Document) -> tuple[BufferedIOBase, Callable[[], int]]:
     """Opens a document, decompressed; also returns a function of the position on disk."""
     if document.path is None:
         memory = BytesIO(document.data or b"")
@@ -151,17 +146,17 @@ def open_document(document: Document) -> tuple[_Readable, Callable[[], int]]:
     if magic.startswith(_GZIP_MAGIC):
         unzipped = gzip.GzipFile(fileobj=raw)
         unzipped.myfileobj = cast(Any, raw)  # so that close() closes the file too
-        return cast(_Readable, unzipped), raw.tell
+        return unzipped, raw.tell
     if magic.startswith(_ZSTD_MAGIC):
         return _open_zstd(raw, document.name), raw.tell
     if suffix in (".gz", ".zst") and magic:
         raw.close()
         kind = "gzip" if suffix == ".gz" else "zstd"
         raise DataError(f"{document.name} is named {suffix} but is not {kind} data; rename it")
-    return cast(_Readable, raw), raw.tell
+    return raw, raw.tell
 
 
-def _open_zstd(raw: IO[bytes], name: str) -> _Readable:
+def _open_zstd(raw: IO[bytes], name: str) -> BufferedIOBase:
     try:
         import zstandard
     except ImportError as error:
@@ -170,14 +165,12 @@ def _open_zstd(raw: IO[bytes], name: str) -> _Readable:
             f"{name} is zstd-compressed, which needs: pip install 'fastlstm[zst]'"
             " (or decompress it with `zstd -d`)"
         ) from error
-    from io import BufferedReader
-
     reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=True)
-    return cast(_Readable, BufferedReader(cast(Any, reader), 1 << 18))
+    return BufferedReader(reader, 1 << 18)
 
 
 def _plain_records(
-    stream: _Readable, document: Document, rules: TextRules, block_bytes: int
+    stream: BufferedIOBase, document: Document, rules: TextRules, block_bytes: int
 ) -> Iterator[tuple[bool, bytes]]:
     """Yields one document's text in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -202,7 +195,7 @@ def _plain_records(
         chunk = following
 
 
-def _chunks(head: bytes, stream: _Readable, size: int) -> Iterator[bytes]:
+def _chunks(head: bytes, stream: BufferedIOBase, size: int) -> Iterator[bytes]:
     for start in range(0, len(head), size):
         yield head[start : start + size]
     while chunk := stream.read(size):
@@ -210,19 +203,17 @@ def _chunks(head: bytes, stream: _Readable, size: int) -> Iterator[bytes]:
 
 
 def _json_records(
-    stream: _Readable, document: Document, rules: TextRules, block_bytes: int
+    stream: BufferedIOBase, document: Document, rules: TextRules, block_bytes: int
 ) -> Iterator[tuple[bool, bytes]]:
     """Yields the text field of every line."""
-    number = 0
-    while line := stream.readline(_MAX_LINE_BYTES):
-        number += 1
+    lines = iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
+    for number, line in enumerate(lines, 1):
         if len(line) == _MAX_LINE_BYTES:
             raise DataError(
                 f"{document.name} line {number} is longer than {_MAX_LINE_BYTES >> 20} MiB;"
                 " expected one JSON object per line"
             )
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
+        line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
         if line.isspace() or not line:
             continue
         where = f"{document.name} line {number}"
@@ -345,11 +336,9 @@ def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None
     for document in documents:
         if document.is_jsonl:
             continue
-        stream, _ = open_document(document)
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        offset = 0
-        try:
-            while True:
+        decoder, offset, chunk = codecs.getincrementaldecoder("utf-8")(), 0, b"\n"
+        with closing(open_document(document)[0]) as stream:
+            while chunk:
                 chunk = stream.read(BLOCK_BYTES)
                 held = len(decoder.getstate()[0])
                 try:
@@ -357,8 +346,4 @@ def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None
                 except UnicodeDecodeError as error:
                     return document.name, offset - held + error.start
                 offset += len(chunk)
-                if not chunk:
-                    break
-        finally:
-            stream.close()
     return None

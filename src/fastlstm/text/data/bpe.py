@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -93,10 +94,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
         initial_alphabet=sorted(BYTE_SYMBOLS),
     )
     engine.train_from_iterator(texts, trainer)
-    model = _json_of(engine)["model"]
+    model = json.loads(engine.to_str())["model"]
     ids: dict[str, int] = model["vocab"]
-    symbols = sorted(ids, key=lambda symbol: ids[symbol])
-    return BpeTokenizer(symbols, [_pair(merge) for merge in model["merges"]])
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
+    return BpeTokenizer(sorted(ids, key=ids.__getitem__), [(left, right) for left, right in pairs])
 
 
 def load_bpe(record: dict[str, Any], origin: str) -> BpeTokenizer:
@@ -114,10 +115,12 @@ def load_bpe(record: dict[str, Any], origin: str) -> BpeTokenizer:
     if not isinstance(merges, list):
         raise CorruptFileError(f"{origin}: merges must be a list of pairs")
     for pair in merges:
-        is_pair = (
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)
-        )
-        if not is_pair or not known.issuperset([*pair, pair[0] + pair[1]]):
+        is_list = isinstance(pair, list) and len(pair) == 2
+        if (
+            not is_list
+            or not all(isinstance(p, str) for p in pair)
+            or not known.issuperset([*pair, pair[0] + pair[1]])
+        ):
             raise CorruptFileError(
                 f"{origin}: merge {str(pair)[:60]} does not join two known tokens"
             )
@@ -142,15 +145,3 @@ def _build_engine(symbols: list[str], merges: list[tuple[str, str]]) -> Engine:
     engine: Engine = library.Tokenizer(library.models.BPE(vocab=vocab, merges=merges))
     engine.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return engine
-
-
-def _json_of(engine: Any) -> dict[str, Any]:
-    import json
-
-    record: dict[str, Any] = json.loads(engine.to_str())
-    return record
-
-
-def _pair(merge: str | list[str]) -> tuple[str, str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right

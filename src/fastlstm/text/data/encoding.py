@@ -28,7 +28,6 @@ _NUM_CODE_POINTS = 0x110000
 _MAX_WORKERS = 16
 _LEARN_BLOCK_BYTES = 1 << 15  # the library counts words 30 % faster than in 256 KiB
 
-
 Progress = Callable[[int, int | None], object]
 """Called with bytes done and the total in bytes, or None if unknown."""
 

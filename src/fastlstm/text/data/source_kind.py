@@ -1,4 +1,4 @@
-"""Guesses whether a source is text or a table, from names and first lines."""
+"""Decides whether a source is text or a table, from names and first lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastlstm.text.data.corpora import BUILT_IN
-from fastlstm.text.data.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES
+from fastlstm.text.data.sources import TEXT_SUFFIXES, text_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
-_DELIMITERS = ",;\t|"
+_QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
+_VALUE = re.compile(r"(?=.*\d)[-+\d.:/eETZ% ]+")
+"""A number or a time."""
 _MAX_FILES = 100_000
 """Limit of files of a directory that are looked at."""
 
@@ -62,8 +64,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 def _is_readable(path: Path) -> bool:
-    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSED_SUFFIXES]
-    return bool(suffixes) and suffixes[-1] in TEXT_SUFFIXES
+    return text_suffix(path) in TEXT_SUFFIXES
 
 
 def _is_binary(path: Path) -> bool:
@@ -77,7 +78,10 @@ def _is_table(path: Path) -> bool:
 
 
 def _has_columns(path: Path) -> bool:
-    """Returns whether all first lines have equally many delimiters, and all but one digits."""
+    """Whether the first lines have equally many delimiters, and each row a number or a time.
+
+    A row is every line but the first; one of its cells is nothing but that number or time.
+    """
     try:
         if not path.is_file():
             return False
@@ -86,12 +90,13 @@ def _has_columns(path: Path) -> bool:
     except OSError:
         return False
     lines = [line for line in start.splitlines()[:_SNIFFED_LINES] if line.strip()]
-    lines = [re.sub(r'"[^"]*"', "0", line) for line in lines]
-    rows = [{line.count(mark) for line in lines} for mark in _DELIMITERS]
-    is_even = any(len(row) == 1 and row != {0} for row in rows)
-    has_digits = all(re.search(r"\d", line) for line in lines[1:])
-    is_one_column = all(re.fullmatch(r"[-+.\deE]+", line.strip()) for line in lines[1:])
-    return len(lines) > 2 and has_digits and (is_even or is_one_column)
+    lines = [_QUOTED.sub(lambda quoted: _DELIMITER.sub(" ", quoted[1]), line) for line in lines]
+    tables = ([line.split(mark) for line in lines] for mark in ",;\t|")
+    return len(lines) > 2 and any(
+        len({len(row) for row in table}) == 1
+        and all(any(_VALUE.fullmatch(cell.strip()) for cell in row) for row in table[1:])
+        for table in tables
+    )
 
 
 def few(paths: Sequence[Path]) -> str:

@@ -7,7 +7,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Source:
 
     name: str
     documents: tuple[Document, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def total_bytes(self) -> int | None:
@@ -88,12 +88,6 @@ class Source:
                 return None
             rows.append([path, document.is_jsonl, *rest])
         return rows
-
-    def with_document(self, index: int, document: Document) -> Source:
-        """Returns a copy with one document replaced."""
-        documents = list(self.documents)
-        documents[index] = document
-        return replace(self, documents=tuple(documents))
 
 
 def open_source(source: str | Path | Sequence[str | Path]) -> Source:
@@ -121,9 +115,9 @@ def open_source(source: str | Path | Sequence[str | Path]) -> Source:
     if len(parts) == 1:
         return parts[0]
     return Source(
-        name=f"{parts[0].name} and {len(parts) - 1} more",
-        documents=tuple(document for part in parts for document in part.documents),
-        notes=tuple(note for part in parts for note in part.notes),
+        f"{parts[0].name} and {len(parts) - 1} more",
+        tuple(document for part in parts for document in part.documents),
+        tuple(note for part in parts for note in part.notes),
     )
 
 
@@ -132,9 +126,11 @@ def _open_one(source: str | Path) -> Source:
     if source == "":  # Path("") would be the current directory
         raise DataError(_NO_SOURCE)
     if name == "-":
-        return Source(name="stdin", documents=(Document(name="stdin", is_stream=True),))
-    if name in BUILT_IN:
-        return _built_in(name)
+        return Source("stdin", (Document("stdin", is_stream=True),))
+    if name == "python-docs":
+        return Source(name, (Document(name, data=corpus_text().encode("utf-8")),))
+    if name == "python-stdlib":
+        return Source(name, tuple(Document(str(path), path) for path in corpus_files()))
     path = Path(os.path.expanduser(source))
     try:
         mode = path.stat().st_mode
@@ -144,7 +140,7 @@ def _open_one(source: str | Path) -> Source:
         raise _missing(name, path, error) from error
     if stat.S_ISDIR(mode):
         return _open_directory(path)
-    return Source(name=name, documents=(_file(path, name, mode),))
+    return Source(name, (_file(path, name, mode),))
 
 
 def _missing(name: str, path: Path, error: Exception) -> DataError:
@@ -170,11 +166,16 @@ def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
 def _file(path: Path, name: str, mode: int) -> Document:
     if not os.access(path, os.R_OK):
         raise DataError(f"cannot read {name}: Permission denied; check its permissions")
+    is_jsonl = text_suffix(path) in JSONL_SUFFIXES
+    return Document(name, path, is_jsonl=is_jsonl, is_stream=not stat.S_ISREG(mode))
+
+
+def text_suffix(path: Path) -> str:
+    """Returns the suffix in lower case, without that of a compressed file; "" if there is none."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
+    if len(suffixes) > 1 and suffixes[-1] in COMPRESSED_SUFFIXES:
         suffixes.pop()
-    is_jsonl = bool(suffixes) and suffixes[-1] in JSONL_SUFFIXES
-    return Document(name=name, path=path, is_jsonl=is_jsonl, is_stream=not stat.S_ISREG(mode))
+    return suffixes[-1] if suffixes else ""
 
 
 def _open_glob(pattern: str) -> Source:
@@ -183,19 +184,15 @@ def _open_glob(pattern: str) -> Source:
     if not paths:
         raise DataError(f"no file matches {pattern}; check the pattern (** crosses directories)")
     documents = tuple(_file(path, str(path), path.stat().st_mode) for path in paths)
-    return Source(name=pattern, documents=documents)
+    return Source(pattern, documents)
 
 
 def _open_directory(root: Path) -> Source:
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
     for path in _walk(root):
-        suffixes = [suffix.lower() for suffix in path.suffixes]
-        kind = suffixes.pop() if suffixes else ""
-        if kind in COMPRESSED_SUFFIXES and suffixes:
-            kind = suffixes[-1]
         info = path.stat() if path.exists() else None
-        if kind not in TEXT_SUFFIXES or info is None or not stat.S_ISREG(info.st_mode):
+        if text_suffix(path) not in TEXT_SUFFIXES or info is None or not stat.S_ISREG(info.st_mode):
             skipped[path.suffix.lower() or "no suffix"] += 1
         elif info.st_size:
             documents.append(_file(path, str(path), info.st_mode))
@@ -208,7 +205,7 @@ def _open_directory(root: Path) -> Source:
         )
     files = counted(sum(skipped.values()), "file")
     notes = (f"{root}: {files} skipped ({kinds})",) if skipped else ()
-    return Source(name=str(root), documents=tuple(documents), notes=notes)
+    return Source(str(root), tuple(documents), notes)
 
 
 def _walk(root: Path) -> list[Path]:
@@ -222,12 +219,3 @@ def _walk(root: Path) -> list[Path]:
         )
         paths += [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
     return sorted(paths)
-
-
-def _built_in(name: str) -> Source:
-    if name == "python-docs":
-        return Source(
-            name=name, documents=(Document(name=name, data=corpus_text().encode("utf-8")),)
-        )
-    documents = tuple(Document(name=str(path), path=path) for path in corpus_files())
-    return Source(name=name, documents=documents)

@@ -1,4 +1,4 @@
-"""Prepares any supported text as memory-mapped ids, kept in the cache."""
+"""Prepares any supported text as memory-mapped ids in the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ from fastlstm.text.data.tokenizer import (
 )
 
 UnknownPolicy = Literal["refuse", "count"]
+READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
+"""Options of `prepare_text` that a text read later takes from the run."""
 MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
 _COUNT_BLOCK = 1 << 20
@@ -59,39 +61,22 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class TextDataset:
-    """An encoded text.
+class TextDataset(Entry):
+    """An encoded text: an entry of the cache, and where it came from.
 
     Attributes:
-        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
-        tokenizer: of the ids.
-        key: of the cache entry.
-        num_bytes: UTF-8 bytes of the clean text.
-        num_chars: its characters.
         from_cache: nothing had to be encoded.
         seconds: taken to prepare.
-        source: as given by the user.
+        source: as the user wrote it.
         notes: remarks such as skipped files, a line each.
-        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
-            position of each.
+        cache: that holds it.
     """
 
-    ids: Ids
-    tokenizer: Tokenizer
-    key: str
-    num_bytes: int
-    num_chars: int
     from_cache: bool
     seconds: float
     source: str
     notes: tuple[str, ...]
     cache: TextCache
-    unknown: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def num_unknown(self) -> int:
-        """Number of characters left out of `ids`."""
-        return self.num_chars - len(self.ids) if self.unknown else 0
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
         """Splits the text into train, validation and test parts.
@@ -115,8 +100,8 @@ class TextDataset:
         end, _ = self._edges(spec, files)
         memo = make_key("counts", self.key, end)
         known = self.cache.recall(memo)
-        is_known = isinstance(known, list) and len(known) == self.tokenizer.vocab_size
-        if is_known and all(type(n) is int and n >= 0 for n in known) and sum(known) == end:
+        is_whole = isinstance(known, list) and len(known) == self.tokenizer.vocab_size
+        if is_whole and all(type(n) is int and n >= 0 for n in known) and sum(known) == end:
             return np.array(known, dtype=np.int64)
         counts = token_counts(self.ids[:end], self.tokenizer.vocab_size)
         self.cache.remember(memo, counts.tolist())
@@ -229,17 +214,12 @@ def prepare_text(
         with cache.work_directory() as directory:
             entry, from_cache = job.encode(directory)
     return TextDataset(
-        ids=entry.ids,
-        tokenizer=entry.tokenizer,
-        key=entry.key,
-        num_bytes=entry.meta.num_bytes,
-        num_chars=entry.meta.num_chars,
+        **vars(entry),
         from_cache=from_cache,
         seconds=time.monotonic() - started,
         source=opened.name,
         notes=opened.notes,
         cache=cache,
-        unknown=tuple((char, place) for char, place in entry.meta.unknown),
     )
 
 
@@ -269,12 +249,12 @@ class _Job:
         self.work = replace(self.work, num_passes=passes)
         scanned = scan(self.work)
         entry = self._find(scanned.content)
-        is_known = entry is not None
+        from_cache = entry is not None
         if entry is None:
             entry = self._encode(scanned, directory)
         if before and before == source.signature() and not _is_racy(before, read_at):
             self.cache.remember(self._stat_key(before), scanned.content)
-        return entry, is_known
+        return entry, from_cache
 
     def _encode(self, scanned: Scan, directory: Path) -> Entry:
         tokenizer, unknown = self._tokenizer(scanned)
@@ -314,10 +294,11 @@ class _Job:
         return learn_bpe(self.work, self.vocab_size, scanned.num_bytes), []
 
     def _find(self, content: str) -> Entry | None:
-        if self.tokenizer is not None:
-            fingerprint: Any = self.tokenizer.fingerprint
-        else:
-            fingerprint = self.cache.recall(self._choice_key(content))
+        fingerprint = (
+            self.cache.recall(self._choice_key(content))
+            if self.tokenizer is None
+            else self.tokenizer.fingerprint
+        )
         if not isinstance(fingerprint, str):
             return None
         entry = self.cache.find(self._entry_key(content, fingerprint))
@@ -343,8 +324,8 @@ def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:
 
 def _spool(work: Pass, directory: Path) -> Source:
     """Copies pipes and stdin to files, which every pass can read."""
-    source = work.source
-    for index, document in enumerate(source.documents):
+    documents = list(work.source.documents)
+    for index, document in enumerate(documents):
         if not document.is_stream:
             continue
         path = directory / f"spool-{index}"
@@ -356,9 +337,8 @@ def _spool(work: Pass, directory: Path) -> Source:
         finally:
             if document.path is not None:
                 os.close(descriptor)
-        copy = Document(document.name, path, None, document.is_jsonl)
-        source = source.with_document(index, copy)
-    return source
+        documents[index] = Document(document.name, path, None, document.is_jsonl)
+    return replace(work.source, documents=tuple(documents))
 
 
 def _open_pipe(document: Document) -> int:

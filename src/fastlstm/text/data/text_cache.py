@@ -16,15 +16,7 @@ from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer, smalles
 
 @dataclass(frozen=True)
 class Meta:
-    """The content of meta.json.
-
-    Attributes:
-        num_tokens: ids in ids.bin.
-        num_bytes: UTF-8 bytes of the clean text.
-        num_chars: its characters.
-        fingerprint: of the tokenizer.
-        unknown: up to ten characters left out of the ids, with the first position of each.
-    """
+    """The content of meta.json; `fingerprint` is the tokenizer's, for the rest see `Entry`."""
 
     num_tokens: int
     num_bytes: int
@@ -35,12 +27,29 @@ class Meta:
 
 @dataclass(frozen=True)
 class Entry:
-    """An encoded text; `ids` is memory-mapped."""
+    """An encoded text in the cache.
 
-    key: str
+    Attributes:
+        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
+        tokenizer: of the ids.
+        key: of the cache entry.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: its characters.
+        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
+            position of each.
+    """
+
     ids: Ids
     tokenizer: Tokenizer
-    meta: Meta
+    key: str
+    num_bytes: int
+    num_chars: int
+    unknown: tuple[tuple[str, int], ...]
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of characters left out of `ids`."""
+        return self.num_chars - len(self.ids) if self.unknown else 0
 
 
 class TextCache(Cache):
@@ -64,9 +73,10 @@ class TextCache(Cache):
             if path.stat().st_size != meta.num_tokens * dtype.itemsize:
                 return None
             ids = np.memmap(path, dtype=dtype, mode="r")
+            unknown = tuple((char, position) for char, position in meta.unknown)
         except (OSError, FastLSTMError, TypeError, ValueError):
             return None
-        return Entry(key, ids, tokenizer, meta)
+        return Entry(ids, tokenizer, key, meta.num_bytes, meta.num_chars, unknown)
 
     def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
         """Turns a work directory with ids.bin into the entry `key`."""

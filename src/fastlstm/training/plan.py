@@ -1,0 +1,66 @@
+"""How a run goes, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fastlstm.training.options import TrainingOptions
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.task import Score
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How a run goes, with every open choice made.
+
+    Attributes:
+        options: resolved; the learning rate is not None.
+        stop_criterion: when the run stops.
+        device: where it runs.
+        eval_every: steps between evaluations; None spreads `evaluations` evenly over the run.
+        evaluations: in the run.
+        ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
+        started: `time.perf_counter()` when the wall clock of this start began.
+    """
+
+    options: TrainingOptions
+    stop_criterion: StopCriterion
+    device: torch.device
+    eval_every: int | None = None
+    evaluations: int = 16
+    ceiling_gflops: float = 0.0
+    started: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of training.
+
+    Attributes:
+        steps: optimizer steps taken.
+        epochs: passes over the training part.
+        best_step: step of the best evaluation.
+        best_loss: its validation loss.
+        last: the last evaluation.
+        reason: why training ended.
+        units: tokens, windows or sequences trained on.
+        seconds: wall clock in all.
+        train_s: the part of it spent in steps.
+        spent: seconds of the other parts, see `Progress`.
+        input_wait_share: share of the steps' time spent waiting for batches.
+    """
+
+    steps: int
+    epochs: float
+    best_step: int
+    best_loss: float
+    last: Score
+    reason: str
+    units: int
+    seconds: float
+    train_s: float
+    spent: Mapping[str, float]
+    input_wait_share: float

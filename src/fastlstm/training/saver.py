@@ -1,0 +1,120 @@
+"""Saves the state of a run when it is due, and puts it back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import CorruptFileError, StorageError
+from fastlstm.training.best_weights import STEM as BEST
+from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.guard import first_non_finite
+from fastlstm.training.schedule import SaveTimes
+from fastlstm.training.state import Tensors
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+_FINITE = ("model", "optimizer", "average", "carried")
+"""Stems of the tensors without NaN and Inf in a state that can be restored."""
+
+
+class Saver:
+    """Saves the state of a trainer.
+
+    Attributes:
+        saved_step: step of the state that was saved last, -1 where it must be saved again.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.saved_step = trainer, -1
+        self._times = SaveTimes(trainer.plan.options.checkpoint_every)
+
+    def capture(self) -> tuple[Tensors, dict[str, Any]]:
+        """Returns (tensors by file stem, plain values) for a checkpoint."""
+        trainer = self._trainer
+        trainer.progress.elapsed_s = trainer.elapsed_s()
+        tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
+        own, meta["callbacks"] = trainer.callbacks.capture()
+        groups = {**own, "carried": trainer.task.carried(), BEST: trainer.best.weights}
+        tensors.update({stem: group for stem, group in groups.items() if group})
+        meta["published_step"] = trainer.best.published_step
+        return tensors, meta
+
+    def restore(self, checkpoint: Checkpoint, is_roll_back: bool) -> None:
+        """Puts a state back; a roll-back keeps the trouble counters and best weights of now.
+
+        Raises:
+            CorruptFileError: the checkpoint's values make no sense.
+        """
+        trainer, tensors, meta = self._trainer, checkpoint.tensors, checkpoint.meta
+        with reading(checkpoint):
+            trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))
+            first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
+            trainer.task.restore_carried(tensors.get("carried", first))  # of format 1: in "state"
+            if not is_roll_back:
+                trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
+            if not isinstance(callbacks := meta.get("callbacks", {}), dict):
+                raise TypeError("callbacks is no object")
+        trainer.callbacks.restore(tensors, callbacks)
+        # After a roll-back the state is saved again, with its new rate.
+        self.saved_step = -1 if is_roll_back else trainer.progress.step
+
+    def save_if_due(self) -> None:
+        """Saves the state where this step is due."""
+        step = self._trainer.progress.step
+        if step != self.saved_step and self._times.is_due(step):
+            self.save_if_possible()
+
+    def save_if_possible(self) -> None:
+        """Saves the state; a refusal is a warning, and tried again later."""
+        try:
+            self.save()
+        except (StorageError, CorruptFileError) as error:
+            self._times.tried(self._trainer.progress.step)
+            self._trainer.say("warning", f"checkpoint not written, training continues: {error}")
+
+    def save(self) -> None:
+        """Saves the state and publishes the best weights, unless that is done.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        trainer = self._trainer
+        if trainer.task.publishes_at_once:  # what the disk refused before is not in the checkpoint
+            trainer.best.publish_if_possible()
+        if self.saved_step != trainer.progress.step:
+            self._save()
+        if not trainer.task.publishes_at_once:  # it may take long, and the state is safe now
+            with trainer.progress.counted("saving"):
+                trainer.best.publish_if_possible()
+
+    def save_last(self) -> None:
+        """Saves the state; a task that does not publish at once does so when it finishes."""
+        best, at_once = self._trainer.best, self._trainer.task.publishes_at_once
+        if at_once:
+            best.publish_if_possible()
+        self._save()  # the last evaluation belongs to it, even where the step is saved
+        if at_once:
+            best.require_published(self.saved_step)
+
+    def _save(self) -> None:
+        trainer, step = self._trainer, self._trainer.progress.step
+        started = time.perf_counter()
+        tensors, meta = self.capture()
+        named = (
+            (name, tensor)
+            for stem in _FINITE
+            for name, tensor in tensors.get(stem, {}).items()
+            if name not in trainer.task.may_be_nan
+        )
+        is_finite, place = first_non_finite(named) is None, Path(f"the state of step {step}")
+        state = Checkpoint(place, step, tensors, meta, trainer.task.files(), is_finite)
+        about = trainer.snapshots.save(state)
+        self.saved_step = step
+        self._times.tried(step)
+        seconds = trainer.meter.save_s = time.perf_counter() - started
+        trainer.progress.add("saving", seconds)
+        if about is not None:
+            trainer.emit({"event": "checkpoint", "step": step, "seconds": seconds, **about})

@@ -1,0 +1,92 @@
+"""`fastlstm forecast`: levels and files; what it forecasts is in test_series.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import csv, ipc, parquet
+
+from fastlstm.cli import forecast
+from fastlstm.cli.main import main
+from fastlstm.errors import ConfigError, StorageError
+
+TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]})
+
+
+class Model:
+    """Stands for a forecaster: remembers what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def predict(self, *arguments: Any) -> pa.Table:
+        self.asked.append(("points", *arguments))
+        return TABLE
+
+    def predict_quantiles(self, *arguments: Any) -> pa.Table:
+        self.asked.append(("quantiles", *arguments))
+        return TABLE
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    made = Model()
+    monkeypatch.setattr(forecast, "open_forecaster", lambda parsed, tables: made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"), [(None, ()), ("0.5", (0.5,)), ("0.1, 0.5,0.9,", (0.1, 0.5, 0.9))]
+)
+def test_levels_are_numbers_between_commas(text: str | None, levels: tuple[float, ...]) -> None:
+    assert forecast._levels(text) == levels
+
+
+@pytest.mark.parametrize("text", ["", ",", "0", "1", "0.1,1.5", "half", "nan"])
+def test_other_levels_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--quantiles is .* expected numbers between 0 and 1"):
+        forecast._levels(text)
+
+
+def test_points_quantiles_and_future_reach_the_model(model: Model) -> None:
+    assert main(["forecast", "run", "a.csv"]) == 0
+    assert main(["forecast", "run", "a.csv", "b.csv", "--quantiles", "0.1", "--future", "f"]) == 0
+    assert model.asked == [
+        ("points", "a.csv", None),
+        ("quantiles", ["a.csv", "b.csv"], (0.1,), "f"),
+    ]
+
+
+def test_the_end_of_the_name_decides_the_kind_of_file(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.csv", "a.parquet", "a.arrow"):
+        assert main(["forecast", "run", "a.csv", "--out", str(tmp_path / name)]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / name}: 2 rows of ds, y\n"
+    assert csv.read_csv(tmp_path / "a.csv")["y"].to_pylist() == [1.0, 2.0]
+    assert "1970-01-01 01:00:00," in (tmp_path / "a.csv").read_text()
+    assert parquet.read_table(tmp_path / "a.parquet")["y"].to_pylist() == [1.0, 2.0]
+    with ipc.open_file(tmp_path / "a.arrow") as file:
+        assert file.read_all().equals(TABLE)
+    assert main(["forecast", "run", "a.csv", "--out", "a.txt"]) == 2
+    assert "--out is 'a.txt', expected a file name ending in" in capsys.readouterr().err
+    assert len(model.asked) == 3
+
+
+def test_a_file_that_cannot_be_written_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(csv, "write_csv", full)
+    with pytest.raises(StorageError, match=r"No space left on device.*give another --out"):
+        forecast._write(TABLE, str(path))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

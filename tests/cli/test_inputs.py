@@ -1,0 +1,98 @@
+"""Runs and tables of a command line: opened, or refused before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastlstm.cli import inputs
+from fastlstm.cli.forecast import COMMAND
+from fastlstm.cli.parser import parse
+from fastlstm.errors import DataError, FormatError, RunDirectoryError, UsageError
+
+
+def test_one_source_is_a_text_and_several_a_list() -> None:
+    assert inputs.one_or_many(["a"]) == "a"
+    assert inputs.one_or_many(["a", "b"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("a.csv", "ds,y\n1,2\n", "fastlstm train {} --horizon N --out RUN"),
+        ("a.txt", "a text\n", "fastlstm train {} --out RUN"),
+    ],
+)
+def test_a_file_in_place_of_a_run_shows_how_to_train_on_it(
+    tmp_path: Path, name: str, text: str, command: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(RunDirectoryError) as caught:
+        inputs.require_run(str(path))
+    assert command.format(path) in caught.value.lines()[0]
+
+
+def test_a_model_is_opened_with_the_note_of_its_files(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inputs.open_model(str(tiny_run)).tokenizer.vocab_size == 29
+    assert capsys.readouterr().err == ""
+    from fastlstm.text import files
+
+    loaded = SimpleNamespace(note="an older file", model=1, tokenizer=2, config={}, generation={})
+    monkeypatch.setattr(files, "load_language_model", lambda _: loaded)
+    monkeypatch.setattr("fastlstm.text.lm.LM", lambda *_: "lm")
+    assert inputs.open_model(str(tiny_run)) == "lm"
+    assert capsys.readouterr().err == "fastlstm: note: an older file\n"
+
+
+def test_a_run_is_no_source(tiny_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    inputs.refuse_runs([str(tmp_path / "texts"), "missing"])
+    with pytest.raises(DataError, match=f"{tiny_run} is a run, expected a text or a table"):
+        inputs.refuse_runs(["missing", str(tiny_run)])
+
+
+def test_data_before_the_run_is_put_right(tiny_run: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("a text")
+    inputs.refuse_swapped("evaluate", str(tiny_run), [str(book)])
+    message = f"the run comes first: fastlstm evaluate {tiny_run} {book}"
+    with pytest.raises(UsageError, match=message):
+        inputs.refuse_swapped("evaluate", str(book), [str(tiny_run)])
+
+
+def test_tables_are_files_that_are_no_texts(tmp_path: Path) -> None:
+    table, text = tmp_path / "a.csv", tmp_path / "a.txt"
+    table.write_text("ds,y\n1,2\n")
+    text.write_text("words\n" * 9)
+    inputs.require_tables([str(table), str(tmp_path / "*.csv")])
+    with pytest.raises(DataError, match=r"there is no file .*b\.csv"):
+        inputs.require_tables([str(table), str(tmp_path / "b.csv")])
+    with pytest.raises(DataError, match=r"a\.txt is a text, expected a table: CSV"):
+        inputs.require_tables([str(text)])
+
+
+def test_a_forecaster_reads_tables_as_its_options_say(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("ds,y\n1,2\n")
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        "fastlstm.forecast.forecaster.Forecaster.load",
+        lambda path, **reading: calls.append((path, reading)),
+    )
+    parsed = parse(COMMAND, [str(tiny_run), str(table), "--gaps", "fill"])
+    with pytest.raises(FormatError, match="is a text model, expected a forecaster"):
+        inputs.open_forecaster(parsed, [str(table)])
+    monkeypatch.setattr(inputs, "require_run", lambda *_: None)
+    with pytest.raises(DataError, match="there is no file"):
+        inputs.open_forecaster(parsed, [str(table), str(tmp_path / "future.csv")])
+    assert calls == []
+    inputs.open_forecaster(parsed, [str(table)])
+    assert calls == [(str(tiny_run), {"gaps": "fill"})]

@@ -1,0 +1,70 @@
+"""What verbs print: rows, JSON, and messages on standard error."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from fastlstm.cli import output
+from fastlstm.cli.output import print_json, print_result, say
+
+ROWS = [("model", "runs/book"), ("bits/char", "1.5"), ("damage", "a\x1b[31mred")]
+
+
+def test_rows_are_aligned_and_control_characters_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_result({}, ROWS, use_json=False)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "model      runs/book"
+    assert second == "bits/char  1.5"
+    assert "\x1b" not in third
+    assert third.startswith("damage     a")
+
+
+def test_long_text_is_wrapped_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("note", "word " * 30)]
+    print_result({}, rows, use_json=False)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setattr(output, "columns", lambda: 40)
+    print_result({}, rows, use_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3
+    assert all(len(line) <= 40 and line.startswith("      word") for line in lines[1:])
+
+
+def test_a_result_as_json_is_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result({"loss": 1.5}, ROWS, use_json=True)
+    assert json.loads(capsys.readouterr().out) == {"loss": 1.5}
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [float("inf"), 1.0]})
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    assert json.loads(shown) == {"a": None, "b": [None, 1.0]}
+
+
+def test_a_message_has_indented_details(capsys: pytest.CaptureFixture[str]) -> None:
+    say("3 problems", ["row 1\x07", "row 2"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second, third = err.splitlines()
+    assert (first, third) == ("fastlstm: 3 problems", "  row 2")
+    assert "\x07" not in second
+
+
+def test_a_message_to_a_closed_pipe_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, *_: Any) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    say("to nobody")

@@ -1,0 +1,109 @@
+"""Forecasts as tables: rows, times, units and kinds."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from fastlstm import Forecaster
+from fastlstm.errors import DataError
+from fastlstm.forecast import forecast_table
+from fastlstm.forecast.calibration import forecast
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.forecast_table import as_kind, kind_of, predict_table
+from forecast_server import L, fit_plain, h
+from series_frames import START, long_table
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    return fit_plain()
+
+
+def test_every_series_continues_where_it_ends(model: Forecaster) -> None:
+    table = predict_table(model.stored_, model.dataset_, model._inputs)
+    assert table.column_names == ["unique_id", "ds", "y"]
+    assert table["unique_id"].to_pylist() == [f"s{n}" for n in range(3) for _ in range(h)]
+    ahead = [START + datetime.timedelta(hours=120 + step) for step in range(h)]
+    assert table["ds"].to_pylist() == ahead * 3
+
+
+def test_values_are_those_of_the_last_window_in_the_units_of_the_table(model: Forecaster) -> None:
+    """The window that ends with the table has no actual values to compare with, and needs none."""
+    cut = model.dataset_.table.segments.first_rows + 120 - L - h
+    scaled, _ = next(forecast(model.network_, model._inputs, cut))
+    shorter = prepare(long_rows(model, 120 - h), ForecastConfig(target=("y",)))
+    found = predict_table(model.stored_, shorter, model._table(long_rows(model, 120 - h))[1])
+    std, mean = model.stored_.scaler.std[0], model.stored_.scaler.mean[0]
+    expected = scaled[..., 0, 0].numpy() * std + mean
+    np.testing.assert_allclose(found["y"].to_numpy().reshape(3, h), expected, rtol=1e-5)
+
+
+def long_rows(model: Forecaster, num_rows: int) -> pa.Table:
+    """The first rows of each series that the model was fitted on."""
+    from forecast_server import waves
+
+    return waves().filter(pa.array(np.tile(np.arange(120) < num_rows, 3)))
+
+
+def test_a_column_per_quantile(model: Forecaster) -> None:
+    levels = (0.25, 0.5, 0.75)
+    table = predict_table(model.stored_, model.dataset_, model._inputs, levels)
+    assert table.column_names[2:] == ["y-q0.25", "y-q0.5", "y-q0.75"]
+    low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
+    assert (low <= middle).all()
+    assert (middle <= high).all()
+    assert (low < high).any()
+
+
+def test_many_series_are_forecast_in_parts(
+    model: Forecaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = predict_table(model.stored_, model.dataset_, model._inputs)
+    monkeypatch.setattr(forecast_table, "_SERIES_AT_ONCE", 2)
+    parts = predict_table(model.stored_, model.dataset_, model._inputs)
+    np.testing.assert_allclose(whole["y"].to_numpy(), parts["y"].to_numpy(), rtol=1e-5)
+    assert whole.drop_columns(["y"]).equals(parts.drop_columns(["y"]))
+
+
+def test_series_that_are_too_short_are_counted(model: Forecaster) -> None:
+    rows = np.tile(np.arange(120), 3)
+    is_short = rows < np.repeat([120, 7, 5], 120)
+    with pytest.raises(DataError, match=r"series 's1' ends in 7 rows .*\(2 series are too short\)"):
+        model.predict(long_rows(model, 120).filter(pa.array(is_short)))
+
+
+def test_times_of_local_time_stay_local() -> None:
+    """The clocks of Berlin go forward after the last row: two hours later it is three hours on."""
+    start = datetime.datetime(2024, 3, 31) - datetime.timedelta(hours=48)
+    table = long_table(49, 1, temp=None).drop_columns(["unique_id", "ds"])
+    ds = pa.array([start + datetime.timedelta(hours=n) for n in range(49)], pa.timestamp("us"))
+    zoned = pa.compute.assume_timezone(ds, "Europe/Berlin")
+    model = Forecaster(
+        horizon=3, input_size=8, patch=1, hidden_size=4, steps=1, split="60/20/20"
+    ).fit(table.append_column("ds", zoned))
+    shown = [str(time)[:16] for time in model.predict()["ds"].to_pylist()]
+    assert shown == ["2024-03-31 01:00", "2024-03-31 03:00", "2024-03-31 04:00"]
+
+
+def test_a_table_comes_back_in_its_kind() -> None:
+    table = pa.table({"step": [0, 1], "y": [1.0, 2.0], "z": [3.0, 4.0]})
+    for frame, kind in (
+        (np.zeros(2), np.ndarray),
+        (pd.DataFrame(), pd.DataFrame),
+        (pl.DataFrame(), pl.DataFrame),
+        (table, pa.Table),
+        ("a.csv", pa.Table),
+    ):
+        found = as_kind(table, kind_of(frame))
+        assert type(found) is kind
+        if kind is np.ndarray:
+            assert found.tolist() == [[1.0, 3.0], [2.0, 4.0]]
+        else:
+            assert list(found["z"]) == [3.0, 4.0] or found["z"].to_pylist() == [3.0, 4.0]

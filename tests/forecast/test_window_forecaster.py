@@ -1,0 +1,108 @@
+"""Windows of numbers are forecast as tables are."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError
+from fastlstm.forecast.data.splits import Scaler
+from fastlstm.forecast.window_forecaster import WindowForecaster, load_window_forecaster
+from forecast_server import L, everything, fit_everything, fit_plain, h, past_of, save, waves
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    return fit_plain()
+
+
+@pytest.fixture(scope="module")
+def windows(model: Forecaster) -> WindowForecaster:
+    return WindowForecaster(model.stored_, "waves")
+
+
+def ends_of(model: WindowForecaster) -> np.ndarray:
+    return np.stack([past_of(waves(), n, 120, model.past.names) for n in range(3)])
+
+
+def test_windows_are_forecast_as_their_table_is(
+    model: Forecaster, windows: WindowForecaster
+) -> None:
+    forecasts = windows.run(ends_of(windows).astype(np.float32))
+    expected = model.predict()["y"].to_numpy().reshape(3, h, 1)
+    np.testing.assert_allclose(forecasts.values(), expected, rtol=1e-4)
+    table = model.predict_quantiles(quantiles=(0.1, 0.9))
+    quantiles = forecasts.quantiles((0.1, 0.9))
+    assert quantiles.shape == (3, h, 1, 2)
+    for n, name in enumerate(("y-q0.1", "y-q0.9")):
+        due = table[name].to_numpy().reshape(3, h, 1)
+        np.testing.assert_allclose(quantiles[..., n], due, rtol=1e-4)
+    with pytest.raises(ConfigError, match="outside"):
+        forecasts.quantiles((0.0001,))
+
+
+def test_a_part_of_forecasts_is_that_of_its_windows(windows: WindowForecaster) -> None:
+    forecasts = windows.run(ends_of(windows).astype(np.float32))
+    part = forecasts.part(1, 2)
+    assert np.array_equal(part.values(), forecasts.values()[1:])
+    assert np.array_equal(part.quantiles((0.5,)), forecasts.quantiles((0.5,))[1:])
+
+
+def test_what_a_forecaster_reads_is_named(tmp_path: Path) -> None:
+    fitted = fit_everything()
+    windows = load_window_forecaster(save(fitted, tmp_path))
+    assert (windows.name, windows.input_size, windows.horizon) == ("waves", L, h)
+    assert (windows.targets, windows.frequency, windows.may_miss) == (("y",), "1 hour", True)
+    assert windows.past.names == ("y", "temp", "sky", "price", "kind")
+    assert windows.past.numbers == ("y", "temp", "price")
+    assert windows.past.categorical == ("sky", "kind")
+    assert windows.future.names == ("price", "kind")
+    assert windows.static.codes == {"place": {"n": 0, "s": 1}}
+    sizes = everything()["size"].to_numpy()[::120]
+    assert windows.typical("size") == pytest.approx(sizes.mean())
+    assert windows.typical("price") == pytest.approx(7, abs=0.2)
+    assert windows.typical("unknown") == 0.0
+
+
+def test_future_and_static_values_count(tmp_path: Path) -> None:
+    fitted = fit_everything()
+    windows = WindowForecaster(fitted.stored_, "all")
+    table = everything(120 + h)
+    row = np.tile(np.arange(120 + h), 3)
+    past, ahead = table.filter(pa.array(row < 120)), table.filter(pa.array(row >= 120))
+    expected = fitted.predict(past, ahead.drop_columns(["y", "temp", "sky", "size", "place"]))
+    columns = {"past": windows.past, "future": windows.future, "static": windows.static}
+
+    def coded(name: str, frame: pa.Table, group: str) -> list[float]:
+        codes = columns[group].codes.get(name)
+        values = frame[name].to_pylist()
+        return [v if codes is None else codes[v] for v in values]
+
+    def block(frame: pa.Table, group: str, num_rows: int) -> np.ndarray:
+        listed = [coded(name, frame, group) for name in columns[group].names]
+        array = np.array(listed, dtype=np.float64).T.reshape(3, num_rows, -1)
+        return array.astype(np.float32)
+
+    values = block(past, "past", 120)[:, -L:]
+    future, statics = block(ahead, "future", h), block(past, "static", 120)[:, 0]
+    found = windows.run(values, future, statics).values()[..., 0]
+    np.testing.assert_allclose(found, expected["y"].to_numpy().reshape(3, h), rtol=1e-4, atol=1e-4)
+    other = windows.run(values, future, statics + np.array([3, 0], np.float32)).values()[..., 0]
+    assert np.abs(other - found).max() > 1e-4
+
+
+def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:
+    assert WindowForecaster(model.stored_, "a").dtype == np.float32
+    scaler = Scaler(model.stored_.scaler.mean + 1e9, model.stored_.scaler.std)
+    stored = dataclasses.replace(model.stored_, scaler=scaler)
+    large = WindowForecaster(stored, "b")
+    assert large.dtype == np.float64
+    forecasts = large.run(ends_of(large).astype(np.float64) + 1e9).values()
+    assert forecasts.dtype == np.float64
+    plain = WindowForecaster(model.stored_, "a").run(ends_of(large).astype(np.float32)).values()
+    np.testing.assert_allclose(forecasts - 1e9, plain, atol=1e-3)

@@ -1,0 +1,156 @@
+"""Numbers and labels as a network learns them, and the answers that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fastlstm.errors import DataError
+from fastlstm.sequence.answers import (
+    Labels,
+    Numbers,
+    answers_of,
+    classes_of,
+    labels_of,
+    require_one_each,
+    varied,
+    weights_of,
+)
+
+TRAIN = np.array([0, 1, 2])
+
+
+def test_numbers_are_learned_in_deviations_of_the_training_ones() -> None:
+    y = answers_of([1.0, 2.0, 3.0, 100.0])
+    numbers = Numbers.of(y, TRAIN)
+    assert (numbers.mean.tolist(), len(numbers)) == ([2.0], 1)
+    targets = numbers.encode(y)
+    assert (targets.dtype, targets.shape) == (torch.float32, (4, 1))
+    assert targets[:3].std(correction=0) == pytest.approx(1.0)
+    np.testing.assert_allclose(numbers.decode(targets), y, rtol=1e-6)
+    assert numbers.decode(targets).shape == (4,)
+
+
+def test_each_of_several_numbers_has_a_scale_of_its_own() -> None:
+    y = np.array([[1.0, 1e6, 1 / 3], [2.0, 3e6, 1 / 3], [3.0, 2e6, 1 / 3]])
+    numbers = Numbers.of(y, TRAIN)
+    targets = numbers.encode(y)
+    assert targets[:, 2].tolist() == [0.0] * 3  # a constant is exact, not almost
+    assert targets[:, :2].abs().max() < 2
+    decoded = numbers.decode(targets + torch.tensor([0.0, 0.0, 5.0]))
+    np.testing.assert_allclose(decoded, y, rtol=1e-6)
+    assert decoded[:, 2].tolist() == [1 / 3] * 3
+
+
+def test_labels_are_numbered_by_class() -> None:
+    labels = Labels(classes_of(["b", "a", "c", "a"]))
+    assert labels.encode(["a", "c", "b"]).tolist() == [0, 2, 1]
+    assert len(labels) == 3
+    logits = torch.tensor([[0.0, 0.0, 0.0]])
+    assert labels.loss(logits, torch.tensor([1])).item() == pytest.approx(np.log(3))
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "classes", "kind"),
+    [
+        ([3, 1, 2, 1], None, [1, 2, 3], "i"),
+        (["b", "a"], None, ["a", "b"], "U"),
+        ([2.5, None, "a"], None, [2.5, None, "a"], "O"),
+        ([("a", 1), ("b", 2)], None, [("a", 1), ("b", 2)], "O"),
+        ([1, "a"], None, [1, "a"], "O"),
+        ([1, 0], np.dtype(np.int16), [0, 1], "i"),
+    ],
+)
+def test_classes_are_sorted_if_they_can_be(
+    labels: list[Any], dtype: Any, classes: list[Any], kind: str
+) -> None:
+    found = classes_of(labels, dtype)
+    assert found.tolist() == classes
+    assert found.dtype.kind == kind
+    assert dtype is None or found.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (["a", "b"], r"dtype <U1, expected numbers of shape \(N,\) or \(N, K\); labels are for"),
+        (np.zeros((2, 2, 2)), r"shape \(2, 2, 2\)"),
+        ([], r"shape \(0,\)"),
+        ([1.0, float("nan")], "the answer to sequence 1 is NaN or infinite"),
+        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer to sequence 1 is NaN or infinite"),
+    ],
+)
+def test_answers_that_are_no_numbers_are_refused(y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        answers_of(y)
+
+
+def test_numbers_as_objects_are_numbers() -> None:
+    assert answers_of(np.array([1, 2.5], dtype=object)).tolist() == [1.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.zeros((2, 1)), r"y has shape \(2, 1\), expected one label per sequence"),
+        (["a", ["b"]], "the label of sequence 1 is a list, expected something hashable"),
+        (["a", float("nan")], "the label of sequence 1 is NaN; leave it out, or name it"),
+        ([pd.NA, "a"], "the label of sequence 0 is <NA>"),
+    ],
+)
+def test_labels_that_cannot_be_used_are_named(y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        labels_of(y)
+
+
+def test_labels_come_from_lists_arrays_and_series() -> None:
+    for y in (["a", "b"], np.array(["a", "b"]), pd.Series(["a", "b"]), ("a", "b")):
+        assert labels_of(y) == ["a", "b"]
+
+
+def test_one_class_is_too_few() -> None:
+    with pytest.raises(DataError, match="every label is 'a', expected two or more classes"):
+        classes_of(["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (None, "y to be passed, but the target y is None: give 3 answers"),
+        (5, "y is an int, expected 3 answers"),
+        ([1, 2], "3 sequences and 2 answers came; give one for each"),
+    ],
+)
+def test_there_is_one_answer_per_sequence(y: Any, message: str) -> None:
+    require_one_each(3, [1, 2, 3])
+    with pytest.raises(DataError, match=message):
+        require_one_each(3, y)
+
+
+def test_weights_are_ones_by_default() -> None:
+    assert weights_of(None, 3).tolist() == [1.0, 1.0, 1.0]
+    assert weights_of([0, 2], 2).tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["a", "b"], "no array of numbers"),
+        ([1.0], r"shape \(1,\), expected \(2,\)"),
+        ([1.0, -1.0], "numbers of 0 or more, and not all 0"),
+        ([0.0, 0.0], "not all 0"),
+        ([1.0, float("inf")], "numbers of 0 or more"),
+    ],
+)
+def test_weights_without_a_mean_are_refused(weights: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        weights_of(weights, 2)
+
+
+def test_outputs_that_vary() -> None:
+    assert varied(np.array([[1.0, 5.0], [2.0, 5.0]])).tolist() == [True, False]
+    assert varied(np.array([1.0, 1.0])).tolist() is False

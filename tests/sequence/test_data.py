@@ -1,0 +1,97 @@
+"""Sequences of many lengths: read, placed, scaled and padded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastlstm.errors import DataError
+from fastlstm.sequence.data import Sequences
+
+PARTS = [np.arange(2.0 * n).reshape(n, 2) + 10 * n for n in (3, 1, 2)]
+ZERO, ONE = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+
+
+def test_a_list_and_an_array_are_read() -> None:
+    ragged = Sequences.of(PARTS)
+    assert (len(ragged), ragged.num_columns, ragged.mean_length) == (3, 2, 2.0)
+    assert ragged.lengths.tolist() == [3, 1, 2]
+    even = Sequences.of(np.arange(12, dtype=np.int8).reshape(2, 3, 2))
+    assert even.lengths.tolist() == [3, 3]
+    assert (even.values.dtype, even.values.shape) == (np.float64, (6, 2))
+    assert Sequences.of(np.zeros((2, 3, 2), np.float16)).values.dtype == np.float32
+
+
+def test_a_batch_is_padded_at_the_ends_to_its_longest() -> None:
+    batch = Sequences.of(PARTS).batch(np.array([2, 1]), ZERO, ONE)
+    assert batch.values.shape == (2, 2, 2)
+    assert batch.values.dtype == torch.float32
+    assert batch.values[0].tolist() == PARTS[2].tolist()
+    assert batch.values[1, 0].tolist() == PARTS[1][0].tolist()
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [2, 1]
+
+
+def test_a_batch_of_one_length_has_no_lengths() -> None:
+    assert Sequences.of(PARTS).batch(np.array([0]), ZERO, ONE).lengths is None
+    assert Sequences.of([PARTS[0], PARTS[0] + 1]).batch(np.array([0, 1]), ZERO, ONE).lengths is None
+
+
+def test_the_scale_is_that_of_the_sequences_asked_for() -> None:
+    sequences = Sequences.of(PARTS)
+    mean, std = sequences.scale(np.array([0, 2]))
+    rows = np.concatenate([PARTS[0], PARTS[2]])
+    np.testing.assert_allclose(mean, rows.mean(0))
+    np.testing.assert_allclose(std, rows.std(0))
+    scaled = sequences.batch(np.array([0]), mean, std).values
+    np.testing.assert_allclose(scaled[0], (PARTS[0] - rows.mean(0)) / rows.std(0), rtol=1e-6)
+
+
+def test_constants_and_missing_values_have_a_scale() -> None:
+    values = np.array([[[7.0, np.nan, 1.0]], [[7.0, np.nan, np.nan]], [[7.0, np.nan, 3.0]]])
+    sequences = Sequences.of(values)
+    assert sequences.has_missing
+    mean, std = sequences.scale(np.arange(3))
+    assert mean.tolist() == [7.0, 0.0, 2.0]
+    assert std.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_other_columns_or_missing_values_than_at_fit_are_refused() -> None:
+    sequences = Sequences.of(PARTS)
+    sequences.require_like(2, False)
+    with pytest.raises(DataError, match="have 2 columns, those at fit had 3"):
+        sequences.require_like(3, False)
+    missing = Sequences.of([np.array([[np.nan, 1.0]])])
+    missing.require_like(2, True)
+    with pytest.raises(DataError, match="missing values, those at fit had none"):
+        missing.require_like(2, False)
+
+
+class Sparse:
+    """Stands for a sparse matrix of SciPy."""
+
+    def toarray(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        ([], "no sequences came"),
+        ([PARTS[0], np.zeros((2, 3))], "sequence 1 has 3 columns, sequence 0 has 2; give all"),
+        ([PARTS[0], np.zeros((0, 2))], "sequence 1 has no steps; leave it out"),
+        (np.zeros((2, 3, 0)), "the sequences have no columns"),
+        (np.zeros((2, 3)), r"X has shape \(2, 3\) .* numbers of shape \(N, T, C\)"),
+        ([np.zeros(3)], r"sequence 0 has shape \(3,\) .* shape \(T, C\)"),
+        ([[["a"]]], "sequence 0 has shape .* dtype <U1"),
+        ([[[1.0], [1.0, 2.0]]], r"sequence 0 is no array of numbers"),
+        (Sparse(), r"X is a sparse array, sparse input is not supported; give toarray"),
+        ([PARTS[1], np.array([[0.0, 1.0], [np.inf, 0.0]])], "sequence 1, step 1, column 0 is inf"),
+        ([PARTS[0], PARTS[1] * 1e38 * 1e38], "sequence 1, step 0, column 0 is infinite, or beyond"),
+    ],
+)
+def test_what_cannot_be_read_is_named(X: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Sequences.of(X)

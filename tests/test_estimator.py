@@ -1,0 +1,86 @@
+"""Estimators: options as parameters, by name, in the manner of scikit-learn."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fastlstm import Forecaster, SequenceClassifier, SequenceRegressor
+from fastlstm.errors import ConfigError
+from fastlstm.estimator import Estimator, show_warning, signature_of
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.sequence.config import SequenceConfig
+
+
+@dataclass
+class Options:
+    size: int = 3
+    rate: float | None = None
+    name: str = "a"
+
+
+class Model(Estimator[int]):
+    __signature__ = signature_of(Options, "name", observers=())
+
+
+def test_the_signature_has_every_field() -> None:
+    parameters = signature_of(Options, "name", observers=()).parameters
+    assert list(parameters) == ["name", "size", "rate", "observers"]
+    kinds = [parameter.kind for parameter in parameters.values()]
+    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD, *[inspect.Parameter.KEYWORD_ONLY] * 3]
+    assert parameters["rate"].annotation == float | None
+    assert parameters["size"].default == 3
+    only_keywords = signature_of(Options).parameters.values()
+    assert {parameter.kind for parameter in only_keywords} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_options_are_attributes_and_parameters() -> None:
+    model = Model(size=5)
+    assert model.get_params() == {"name": "a", "size": 5, "rate": None, "observers": ()}
+    assert model.set_params(rate=0.5) is model
+    assert (model.size, model.rate) == (5, 0.5)  # type: ignore[attr-defined]
+    assert repr(model) == "Model(size=5, rate=0.5)"
+    assert repr(Model()) == "Model()"
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    message = r"a Model has no parameter 'sise' \(did you mean 'size'\?\)"
+    with pytest.raises(ConfigError, match=message):
+        Model(sise=5)
+    with pytest.raises(ConfigError, match=message):
+        Model().set_params(sise=5)
+
+
+def test_what_is_not_fitted_says_so() -> None:
+    model = Model()
+    with pytest.raises(ConfigError, match="this Model is not fitted yet; call fit first"):
+        model._fitted()
+    model.stored_ = 7
+    assert model._fitted() == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (Forecaster, ForecastConfig),
+        (SequenceRegressor, SequenceConfig),
+        (SequenceClassifier, SequenceConfig),
+    ],
+)
+def test_every_option_of_training_is_a_parameter(kind: Any, config: Any) -> None:
+    parameters = kind().get_params()
+    extra = {"observers": (), "callbacks": ()}
+    assert parameters == {**vars(config()), **extra}
+
+
+def test_only_warnings_are_shown() -> None:
+    with pytest.warns(UserWarning, match="two threads"):
+        show_warning({"event": "message", "level": "warning", "text": "two threads"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        show_warning({"event": "message", "level": "info", "text": "plain"})
+        show_warning({"event": "step", "loss": 1.0})

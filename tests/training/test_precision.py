@@ -1,0 +1,140 @@
+"""Which precision a run trains in: as asked, or the fastest by passes that are timed once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError
+from fastlstm.system import hardware, measurements
+from fastlstm.training import precision as precision_module
+from fastlstm.training.precision import (
+    PrecisionChoice,
+    autocast,
+    check_precision,
+    choose_precision,
+    pass_seconds,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
+    return tmp_path / "cache" / "measured"
+
+
+def time_precision(
+    asked: Any,
+    rnn_size: int = 16,
+    batch: tuple[int, int] = (4, 2),
+    seconds: Callable[[str], float] = lambda _: 0.3,
+) -> PrecisionChoice:
+    about = {"model": {"rnn_size": rnn_size}, "batch": list(batch)}
+    return choose_precision(asked, torch.device("cpu"), about, seconds)
+
+
+@pytest.mark.parametrize(
+    ("half_s", "name"), [(0.2, "bf16"), (0.27, "bf16"), (0.28, "fp32"), (0.6, "fp32")]
+)
+def test_bf16_must_be_a_tenth_faster(
+    monkeypatch: pytest.MonkeyPatch, half_s: float, name: str
+) -> None:
+    monkeypatch.setattr(precision_module, "bf16_instructions", lambda: "AVX512-BF16")
+    choice = time_precision("auto", seconds=lambda n: {"fp32": 0.3, "bf16": half_s}[n])
+    assert (choice.name, choice.step_s) == (name, half_s if name == "bf16" else 0.3)
+    assert f"{half_s * 1e3:.0f} ms a pass in bf16, 300 ms in fp32" in choice.why
+
+
+def test_a_cpu_without_bf16_instructions_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_module, "bf16_instructions", lambda: None)
+    choice = time_precision("auto")
+    assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
+
+
+def test_without_a_pass_to_time_the_precision_is_as_asked() -> None:
+    assert choose_precision("bf16", CPU, {}, None) == PrecisionChoice("bf16", "as asked")
+
+
+@pytest.mark.parametrize("name", ["fp16", "tf32"])
+def test_precisions_of_gpus_are_refused_on_a_cpu(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.* needs an NVIDIA GPU; on the CPU use bf16"):
+        check_precision(name, CPU)
+    check_precision(name, torch.device("cuda"))
+
+
+def test_bf16_runs_in_autocast_and_fp32_does_not() -> None:
+    layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        with autocast(name, CPU):
+            assert layer(x).dtype == dtype
+
+
+def test_a_timed_pass_leaves_weights_gradients_and_random_numbers_alone() -> None:
+    layer = torch.nn.Linear(2, 2)
+    before, state = layer.weight.detach().clone(), torch.get_rng_state()
+    assert pass_seconds(layer, lambda: layer(torch.rand(3, 2)).sum(), "fp32", CPU) > 0.0
+    assert torch.equal(layer.weight, before)
+    assert layer.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[Any] = []
+
+    def seconds(name: str) -> float:
+        timed.append(name)
+        return {"fp32": 0.3, "bf16": 0.1}[name]
+
+    monkeypatch.setattr(precision_module, "bf16_instructions", lambda: "AVX512-BF16")
+    first = time_precision("auto", seconds=seconds)
+    assert (first.name, first.step_s, first.is_recalled) == ("bf16", 0.1, False)
+    again = time_precision("auto", seconds=seconds)
+    assert timed == ["fp32", "bf16"]
+    assert (again.name, again.step_s, again.why) == (first.name, first.step_s, first.why)
+    assert again.is_recalled
+    assert time_precision("fp32", seconds=seconds).step_s == 0.3
+    assert len(timed) == 2
+    for rnn_size, batch in ((24, (4, 2)), (16, (8, 2))):
+        assert not time_precision("fp32", rnn_size, batch, seconds).is_recalled
+    assert len(timed) == 4
+    monkeypatch.setattr(hardware.fastlstm, "__version__", "9.9")
+    assert not time_precision("fp32", seconds=seconds).is_recalled
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, "fast", None, True])
+def test_times_that_make_no_sense_are_measured_again(cache: Path, seconds: Any) -> None:
+    time_precision("fp32")
+    (path,) = cache.iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "value": {"seconds": seconds}}))
+    assert not time_precision("fp32").is_recalled
+
+
+def test_tf32_is_switched_though_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    switched: list[str] = []
+    monkeypatch.setattr(precision_module, "allow_tf32", switched.append)
+    for _ in range(2):
+        time_precision("fp32")
+    assert switched == ["fp32", "fp32"]
+
+
+def test_a_pass_with_other_threads_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not time_precision("fp32").is_recalled
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert not time_precision("fp32").is_recalled
+    assert time_precision("fp32").is_recalled
+
+
+def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six times too slow, it made the plan of a run that reads little: no dropout."""
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: True)
+    for _ in range(2):
+        assert not time_precision("fp32").is_recalled
