@@ -87,8 +87,8 @@ class SequenceStore:
             sequence = self._sequences[key]
         else:
             why = f"it was not started, has ended, or was idle for {self._idle_s:g} s"
-            what = f"start it with sequence_start and its last {counted(self._num_rows, 'row')}"
-            raise ApiError(404, f"there is no sequence {_shown(step.id)}: {why}; {what}")
+            start = f"start it with sequence_start and its last {counted(self._num_rows, 'row')}"
+            raise ApiError(404, f"there is no sequence {_shown(step.id)}: {why}; {start}")
         if statics is not None:
             sequence.statics = statics
         # A new array: windows that were handed out stay as they are.

@@ -94,12 +94,11 @@ def parse_completion(
     values = fields.parse_fields(_parse_json(body), known)
     n, stream = values.get("n", 1), values.get("stream", False)
     if values.get("best_of", n) != n:
-        message = f"best_of differs from n ({n}); leave it out and choose among n"
-        raise ApiError(400, message, "best_of")
+        differs = f"best_of differs from n ({n}); leave it out and choose among n"
+        raise ApiError(400, differs, "best_of")
     options = values.get("stream_options", {})
     if options and not stream:
-        message = "stream_options needs stream: true; leave it out"
-        raise ApiError(400, message, "stream_options")
+        raise ApiError(400, "stream_options needs stream: true; leave it out", "stream_options")
     limit: Any = known["max_tokens"]
     reports_usage = "last" if options.get("include_usage") else ""
     plain = ("n", "stream", "logprobs", "echo", "session", "return_session")
