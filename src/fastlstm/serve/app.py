@@ -66,8 +66,6 @@ class _Routes:
 
 
 class _Pages:
-    """The other routes."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
         self._text_page, self._forecast_page = Page("page.html"), Page("forecast.html")

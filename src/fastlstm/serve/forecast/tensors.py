@@ -53,11 +53,9 @@ class TensorSpec:
         return {**tensor, "parameters": {"columns": list(self.columns)}} if self.columns else tensor
 
     def wrong(self, what: str) -> ApiError:
-        """Returns the error of a wrong input."""
         return _bad(f"input '{self.name}' {what}")
 
     def schema(self) -> Schema:
-        """Returns the JSON schema of such an input."""
         element: Schema = {"type": "string" if self.datatype == "BYTES" else "number"}
         sizes = [SIZE if size == -1 else {"const": size} for size in self.shape]
         shape = {"prefixItems": sizes, "items": False, "minItems": len(sizes)}

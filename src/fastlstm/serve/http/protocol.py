@@ -139,7 +139,7 @@ class Connection(H11Protocol):
 
     @property
     def is_sending(self) -> bool:
-        """Whether an answer has begun and was not read to its end."""
+        """Whether an answer was started and not read to its end."""
         is_open = self._is_answering and self.cycle.response_started
         return is_open or self.transport.get_write_buffer_size() > 0
 
