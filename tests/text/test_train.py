@@ -36,7 +36,6 @@ from fastlstm.text.task import TextTask
 from fastlstm.training import evaluations, snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.outputs import is_still_improving
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
@@ -688,23 +687,6 @@ def test_refusals(text, tmp_path):
     longer = train(text, tmp_path / "run", resume=True, steps=25)
     assert newest(longer.path).name == "checkpoint-25"
     assert run.path == longer.path
-
-
-@pytest.mark.parametrize(
-    ("losses", "is_so"),
-    [
-        ([], False),
-        ([(10, 2.0)], True),
-        ([(10, 2.0), (20, 1.5)], True),
-        ([(10, 2.0), (20, 1.998)], False),  # a plateau
-        ([(10, 2.0), (20, 1.5), (30, 1.6)], False),
-        ([(50, 2.0), (95, 1.501), (100, 1.5)], True),  # two evaluations close to each other
-        ([(50, 1.5), (95, 1.501), (100, 1.499)], False),
-        ([(10, -1.0), (20, -1.5)], True),
-    ],
-)
-def test_a_run_that_is_still_improving_is_told_from_a_plateau(losses, is_so):
-    assert is_still_improving(losses) is is_so
 
 
 def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class SaveTimes:
     def is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is to be written after so many steps."""
         if self._every is not None:
-            return step % self._every == 0
+            return step > 0 and step % self._every == 0  # the state before is saved at the start
         return time.perf_counter() - self._last_s > self._interval_s
 
     def tried(self, step: int) -> None:

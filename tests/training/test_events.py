@@ -1,0 +1,63 @@
+"""What the `start`, `step` and `end` events hold."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import CorruptFileError
+from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.events import end_event, start_event, step_event
+from linear_task import ROWS, STEPS_PER_EPOCH, LinearTask, of_kind, trainer_of
+
+
+def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
+    trainer = trainer_of(LinearTask(), seed=3, accumulate=2)
+    event = start_event(trainer.task, trainer.plan, "run", None)
+    assert {key: event[key] for key in ("task", "unit", "run", "device", "end", "seed")} == {
+        **{"task": "linear", "unit": "rows", "run": "run", "device": "cpu"},
+        **{"end": "10 steps", "seed": 3},
+    }
+    assert (event["num_parameters"], event["accumulate"], event["learning_rate"]) == (4, 2, 0.05)
+    assert (event["resumed_from"], event["resumed_s"]) == (None, None)
+    checkpoint = Checkpoint(Path("c"), 7, {}, {"progress": {"elapsed_s": 2.5}}, {}, True)
+    again = start_event(trainer.task, trainer.plan, None, checkpoint)
+    assert (again["resumed_from"], again["resumed_s"]) == (7, 2.5)
+    bad = Checkpoint(Path("c"), 7, {}, {"progress": {"elapsed_s": "x"}}, {}, True)
+    with pytest.raises(CorruptFileError, match=r"^c: "):
+        start_event(trainer.task, trainer.plan, None, bad)
+
+
+def test_a_step_counts_units_epochs_and_the_time_that_is_left() -> None:
+    trainer = trainer_of(LinearTask())
+    trainer.progress.step, trainer.progress.tokens = 5, 40
+    trainer.meter.add_step(loss=2.0, norm=1.0, units=ROWS, seconds=0.5)
+    trainer.meter.add_evaluation(3.0, 16)
+    event = step_event(trainer, 0.02, 2)
+    assert (event["step"], event["units"], event["epoch"]) == (5, 40, 5 / STEPS_PER_EPOCH)
+    assert (event["lr"], event["loss"], event["progress"]) == (0.02, 2.0, 0.5)
+    assert event["units_per_s"] == pytest.approx(ROWS / 0.5)
+    assert event["eta_s"] == pytest.approx(0.5 * 5 + 3.0 * 2)
+
+
+def test_the_time_left_of_a_budget_is_never_negative() -> None:
+    started = time.perf_counter()
+    for age_s, left_s in ((10.0, 50.0), (100.0, 0.0)):
+        trainer = trainer_of(LinearTask(), budget="1m", started=started - age_s)
+        assert step_event(trainer, 0.0, 1)["eta_s"] == pytest.approx(left_s, abs=1.0)
+
+
+def test_the_end_has_the_totals_and_its_best_evaluation() -> None:
+    events: list[Any] = []
+    trainer = trainer_of(LinearTask(), events)
+    trainer.fit()
+    (stored,) = of_kind(events, "end")
+    event = end_event(trainer, "why", "place")
+    same = ("task", "step", "units", "best_step", "best_loss", "train_s")
+    assert [event[key] for key in same] == [stored[key] for key in same]
+    assert (event["reason"], event["run"]) == ("why", "place")
+    assert event["spent_s"].keys() == {"setup", "evaluations", "saving"}
+    assert event["peak_memory_bytes"] > 1 << 20

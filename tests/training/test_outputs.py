@@ -1,0 +1,122 @@
+"""What a run leaves in its directory, and observers that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import BudgetError, RunDirectoryError, in_flags
+from fastlstm.report.history import read_history
+from fastlstm.runs.manifest import metrics_mark
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.outputs import EventHub, is_still_improving
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    with directory.lock():
+        yield directory
+
+
+def message(text: str) -> dict[str, str]:
+    return {"event": "message", "level": "info", "text": text}
+
+
+def test_an_observer_whose_disk_fails_gets_no_more_and_the_others_hear_of_it() -> None:
+    events: list[Any] = []
+    calls: list[Any] = []
+
+    def broken(event: Any) -> None:
+        calls.append(event)
+        raise OSError(28, "No space left on device")
+
+    hub = EventHub(None, [broken, events.append])
+    hub.emit(message("a"))
+    hub.emit(message("b"))
+    assert calls == [message("a")]
+    text = "function stopped (No space left on device); the run continues"
+    assert [event["text"] for event in events] == [text, "a", "b"]
+
+
+def test_another_error_of_an_observer_ends_the_run() -> None:
+    hub = EventHub(None, [{}.__getitem__])
+    with pytest.raises(TypeError):
+        hub.emit(message("a"))
+
+
+def test_without_a_directory_nothing_is_written() -> None:
+    events: list[Any] = []
+    hub = EventHub(None, [events.append])
+    with hub.files(None, tensorboard=True):
+        assert not hub.has_files
+        hub.emit({"event": "end", "reason": "1 step", "elapsed_s": 1.0})
+    assert [event["reason"] for event in events] == ["1 step"]
+
+
+def test_a_linked_directory_of_tensorboard_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+    run.tensorboard_dir.symlink_to(tmp_path)
+    with (
+        pytest.raises(RunDirectoryError) as caught,
+        EventHub(run, []).files(None, tensorboard=True),
+    ):
+        pass
+    text = in_flags(*caught.value.args)
+    assert text.endswith("remove it, or give --no-tensorboard")
+    with EventHub(run, []).files(None, tensorboard=False):
+        pass
+
+
+def test_a_run_that_its_budget_ended_has_an_end_and_no_report(run: RunDirectory) -> None:
+    with (
+        pytest.raises(BudgetError),
+        EventHub(run, []).files(None, tensorboard=False),
+    ):
+        raise BudgetError("trained 0 steps")
+    end = read_history(run.metrics_path).end
+    assert end == {"event": "end", "reason": "trained 0 steps", "step": 0}
+    assert not run.report_path.exists()
+
+
+def test_lines_after_the_checkpoint_are_cut_and_a_damaged_file_is_set_aside(
+    run: RunDirectory,
+) -> None:
+    events: list[Any] = []
+    hub = EventHub(run, [events.append])
+    with hub.files(None, tensorboard=False):
+        hub.emit(message("before"))
+        mark = metrics_mark(run.metrics_path)
+        hub.emit(message("after"))
+    checkpoint = Checkpoint(run.path, 3, {}, {"metrics": mark}, {}, True)
+    with EventHub(run, []).files(checkpoint, tensorboard=False):
+        pass
+    assert [note["text"] for note in read_history(run.metrics_path).notes] == ["before"]
+    run.metrics_path.write_text("{}\n" * 99)
+    with EventHub(run, [events.append]).files(checkpoint, tensorboard=False):
+        pass
+    assert "it is kept as metrics.damaged, a new one is started" in events[-1]["text"]
+    assert run.path.joinpath("metrics.damaged").read_text() == "{}\n" * 99
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_so"),
+    [
+        ([], False),
+        ([(10, 2.0)], True),
+        ([(10, 2.0), (20, 1.5)], True),
+        ([(10, 2.0), (20, 1.998)], False),  # a plateau
+        ([(10, 2.0), (20, 1.5), (30, 1.6)], False),
+        ([(50, 2.0), (95, 1.501), (100, 1.5)], True),  # two evaluations close to each other
+        ([(50, 1.5), (95, 1.501), (100, 1.499)], False),
+        ([(10, -1.0), (20, -1.5)], True),
+    ],
+)
+def test_a_run_that_is_still_improving_is_on_no_plateau(
+    losses: list[tuple[float, float]], is_so: bool
+) -> None:
+    assert is_still_improving(losses) is is_so
