@@ -103,12 +103,9 @@ class Arrangement:
         return np.memmap(self._paths[name], dtype=dtype, mode=mode, shape=shape)
 
     def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
-        """Moves every row.
+        """Moves every row to new files of `num_rows` rows, unwritten ones NaN if `fill_missing`.
 
-        Args:
-            num_rows: of the new files.
-            places: maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
-            fill_missing: set the values of unwritten rows to NaN.
+        `places` maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
         """
         sources, targets = {name: self._map(name) for name in self._paths}, {}
         for name, source in sources.items():
@@ -228,11 +225,12 @@ class Arrangement:
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        where: list[object] = [f"{self._origin}: {series}{named}{shown}, {what}; "]
+        apart: list[object] = []
         if self._in.series == [""]:  # there is no column of series
-            where += ["if the table has several series, name their column with "]
-            where += [Setting("series", ...), "; otherwise "]
-        return DataError(*where, "correct it, or give ", *cure)
+            name_it = "if the table has several series, name their column with "
+            apart = [name_it, Setting("series", ...), "; otherwise "]
+        where = f"{self._origin}: {series}{named}{shown}, {what}; "
+        return DataError(where, *apart, "correct it, or give ", *cure)
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")

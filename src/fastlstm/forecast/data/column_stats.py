@@ -109,22 +109,17 @@ class ColumnStats:
 
         Values around 1e9 with steps of 1 collapse in float32; minus 1e9 they do not.
         """
-        if self.is_category or self.is_short or self.low > self.high:
-            return 0.0
         spread = self.high - self.low
-        if spread == 0 and float(np.float32(self.low)) == self.low:
-            return 0.0
-        if max(abs(self.low), abs(self.high)) <= _MAX_RATIO * spread:
+        is_exact = spread == 0 and float(np.float32(self.low)) == self.low
+        is_near_zero = max(abs(self.low), abs(self.high)) <= _MAX_RATIO * spread
+        if self.is_category or self.is_short or self.low > self.high or is_exact or is_near_zero:
             return 0.0
         middle = self.low + spread / 2
         return float(np.rint(middle)) if spread >= 2 else middle
 
 
 class ColumnMoments:
-    """Mean and variance of every column over blocks of rows; missing values are skipped.
-
-    Args:
-        num_columns: C.
+    """Mean and variance of C columns over blocks of rows; missing values are skipped.
 
     Attributes:
         center: the first row, float64, which sums are taken about; None before any row.
