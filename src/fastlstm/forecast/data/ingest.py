@@ -103,8 +103,8 @@ class TableIngest:
             {name: ColumnStats(codes.kept, origins.get(name, 0.0)) for name in names}
             for names in (roles.values, roles.static)
         )
-        for name in roles.categorical:
-            (self.columns | self.static_columns)[name].is_category = True
+        for name, stats in (self.columns | self.static_columns).items():
+            stats.is_category = name in roles.categorical
         self.statics: dict[str, list[float]] = {name: [] for name in roles.static}
         self.series: list[Any] = [""]
         self.counts = np.zeros(0, dtype=np.int64)
