@@ -22,6 +22,7 @@ from fastlstm.forecast.data.timeline import (
     DAYS,
     ROWS,
     Frequency,
+    Timeline,
     are_business_days,
     find_frequency,
     show_time,
@@ -53,7 +54,7 @@ class Arrangement:
         ingested: result of the first pass; its files are rearranged.
         policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
-        like: frequency of another table; used if the times fit it.
+        like: timeline of another table, whose frequency is used if the times fit it; or None.
 
     Attributes:
         num_rows: N; after `run` without duplicates and with filled gaps.
@@ -66,7 +67,7 @@ class Arrangement:
         ingested: TableIngest,
         policy: Policy,
         origin: str,
-        like: Frequency | None = None,
+        like: Timeline | None,
     ) -> None:
         self._in, self._policy, self._origin = ingested, policy, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
@@ -227,8 +228,8 @@ class Arrangement:
         shown = show_time(time) if self._in.has_clock else str(time)
         apart: list[object] = []
         if self._in.series == [""]:  # there is no column of series
-            name_it = "if the table has several series, name their column with "
-            apart = [name_it, Setting("series", ...), "; otherwise "]
+            several = "if the table has several series, name their column with "
+            apart = [several, Setting("series", ...), "; otherwise "]
         where = f"{self._origin}: {series}{named}{shown}, {what}; "
         return DataError(where, *apart, "correct it, or give ", *cure)
 
@@ -236,9 +237,9 @@ class Arrangement:
         times = self._map("times")
         sample = np.asarray(times[:_BLOCK_ROWS])
         same, like = self._is_same(0, len(sample)), self._like
-        is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
-        if like is not None and is_alike and like.fits(sample, same):
-            return like
+        is_alike = like is not None and (like.frequency.unit == "rows") != self._in.has_clock
+        if like is not None and is_alike and like.frequency.fits(sample, same):
+            return like.frequency
         frequency = find_frequency(sample, same, self._origin, self._in.has_clock)
         if frequency == BUSINESS_DAYS and not all(
             are_business_days(times[first:last]) for first, last in self._blocks()

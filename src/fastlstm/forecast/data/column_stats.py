@@ -14,7 +14,6 @@ _SENTINELS = (
 )
 """Numbers that many files use for "no value"."""
 _CODES = {float(read): s for s in _SENTINELS for read in (s, np.float32(s))}
-_LARGE = 1e20
 _MAX_RATIO = 1024
 """Largest magnitude over range at which float32 still keeps 14 bits of the range."""
 
@@ -96,7 +95,7 @@ class ColumnStats:
             for code, count in sorted(self.sentinels.items())
             if low <= high
             and max(low - code, code - high) > max(high - low, abs(code) / 2)
-            and (code < 0 or count > 1 or code >= _LARGE)
+            and (code < 0 or count > 1 or code >= 1e20)
         ]
 
     def near_sentinels(self) -> list[float]:

@@ -194,8 +194,7 @@ def _prepare(
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
     notes += ingested.notes
-    frequency = None if like is None else like.frequency
-    arrangement = Arrangement(ingested, options.policy, records.name, frequency)
+    arrangement = Arrangement(ingested, options.policy, records.name, like)
     segments, num_rows = arrangement.run(), arrangement.num_rows
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]

@@ -115,9 +115,8 @@ class TableIngest:
         self._counts: list[int] = []
         self._series = self._names(roles.series)
         self._categories = {name: self._names(name) for name in roles.categorical}
-        self._reader: TimeReader | None = None
-        if roles.time is not None:
-            self._reader = TimeReader(roles.time, self._name, time_format)
+        time, name = roles.time, records.name
+        self._reader = None if time is None else TimeReader(time, name, time_format)
         self._files: dict[Path, FileIO] = {}
 
     def _names(self, column: str | None) -> Names:

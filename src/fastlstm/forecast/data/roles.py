@@ -97,9 +97,8 @@ def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: P
             " expected a row per time and a column per quantity: is the table transposed?"
         )
     request = _existing(names, request, origin, problems)
-    number_kinds = (
-        kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal, kinds.is_null,
-    )  # fmt: skip
+    number_kinds = [kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal]
+    number_kinds += [kinds.is_null]
     numbers = {field.name for field in schema if any(is_(field.type) for is_ in number_kinds)}
     usable_numbers = numbers.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
