@@ -413,7 +413,7 @@ BUGS = (
     Bug("series: the other duplicate counts", ARRANGE,
         'shift = 0 if self._policy.duplicates == "first" else 1',
         'shift = 1 if self._policy.duplicates == "first" else 0'),
-    Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segment]",
+    Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segments.of_rows(rows)]",
         "rows + before[0]"),
     Bug("series: infinities pass", "forecast/data/column_stats.py",
         "return int(infinite[0])", "return None"),

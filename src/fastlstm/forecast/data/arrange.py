@@ -22,6 +22,7 @@ from fastlstm.forecast.data.timeline import (
     DAYS,
     ROWS,
     Frequency,
+    Timeline,
     are_business_days,
     find_frequency,
     show_time,
@@ -53,7 +54,7 @@ class Arrangement:
         ingested: result of the first pass; its files are rearranged.
         policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
-        like: frequency of another table; used if the times fit it.
+        like: timeline of another table, whose frequency is used if the times fit it; or None.
 
     Attributes:
         num_rows: N; after `run` without duplicates and with filled gaps.
@@ -66,7 +67,7 @@ class Arrangement:
         ingested: TableIngest,
         policy: Policy,
         origin: str,
-        like: Frequency | None = None,
+        like: Timeline | None,
     ) -> None:
         self._in, self._policy, self._origin = ingested, policy, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
@@ -103,12 +104,9 @@ class Arrangement:
         return np.memmap(self._paths[name], dtype=dtype, mode=mode, shape=shape)
 
     def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
-        """Moves every row.
+        """Moves every row to new files of `num_rows` rows, unwritten ones NaN if `fill_missing`.
 
-        Args:
-            num_rows: of the new files.
-            places: maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
-            fill_missing: set the values of unwritten rows to NaN.
+        `places` maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
         """
         sources, targets = {name: self._map(name) for name in self._paths}, {}
         for name, source in sources.items():
@@ -228,19 +226,20 @@ class Arrangement:
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        where: list[object] = [f"{self._origin}: {series}{named}{shown}, {what}; "]
+        apart: list[object] = []
         if self._in.series == [""]:  # there is no column of series
-            where += ["if the table has several series, name their column with "]
-            where += [Setting("series", ...), "; otherwise "]
-        return DataError(*where, "correct it, or give ", *cure)
+            several = "if the table has several series, name their column with "
+            apart = [several, Setting("series", ...), "; otherwise "]
+        where = f"{self._origin}: {series}{named}{shown}, {what}; "
+        return DataError(where, *apart, "correct it, or give ", *cure)
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")
         sample = np.asarray(times[:_BLOCK_ROWS])
         same, like = self._is_same(0, len(sample)), self._like
-        is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
-        if like is not None and is_alike and like.fits(sample, same):
-            return like
+        is_alike = like is not None and (like.frequency.unit == "rows") != self._in.has_clock
+        if like is not None and is_alike and like.frequency.fits(sample, same):
+            return like.frequency
         frequency = find_frequency(sample, same, self._origin, self._in.has_clock)
         if frequency == BUSINESS_DAYS and not all(
             are_business_days(times[first:last]) for first, last in self._blocks()

@@ -14,7 +14,6 @@ _SENTINELS = (
 )
 """Numbers that many files use for "no value"."""
 _CODES = {float(read): s for s in _SENTINELS for read in (s, np.float32(s))}
-_LARGE = 1e20
 _MAX_RATIO = 1024
 """Largest magnitude over range at which float32 still keeps 14 bits of the range."""
 
@@ -96,7 +95,7 @@ class ColumnStats:
             for code, count in sorted(self.sentinels.items())
             if low <= high
             and max(low - code, code - high) > max(high - low, abs(code) / 2)
-            and (code < 0 or count > 1 or code >= _LARGE)
+            and (code < 0 or count > 1 or code >= 1e20)
         ]
 
     def near_sentinels(self) -> list[float]:
@@ -109,22 +108,17 @@ class ColumnStats:
 
         Values around 1e9 with steps of 1 collapse in float32; minus 1e9 they do not.
         """
-        if self.is_category or self.is_short or self.low > self.high:
-            return 0.0
         spread = self.high - self.low
-        if spread == 0 and float(np.float32(self.low)) == self.low:
-            return 0.0
-        if max(abs(self.low), abs(self.high)) <= _MAX_RATIO * spread:
+        is_exact = spread == 0 and float(np.float32(self.low)) == self.low
+        is_near_zero = max(abs(self.low), abs(self.high)) <= _MAX_RATIO * spread
+        if self.is_category or self.is_short or self.low > self.high or is_exact or is_near_zero:
             return 0.0
         middle = self.low + spread / 2
         return float(np.rint(middle)) if spread >= 2 else middle
 
 
 class ColumnMoments:
-    """Mean and variance of every column over blocks of rows; missing values are skipped.
-
-    Args:
-        num_columns: C.
+    """Mean and variance of C columns over blocks of rows; missing values are skipped.
 
     Attributes:
         center: the first row, float64, which sums are taken about; None before any row.

@@ -194,8 +194,7 @@ def _prepare(
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
     notes += ingested.notes
-    frequency = None if like is None else like.frequency
-    arrangement = Arrangement(ingested, options.policy, records.name, frequency)
+    arrangement = Arrangement(ingested, options.policy, records.name, like)
     segments, num_rows = arrangement.run(), arrangement.num_rows
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
@@ -303,8 +302,8 @@ def _column_notes(
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
-            what = f"{origin}: column '{name}' has no values; leave it out with "
-            problems.add(DataError(what, Setting("ignore", [name])), name)
+            no_values = f"{origin}: column '{name}' has no values; leave it out with "
+            problems.add(DataError(no_values, Setting("ignore", [name])), name)
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
@@ -320,9 +319,9 @@ def _column_notes(
                 " steps matter"
             )
         for code in column.near_sentinels():
-            rows = counted(column.sentinels[code], "row")
-            what = f"column '{name}' is {shown(code)} in {rows}: if that means no value, give "
-            notes.append(Message(what, _codes("missing_value", *codes, code)))
+            count = counted(column.sentinels[code], "row")
+            is_code = f"column '{name}' is {shown(code)} in {count}: if that means no value, give "
+            notes.append(Message(is_code, _codes("missing_value", *codes, code)))
     return notes
 
 

@@ -50,13 +50,10 @@ class Scores:
         self._sums["mse"] += float((error**2).sum())
         self._sums["smape"] += float((2 * error / np.where(size > 0, size, 1)).sum())
         self._sums["naive"] += float(np.abs(naive[is_there].astype(np.float64) - a).sum())
-        if scale is not None:
-            divisor = np.broadcast_to(scale, actual.shape)[is_there]
-            has_scale = divisor > 0
-            self._sums["mase"] += float((error[has_scale] / divisor[has_scale]).sum())
-            self.num_without_scale += int((~has_scale).sum())
-        else:
-            self.num_without_scale += len(error)
+        divisor = np.broadcast_to(np.nan if scale is None else scale, actual.shape)[is_there]
+        has_scale = divisor > 0
+        self._sums["mase"] += float((error[has_scale] / divisor[has_scale]).sum())
+        self.num_without_scale += int((~has_scale).sum())
 
     def result(self) -> dict[str, float]:
         """Returns num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase.
@@ -82,12 +79,7 @@ class Scores:
 
 
 class StepErrors:
-    """Errors of each target at each step ahead, summed over batches.
-
-    Args:
-        horizon: h, steps.
-        num_targets: C.
-    """
+    """Errors of each of C targets at each of h steps ahead, summed over batches."""
 
     def __init__(self, horizon: int, num_targets: int) -> None:
         self._sums = np.zeros((3, horizon, num_targets))  # values, absolute and squared errors

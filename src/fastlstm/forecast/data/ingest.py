@@ -30,12 +30,11 @@ from fastlstm.forecast.data.records import (
     without_null_words,
 )
 from fastlstm.forecast.data.roles import Roles
+from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_reader import EPOCH_UNITS, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
-
-_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,11 @@ class TableIngest:
         self.times = None if roles.time is None else work / "times.i64"
         self.num_rows, self.is_grouped, self._last_code = 0, True, -1
         self.columns, self.static_columns = (
-            {
-                name: ColumnStats(
-                    codes.kept, origins.get(name, 0.0), is_category=name in roles.categorical
-                )
-                for name in names
-            }
+            {name: ColumnStats(codes.kept, origins.get(name, 0.0)) for name in names}
             for names in (roles.values, roles.static)
         )
+        for name, stats in (self.columns | self.static_columns).items():
+            stats.is_category = name in roles.categorical
         self.statics: dict[str, list[float]] = {name: [] for name in roles.static}
         self.series: list[Any] = [""]
         self.counts = np.zeros(0, dtype=np.int64)
@@ -119,15 +115,13 @@ class TableIngest:
         self._counts: list[int] = []
         self._series = self._names(roles.series)
         self._categories = {name: self._names(name) for name in roles.categorical}
-        self._reader: TimeReader | None = None
-        if roles.time is not None:
-            self._reader = TimeReader(roles.time, self._name, time_format)
+        time, name = roles.time, records.name
+        self._reader = None if time is None else TimeReader(time, name, time_format)
         self._files: dict[Path, FileIO] = {}
 
     def _names(self, column: str | None) -> Names:
-        return Names(
-            self._records.schema.field(column).type if column and self._is_parsed else None
-        )
+        schema = self._records.schema
+        return Names(schema.field(column).type if column and self._is_parsed else None)
 
     def run(self, on_progress: Callable[[int, int | None], None] | None) -> None:
         """Writes all rows; a thread reads the next batch meanwhile.
@@ -245,9 +239,8 @@ class TableIngest:
     def _write_codes(self) -> None:
         """Writes the codes of all rows so far, which were grouped by series."""
         for code, count in enumerate(self._counts):
-            for first in range(0, count, _ROWS):
-                part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
-                self._append(self.codes, part)
+            for begin, end in row_blocks(0, count, 1):
+                self._append(self.codes, np.full(end - begin, code, dtype=np.int32))
 
     def _numbered(self, names: Names, name: str, column: pa.Array) -> NDArray[np.int64]:
         try:

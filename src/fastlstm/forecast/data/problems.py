@@ -11,11 +11,7 @@ _SHOWN = 20
 
 
 class Problems:
-    """Errors of one table: the first of each column, and those of no column.
-
-    Args:
-        name: of the table in messages.
-    """
+    """Errors of the table `name`: the first of each column, and those of no column."""
 
     def __init__(self, name: str) -> None:
         self._name = name

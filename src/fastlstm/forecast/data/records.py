@@ -177,7 +177,14 @@ class CsvRecords(FileRecords):
     is_parsed = True
 
     def _read_schema(self) -> pa.Schema:
-        self._delimiter = self._sniff()
+        self._compression = {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
+        path, compression = str(self.path), self._compression
+        with self._reading(), pa.input_stream(path, compression=compression) as stream:
+            line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
+        if not line.strip():
+            raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
+        self._delimiter = max(_DELIMITERS, key=line.count)
+        self._has_one_column = self._delimiter not in line
         try:
             with self._open() as reader:
                 _ = reader.schema.names  # decodes them
@@ -200,10 +207,6 @@ class CsvRecords(FileRecords):
                     yield _without_empty_texts(batch)
         except (pa.ArrowException, OSError) as error:
             raise self._malformed(error) or self._bad_value(types, row, error) from error
-
-    @property
-    def _compression(self) -> str | None:
-        return {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
         self._stream = pa.OSFile(str(self.path))
@@ -239,17 +242,6 @@ class CsvRecords(FileRecords):
             f"{self.name}: {number} has {counted(int(match[3]), 'column')}, expected {match[2]}:"
             f" {match[4][:80]!r}"
         )
-
-    def _sniff(self) -> str:
-        """Returns the most frequent delimiter of the first line."""
-        path, compression = str(self.path), self._compression
-        with self._reading(), pa.input_stream(path, compression=compression) as stream:
-            line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
-        if not line.strip():
-            raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
-        delimiter = max(_DELIMITERS, key=line.count)
-        self._has_one_column = delimiter not in line
-        return delimiter
 
     def _bad_value(self, types: Mapping[str, pa.DataType], row: int, error: Exception) -> DataError:
         """Finds the value that could not be converted, by reading from `row` on as text."""

@@ -97,8 +97,9 @@ def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: P
             " expected a row per time and a column per quantity: is the table transposed?"
         )
     request = _existing(names, request, origin, problems)
-    number_kinds = kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal
-    numbers = {f.name for f in schema if any(is_(f.type) for is_ in (*number_kinds, kinds.is_null))}
+    number_kinds = [kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal]
+    number_kinds += [kinds.is_null]
+    numbers = {field.name for field in schema if any(is_(field.type) for is_ in number_kinds)}
     usable_numbers = numbers.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [field for field in schema if field.name not in assigned]
@@ -116,7 +117,8 @@ def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: P
             raise _no_target(names, bool(numbers), origin)
         if not named:
             notes.append(f"target: all numbers, {listed(target)}")
-    others = [name for name in names if name not in taken.union(target)]
+    taken |= set(target)
+    others = [name for name in names if name not in taken]
     past = request.past
     if past is None:
         covariates = usable_numbers.intersection(others)
@@ -124,7 +126,8 @@ def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: P
         past = tuple(name for name in names if name in covariates)
         if past:
             notes.append(f"past covariates: {listed(past)}")
-    if ignored := [name for name in others if name not in past]:
+    taken |= set(past)
+    if ignored := [name for name in others if name not in taken]:
         notes.append(f"ignored columns (not numbers and without a role): {listed(ignored)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,

@@ -50,11 +50,12 @@ class Split:
         except DataError as error:
             if before is None:
                 raise DataError(f"{part} part: ", *error.args) from error
-            rows, smaller = int((ends[part] - before).max(initial=0)), "input_size"
-            reason = f"no segment has {input_size} rows of input and {horizon} to forecast"
-            if rows < horizon:
-                longest = f"its longest segment without gaps has {counted(rows, 'row')}"
-                reason, smaller = f"{longest}, the horizon needs {horizon}", "horizon"
+            rows = int((ends[part] - before).max(initial=0))
+            longest = f"its longest segment without gaps has {counted(rows, 'row')}"
+            reason, smaller = f"{longest}, the horizon needs {horizon}", "horizon"
+            if rows >= horizon:
+                reason = f"no segment has {input_size} rows of input and {horizon} to forecast"
+                smaller = "input_size"
             raise DataError(
                 f"{part} part: {reason}; give more rows, a smaller ", Setting(smaller),
                 " or another ", Setting("split"),

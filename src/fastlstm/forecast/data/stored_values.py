@@ -69,8 +69,7 @@ def store_values(
                 low, high = _range(column)
                 scale[place] = max((high - low) / _STEPS, float(np.finfo(np.float32).tiny))
                 offset[place] = (low + high) / 2
-    kind = "float16" if dtype == "float16" else "int16"
-    limit = 2_048 if kind == "float16" else 32_767
+    kind, limit = ("float16", 2_048) if dtype == "float16" else ("int16", 32_767)
     for name, column in zip(names, columns, strict=True):
         if column.is_category and column.high > limit:
             raise DataError(

@@ -18,7 +18,6 @@ from fastlstm.forecast.data.timeline import Timeline, most_frequent, show_time
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Values of time_format for whole numbers since 1970, and the number of each in a second."""
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
-_FIRST_YEAR, _LAST_YEAR = 1900, 2100
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
 _CALENDAR = (-62_135_596_800, 253_402_300_799)
@@ -248,7 +247,7 @@ class TimeReader:
 def _are_dates(column: pa.Array, values: NDArray[np.int64], form: str) -> bool:
     """Returns whether all numbers match a date format, with years from 1900 to 2100."""
     rest = 10 ** (len(form) - 2)  # the year has four digits, any other part two
-    if values.min() < _FIRST_YEAR * rest or values.max() >= (_LAST_YEAR + 1) * rest:
+    if values.min() < 1900 * rest or values.max() >= 2101 * rest:
         return False
     read = pc.strptime(column.cast(pa.string()), format=form, unit="us", error_is_null=True)
     return bool(read.null_count == 0)

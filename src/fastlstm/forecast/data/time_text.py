@@ -46,8 +46,7 @@ def _year_first(column: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid("no time")
     year, *pairs = (parts.field(k) for k in range(6))
     month, day, hour, minute, second = (pc.utf8_lpad(part, 2, "0") for part in pairs)
-    date = _join("-", year, month, day)
-    text = _join(" ", date, _join(":", hour, minute, second))
+    text = _join(" ", _join("-", year, month, day), _join(":", hour, minute, second))
     return _join("", text, parts.field(6)).cast(pa.timestamp("us"))
 
 
@@ -105,10 +104,8 @@ def hint_for_time(value: str) -> tuple[object, ...]:
         return ("there is no such day or time of day",)
     match = _YEAR_LAST.fullmatch(value)
     if match is None:
-        return (
-            "expected 2016-07-01 13:00:00; for another format give, for example, ",
-            Setting("time_format", "%d.%m.%Y %H:%M"),
-        )
+        form = Setting("time_format", "%d.%m.%Y %H:%M")
+        return ("expected 2016-07-01 13:00:00; for another format give, for example, ", form)
     mark, year = match[1], "%Y" if len(match[2]) == 4 else "%y"
     clock = "" if match[3] is None else " %H:%M" + (":%S" if match[4] else "")
     forms = [mark.join([*pair, year]) + clock for pair in (("%d", "%m"), ("%m", "%d"))]

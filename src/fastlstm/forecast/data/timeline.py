@@ -196,10 +196,9 @@ def find_frequency(
         return DAYS if has_clock else ROWS
     values, counts = np.unique(steps, return_counts=True)
     usual = int(values[counts.argmax()])
-    if has_clock and usual >= 28 * _DAY and usual % _DAY == 0:
-        monthly = _calendar_frequency(times, is_same)
-        if monthly is not None:
-            return monthly
+    may_be_monthly = has_clock and usual >= 28 * _DAY and usual % _DAY == 0
+    if may_be_monthly and (monthly := _calendar_frequency(times, is_same)) is not None:
+        return monthly
     share = counts.max() / len(steps)
     on_grid = float(counts[values % usual == 0].sum() / len(steps))
     if share < 0.5 or on_grid < 0.9:

@@ -148,8 +148,7 @@ class WindowLoader(LoaderPosition):
         self._batches: Iterator[WindowBatch] = iter(())
         self._ahead = (0, 0)
         self._queue: Any = None
-        self._process = 0
-        self.wait_s = 0.0
+        self._process, self.wait_s = 0, 0.0
 
     def __iter__(self) -> Iterator[WindowBatch]:
         while True:

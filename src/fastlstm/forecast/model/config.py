@@ -67,10 +67,6 @@ class ForecasterConfig:
                 Setting("patch"), f" {self.patch}; give ",
                 Setting("input_size", max(1, self.input_size // self.patch) * self.patch),
             )  # fmt: skip
-        self._check_stateful()
-
-    def _check_stateful(self) -> None:
-        """Raises ConfigError for options that do not work with carried state."""
         unfit = {
             "decoder": self.decoder != "direct",
             "bidirectional": self.bidirectional,
@@ -81,8 +77,7 @@ class ForecasterConfig:
             if self.stateful and is_unfit:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}: tbptt needs one direction, the direct"
-                    " decoder, no counts, and normalize 'last' or 'none'; leave out"
-                    f" {name} or tbptt"
+                    f" decoder, no counts, normalize 'last' or 'none'; leave out {name} or tbptt"
                 )
 
 

@@ -186,9 +186,7 @@ class ForecastNetwork(nn.Module):
     def horizons(self, values: Tensor, origins: int) -> Tensor:
         """Returns the h rows after each of a chunk's last origins, ``(B * origins, h, columns)``.
 
-        Args:
-            values: shape ``(B, n * s + h, columns)``.
-            origins: number of patch ends to forecast from.
+        `values` has shape ``(B, n * s + h, columns)``; `origins` counts patch ends.
         """
         s, h = self.config.patch, self.config.horizon
         rows = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)

@@ -84,12 +84,9 @@ class Quantiles(Output):
     num_parameters = len(QUANTILES)
     center_at = QUANTILES.index(0.5)
 
-    def __init__(self) -> None:
-        self._levels = torch.tensor(QUANTILES)
-
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
         error = target[..., None] - parameters
-        levels = self._levels.to(error)
+        levels = error.new_tensor(QUANTILES)
         return 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
