@@ -63,8 +63,8 @@ bench: install  ## what this machine is and what it was measured to reach
 	.venv/bin/fastlstm info
 
 docs: install  ## the generated pages of docs/
-	$(PY) -m fastlstm.cli.reference > docs/cli.md
-	$(PY) -m fastlstm.cli.messages > docs/messages.md
+	$(PY) docs/reference.py > docs/cli.md
+	$(PY) docs/messages.py > docs/messages.md
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

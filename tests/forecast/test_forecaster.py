@@ -14,6 +14,8 @@ from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
+from fastlstm.forecast.backtest import backtest
+from fastlstm.forecast.data.error_measures import QuantileScores
 from series_frames import START, long_table
 
 pytestmark = pytest.mark.isa
@@ -81,9 +83,8 @@ def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> 
         forecast = fitted.predict(cut)["y"].to_numpy().reshape(3, 6)
         errors.append((forecast - y[:, origin : origin + 6]) ** 2)
     rows = np.concatenate([240 * s + np.array([192, 200, 234]) - 24 for s in range(3)])
-    from fastlstm.forecast.backtest import backtest
-
-    found = backtest(fitted.network_, fitted._inputs, rows, 24)["forecaster"].result()
+    scores = QuantileScores((0.5,), ())
+    found = backtest(fitted.stored_, fitted._inputs, rows, 24, scores)["forecaster"].result()
     assert found["mse"] == pytest.approx(np.mean(errors), rel=1e-4)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.forecast.calibration import LEVELS, Calibration, quantiles_of, spread
+from fastlstm.forecast.calibration import LEVELS, quantiles_of, spread
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepErrors
 from fastlstm.forecast.data.naive import SeasonalNaive
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.files import StoredForecaster
 
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
@@ -21,14 +21,13 @@ _MAX_NUMBERS = 1 << 24
 
 @torch.no_grad()
 def backtest(
-    network: ForecastNetwork,
+    stored: StoredForecaster,
     inputs: ScaledWindows,
     rows: NDArray[np.int64],
     season: int,
+    quantiles: QuantileScores,
     naive_error: NDArray[np.float64] | None = None,
     is_scaled: bool = False,
-    calibration: Calibration | None = None,
-    quantiles: QuantileScores | None = None,
     by_step: Mapping[str, StepErrors] | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, Scores]:
@@ -37,14 +36,13 @@ def backtest(
     All errors are over the same values: every target present in the horizon of every window.
 
     Args:
-        network: trained.
+        stored: the forecaster.
         inputs: the table.
         rows: first rows of windows of input and horizon.
         season: period of the seasonal naive forecast, in steps.
+        quantiles: receives the quantiles.
         naive_error: of `seasonal_error`, for MASE.
         is_scaled: report errors in standard deviations of the training rows.
-        calibration: of the quantiles.
-        quantiles: also receives the quantiles.
         by_step: also receives the errors, by name of the forecasts.
         should_continue: called with the windows evaluated so far; False skips the rest.
 
@@ -55,7 +53,7 @@ def backtest(
 
     Memory: 64 MB of quantiles, or those of one window.
     """
-    config = network.config
+    network, config = stored.network, stored.network.config
     L, h, C = config.input_size, config.horizon, config.num_targets
     mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
     unit, shift = (np.ones_like(std), 0.0) if is_scaled else (std, mean)
@@ -63,16 +61,16 @@ def backtest(
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
-    num_levels = max(len(quantiles.levels), len(LEVELS)) if quantiles is not None else 1
+    num_levels = max(len(quantiles.levels), len(LEVELS))
     size = min(64 if should_continue else 256, max(1, _MAX_NUMBERS // (h * C * num_levels)))
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
-        if quantiles is not None and calibration is not None:
-            wide, levels = spread(values, config), quantiles.levels
-            at_levels = quantiles_of(network.output, parameters, wide, calibration, levels)
-            quantiles.add(at_levels.numpy(), target, unit)
+        at_levels = quantiles_of(
+            network.output, parameters, spread(values, config), stored.calibration, quantiles.levels
+        )
+        quantiles.add(at_levels.numpy(), target, unit)
         scale = None
         if naive_error is not None:
             series = segments.series[segments.of_rows(origins - 1)]

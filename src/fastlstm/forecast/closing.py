@@ -20,7 +20,7 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.evaluation import evaluation_events, num_test_windows
-from fastlstm.forecast.files import StoredForecaster, description_files, forecaster_files
+from fastlstm.forecast.files import StoredForecaster, forecaster_files
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.runs.events import Event
 from fastlstm.training.session import RunSession
@@ -62,10 +62,6 @@ class Closing:
         sizes, has_run = self.stored.network.config, self.session.run is not None
         self._num_tested = num_test_windows(self.dataset, self.split, sizes) if has_run else 0
         self._known: tuple[Mapping[str, Tensor], Calibration] | None = None
-
-    def files(self) -> dict[str, bytes]:
-        """Returns config.json, schema.json and scaler.json."""
-        return description_files(self.stored)
 
     def seconds(self, window_s: float) -> float:
         """Returns about what closing takes of a budget, where a forecast takes `window_s`."""

@@ -112,12 +112,9 @@ class ForecastConfig(TrainingOptions):
         check_fields(self, _BOUNDS)
         self.check_schedule()
         for field in dataclasses.fields(self):
-            if str(field.type).startswith("Names"):
-                names = _names(field.name, getattr(self, field.name))
-                object.__setattr__(self, field.name, names)
-            elif str(field.type) == "Numbers":
-                numbers = _numbers(field.name, getattr(self, field.name))
-                object.__setattr__(self, field.name, numbers)
+            read = _READERS.get(str(field.type))
+            if read is not None:
+                object.__setattr__(self, field.name, read(field.name, getattr(self, field.name)))
         if double := set(self.missing_value) & set(self.keep_value):
             raise ConfigError(
                 Setting("missing_value"),
@@ -168,6 +165,9 @@ def _numbers(field: str, value: Any) -> Numbers:
             Setting(field), f" is {value!r}, expected numbers, such as -9999 or -9999,-99.9"
         )
     return numbers
+
+
+_READERS = {"Names": _names, "Names | None": _names, "Numbers": _numbers}
 
 
 def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:

@@ -45,8 +45,8 @@ def evaluate_forecasts(
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     errors = backtest(
-        stored.network, inputs, rows, season, naive_error, is_scaled, stored.calibration,
-        quantiles, by_step=by_step, should_continue=should_continue,
+        stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
+        should_continue=should_continue,
     )  # fmt: skip
     report = {name: score.result() for name, score in errors.items()}
     if quantiles.num_values:

@@ -274,7 +274,7 @@ class Forecaster(Estimator[StoredForecaster]):
         require_numbers("intervals", intervals)
         scores = QuantileScores((), intervals, has_crps=False)
         self._warn_unsupported(scores.levels)
-        backtest(stored.network, inputs, rows, 1, calibration=stored.calibration, quantiles=scores)
+        backtest(stored, inputs, rows, 1, scores)
         return scores.coverage()
 
     def score(self, frame: Any = None, y: None = None) -> float:

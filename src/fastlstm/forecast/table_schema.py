@@ -127,10 +127,7 @@ def statics_of(
 ) -> NDArray[np.float32] | None:
     """Returns scaled static values per series, shape ``(S, K)``, or None without any.
 
-    Args:
-        dataset: the table.
-        scale: of `static_scale`, at fit.
-        numbers: of `numbers_at_fit`, by column.
+    `scale` is that of `static_scale` at fit, `numbers` are those of `numbers_at_fit`, by column.
     """
     columns = []
     for (mean, spread), name in zip(scale, dataset.roles.static, strict=True):

@@ -14,6 +14,7 @@ from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
+from fastlstm.forecast.files import description_files
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.plan import flop_per_window
 from fastlstm.runs.events import Event
@@ -145,7 +146,7 @@ class ForecastTask(Task):
         return Score(total / count, len(rows))
 
     def files(self) -> dict[str, bytes]:
-        return self._closing.files()
+        return description_files(self._closing.stored)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         self._closing.publish(weights)

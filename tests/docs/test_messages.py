@@ -3,13 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import fastlstm
-from fastlstm.cli.messages import messages_of, messages_page
+from messages import messages_of, messages_page
 
 DOCS = Path(__file__).parents[2] / "docs" / "messages.md"
 
 
 def test_the_messages_have_not_drifted() -> None:
-    told = "run: python -m fastlstm.cli.messages > docs/messages.md"
+    told = "run: python docs/messages.py > docs/messages.md"
     page = messages_page(Path(fastlstm.__file__).parent)
     assert DOCS.read_text(encoding="utf-8") == page, told
 
