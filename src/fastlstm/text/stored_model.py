@@ -99,9 +99,7 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
             return _assemble(chosen, files, None if chosen == directory else note)
     except CorruptFileError as error:
         raise _with_offer(directory, error) from None
-    raise NonFiniteError(
-        f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint of the run"
-    )
+    raise NonFiniteError(f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint")
 
 
 def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:

@@ -66,10 +66,8 @@ class TextDataset(Entry):
 
     Attributes:
         from_cache: nothing had to be encoded.
-        seconds: taken to prepare.
         source: as the user wrote it.
         notes: remarks such as skipped files, a line each.
-        cache: that holds it.
     """
 
     from_cache: bool
@@ -89,10 +87,7 @@ class TextDataset(Entry):
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
-        """Returns how often each token occurs in the training part, shape ``(V,)``.
-
-        Cost: one pass over the ids the first time (0.5 s/GB), then read from the cache.
-        """
+        """Returns how often each token occurs in the training part, ``(V,)``; memoised."""
         end, _ = self._edges(spec, files)
         memo = make_key("counts", self.key, end)
         known = self.cache.recall(memo)
@@ -120,10 +115,7 @@ class TextDataset(Entry):
 def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
     """Returns the train, validation and test shares of a text; they sum to 1.
 
-    Args:
-        spec: as in ``"90/5/5"``.
-        files: "valid", "test", both or none: parts that are files of their own. Their shares are
-            trained on.
+    Shares of the parts that are `files` of their own ("valid", "test") are trained on.
     """
     train, valid, test = parse_split(spec)
     if "valid" in files:
@@ -239,8 +231,10 @@ class _Job:
         from_cache = entry is not None
         if entry is None:
             entry = self._encode(scanned, directory)
-        if before and before == source.signature() and not _is_racy(before, read_at):
-            self.cache.remember(self._stat_key(before), scanned.content)
+        if before and before == source.signature():
+            changed_at = max(int(time_ns) for row in before for time_ns in row[3:5])
+            if read_at - changed_at >= _RACY_NS:
+                self.cache.remember(self._stat_key(before), scanned.content)
         return entry, from_cache
 
     def _encode(self, scanned: Scan, directory: Path) -> Entry:
@@ -303,10 +297,6 @@ class _Job:
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
         return make_key(kind, content, asdict(self.work.rules), fingerprint)
-
-
-def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:
-    return any(read_at - max(int(row[3]), int(row[4])) < _RACY_NS for row in signature)
 
 
 def _spool(work: Pass, directory: Path) -> Source:
