@@ -78,7 +78,7 @@ def _spoken(node: ast.AST) -> list[tuple[str, list[ast.expr]]]:
     name, args = _name(node), node.args
     is_note = isinstance(node.func, ast.Attribute) and _name(node.func.value).endswith("notes")
     if name == "ApiError":  # its other arguments are codes
-        return [(name, [arg for arg in args if " " in ast.unparse(arg)])]
+        return [(name, args[1:2])]
     if name.endswith("Error") or name in ("Stopped", "Unavailable"):
         return [(name, [arg for arg in args if not isinstance(arg, ast.Starred)])]
     if name in ("say", "_say"):
@@ -117,8 +117,9 @@ class _Reader:
         for node in nodes:
             if isinstance(node, ast.AugAssign) and _is_text(node.value):
                 self._added.setdefault(_name(node.target), []).append(node.value)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                self._values.setdefault(node.targets[0].id, []).append(node.value)
+            if isinstance(node, ast.Assign):
+                for target, value in _assigned(node.targets[0], node.value):
+                    self._values.setdefault(target, []).append(value)
 
     def text(self, node: ast.AST) -> str:
         """Returns the text of an expression; ``{name}`` where it is not a text."""
@@ -155,6 +156,15 @@ class _Reader:
         found += "".join(f"[{self.text(value)}]" for value in self._added.get(name, ()))
         self._depth -= 1
         return found
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yields the variables that an assignment sets, with their values."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for inner, own in zip(target.elts, value.elts, strict=False):
+            yield from _assigned(inner, own)
 
 
 def _is_text(node: ast.AST) -> bool:

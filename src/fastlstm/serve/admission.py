@@ -18,8 +18,8 @@ class Places:
 
     A key that holds places gets more only while at least as many stay free as it would then hold
     (the dynamic threshold of Choudhury and Hahne, 1998): alone it may have half of them, two keys a
-    third each, and there is always one for a key that holds none. Without `is_shared` one client may
-    take every place. One request may have `limit`.
+    third each, and there is always one for a key that holds none. Without `is_shared` one client
+    may take every place. One request may have `limit`.
     """
 
     def __init__(self, total: int, *, is_shared: bool = False) -> None:
@@ -57,8 +57,7 @@ class Places:
     def admit(self, tenant: bytes, count: int, held: int = 0, *, status: int = 429) -> None:
         """Takes places; raises Overloaded with `status` if there is none for this key."""
         if not self.has_room(tenant, count, held):
-            is_full = self.num_taken + count > self.total
-            raise Overloaded(is_full=is_full, status=status)
+            raise Overloaded(is_full=self.num_taken + count > self.total, status=status)
         self.take(tenant, count)
 
     def release(self, tenant: bytes, count: int) -> None:

@@ -59,16 +59,13 @@ class _Routes:
             await self._router(scope, receive, send)
         except HTTPException as error:
             path, method = scope["path"][:200], scope["method"][:16]
+            message = f"there is nothing at {path}; /openapi.json lists what there is"
             if error.status_code == 405:
                 message = f"{path} does not take {method}"
-            else:
-                message = f"there is nothing at {path}; /openapi.json lists what there is"
             raise ApiError(error.status_code, message, headers=dict(error.headers or {})) from None
 
 
 class _Pages:
-    """The other routes."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
         self._text_page, self._forecast_page = Page("page.html"), Page("forecast.html")
@@ -99,8 +96,7 @@ class _Pages:
         return Response(self._service.metrics_text(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        service = self._service
-        engine, has_keys = service.engine, bool(service.keys)
+        engine, has_keys = self._service.engine, bool(self._service.keys)
         if isinstance(engine, ForecastEngine):
             return JSONResponse(forecast_document(engine, has_keys=has_keys))
         return JSONResponse(text_document(engine, has_keys=has_keys))
@@ -116,19 +112,11 @@ class _Pages:
 
     async def chat(self, request: Request) -> Response:
         self._service.text_engine  # noqa: B018  a forecaster has an error of its own
-        raise ApiError(
-            404,
-            "this model continues a text and was not trained to chat; send the text as"
-            " 'prompt' to /v1/completions",
-            None,
-            "not_a_chat_model",
-        )
+        what = "send the text as 'prompt' to /v1/completions"
+        message = f"this model continues a text and was not trained to chat; {what}"
+        raise ApiError(404, message, None, "not_a_chat_model")
 
     def _described(self) -> dict[str, Any]:
         engine = self._service.text_engine
-        return {
-            "id": engine.name,
-            "object": "model",
-            "created": engine.created,
-            "owned_by": "fastlstm",
-        }
+        own = {"object": "model", "created": engine.created, "owned_by": "fastlstm"}
+        return {"id": engine.name, **own}

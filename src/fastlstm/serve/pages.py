@@ -42,7 +42,9 @@ class Page:
     """A page of this package with placeholders such as ``{{name}}``; `headers` go with it."""
 
     def __init__(self, name: str) -> None:
-        self._html = (importlib.resources.files("fastlstm.serve") / name).read_text("utf-8")
+        folder = importlib.resources.files("fastlstm.serve")
+        style = (folder / "style.css").read_text("utf-8")
+        self._html = (folder / name).read_text("utf-8").replace("{{style}}", style)
         self.headers = {
             "content-security-policy": (
                 f"default-src 'none'; script-src {self._digest('script')};"

@@ -110,7 +110,7 @@ class Runner:
 
     def _limit(self, bound: Listener) -> None:
         service, settings = self.service, self._settings
-        # Far more than places: a client that finds none must be told so.
+        # Far more than places: a client that finds none must get an answer.
         limit = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
         # Through the log's thread: a slow reader of standard error must not block the event loop.
         notice = Notice(lambda text: service.log.write(f"fastlstm: {text}"), limit)
@@ -163,8 +163,8 @@ class Runner:
 
     def _start(self, model: InferenceModel | WindowForecaster) -> str:
         """Starts the engine; returns its description."""
-        settings, service, is_shared = self._settings, self.service, self.service.keys.are_several
-        cores = hardware.default_threads()
+        service, settings, cores = self.service, self._settings, hardware.default_threads()
+        is_shared = service.keys.are_several
         if not isinstance(model, InferenceModel):
             threads = settings.threads or max(1, cores // 2)  # of two cores the clients have one
             service.loaded = ForecastEngine(
@@ -191,9 +191,7 @@ class Runner:
     async def _drain(self) -> None:
         self.service.drain()
         end_s = time.monotonic() + self._settings.grace
-        while self.service.num_held and time.monotonic() < end_s:
-            if self._must_hurry.is_set():
-                break
+        while self.service.num_held and time.monotonic() < end_s and not self._must_hurry.is_set():
             await asyncio.sleep(_POLL_S)
 
     @contextlib.contextmanager
@@ -219,7 +217,7 @@ async def _end_answers(state: uvicorn.server.ServerState) -> None:
     end_s = time.monotonic() + _FLUSH_S
     await asyncio.sleep(_POLL_S)  # requests that waited for the engine say why they end
     connections: Any = state.connections
-    while any(one.is_sending for one in connections) and time.monotonic() < end_s:
+    while any(connection.is_sending for connection in connections) and time.monotonic() < end_s:
         await asyncio.sleep(_POLL_S)
     for connection in list(connections):  # first: a task may wait for its client to read
         if connection.is_sending:
@@ -285,14 +283,10 @@ def _config(settings: Settings, service: Service) -> uvicorn.Config:
 
 def _listen(settings: Settings) -> Listener:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host,
-            settings.port,
-            type=socket.SOCK_STREAM,
-            proto=socket.IPPROTO_TCP,  # else asyncio leaves Nagle's 40 ms on
-            flags=socket.AI_PASSIVE,
-        )[0]
-        bound = Listener(family, kind, protocol)
+        # With its protocol: else asyncio leaves Nagle's 40 ms on.
+        own = (socket.AF_UNSPEC, socket.SOCK_STREAM, socket.IPPROTO_TCP, socket.AI_PASSIVE)
+        *kind, _, address = socket.getaddrinfo(settings.host, settings.port, *own)[0]
+        bound = Listener(*kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         bound.bind(address)

@@ -104,7 +104,7 @@ def test_best_of_suffix_user_and_options() -> None:
     assert "best_of differs from n" in refused(n=2, best_of=3)
     assert "suffix is not supported" in refused(suffix="x")
     assert "user is 1" in refused(user=1)
-    assert "goes with stream" in refused(stream_options={"include_usage": True})
+    assert "needs stream" in refused(stream_options={"include_usage": True})
     assert parsed(stream=True, stream_options={"include_usage": True}).reports_usage == "last"
     assert "did you mean 'include_usage'" in refused(stream=True, stream_options={"usage": True})
     assert "expected an object" in refused(stream=True, stream_options=[])

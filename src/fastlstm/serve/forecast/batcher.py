@@ -59,7 +59,6 @@ class DynamicBatcher(ModelThread):
     """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
 
     Args:
-        model: the forecaster.
         max_batch: windows of one pass.
         max_queue: windows that may wait beside them.
         threads: of each pass.

@@ -170,11 +170,11 @@ class ForecastEngine(Engine):
         if "quantiles" in request.outputs:
             text = forecasts.stored.unsupported(request.levels)
             if text is not None:
-                raise ApiError(400, text + request.rows_note)
+                raise ApiError(400, f"{text}{request.rows_note}")
         outputs = {name: make[name]() for name in request.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
             message = "the forecast is not finite: the inputs are far beyond what the model knows"
-            raise ApiError(400, message + request.rows_note)
+            raise ApiError(400, f"{message}{request.rows_note}")
         head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
         if request.id is not None:
             head["id"] = request.id

@@ -32,42 +32,34 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "sequence", "sequence(string_i
 
 def inference_routes(service: Service) -> list[Route]:
     """Returns the routes."""
-    pages, infer = _Pages(service), Infer(service)
-    models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-    return [
-        Route("/v2", pages.server),
-        Route("/v2/health/live", pages.live),
-        Route("/v2/health/ready", pages.ready),
-        *[Route(path, pages.model) for path in models],
-        *[Route(f"{path}/ready", pages.model_ready) for path in models],
-        *[Route(f"{path}/infer", infer, methods=["POST"]) for path in models],
-    ]
 
-
-class _Pages:
-    """The routes without inference."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def server(self, request: Request) -> Response:
+    async def server(request: Request) -> Response:
         version = importlib.metadata.version("fastlstm")
         return JSONResponse({"name": "fastlstm", "version": version, "extensions": EXTENSIONS})
 
-    async def live(self, request: Request) -> Response:
-        is_live = not self._service.is_stuck
+    async def live(request: Request) -> Response:
+        is_live = not service.is_stuck
         return JSONResponse({"live": is_live}, 200 if is_live else 503)
 
-    async def ready(self, request: Request) -> Response:
-        self._service.require_ready()
+    async def ready(request: Request) -> Response:
+        service.require_ready()
         return JSONResponse({"ready": True})
 
-    async def model(self, request: Request) -> Response:
-        return JSONResponse(_engine(self._service, request.path_params).described())
+    async def model(request: Request) -> Response:
+        return JSONResponse(_engine(service, request.path_params).described())
 
-    async def model_ready(self, request: Request) -> Response:
-        engine = _engine(self._service, request.path_params)
-        return JSONResponse({"name": engine.name, "ready": True})
+    async def model_ready(request: Request) -> Response:
+        return JSONResponse({"name": _engine(service, request.path_params).name, "ready": True})
+
+    models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+    return [
+        Route("/v2", server),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        *[Route(path, model) for path in models],
+        *[Route(f"{path}/ready", model_ready) for path in models],
+        *[Route(f"{path}/infer", Infer(service), methods=["POST"]) for path in models],
+    ]
 
 
 def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:

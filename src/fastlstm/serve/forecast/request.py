@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating]
 
 MAX_NAME = 256
-_MAX_LEVELS, _LOWEST_LEVEL, _HIGHEST_LEVEL = 199, 0.005, 0.995
+_MAX_LEVELS, _LEVEL = 199, fields.Number(0.005, 0.995)
 _MAX_HINTS = 1000
 _NAMES = "_names"
 _OUTPUTS = ("forecast", "quantiles")
@@ -38,17 +38,16 @@ class _Levels(fields.Field):
     def parse(self, name: str, value: Any) -> tuple[float, ...]:
         levels = value if isinstance(value, list) else []
         if not 1 <= len(levels) <= _MAX_LEVELS or not all(
-            type(level) in (int, float) and _LOWEST_LEVEL <= level <= _HIGHEST_LEVEL
-            for level in levels
+            type(level) in (int, float) and _LEVEL.low <= level <= _LEVEL.high for level in levels
         ):
-            bounds = f"{_LOWEST_LEVEL} to {_HIGHEST_LEVEL}"
+            bounds = f"{_LEVEL.low} to {_LEVEL.high}"
             expected = f"a list of 1 to {_MAX_LEVELS} numbers from {bounds}"
             raise _bad(f"{name} is {short(value)}, expected {expected}")
         return tuple(map(float, levels))
 
     def schema(self) -> fields.Schema:
-        level = {"type": "number", "minimum": _LOWEST_LEVEL, "maximum": _HIGHEST_LEVEL}
-        return {"type": "array", "items": level, "minItems": 1, "maxItems": _MAX_LEVELS}
+        items = _LEVEL.schema()
+        return {"type": "array", "items": items, "minItems": 1, "maxItems": _MAX_LEVELS}
 
 
 class _SequenceId(fields.Field):
@@ -57,8 +56,7 @@ class _SequenceId(fields.Field):
         if not is_number and not (type(value) is str and len(value) <= MAX_NAME):
             expected = f"a whole number below 2^64 or a string of at most {MAX_NAME} characters"
             raise fields.unexpected(name, value, expected)
-        number_or_name: int | str = value
-        return number_or_name
+        return cast("int | str", value)
 
     def schema(self) -> fields.Schema:
         return {"anyOf": [fields.Integer(0, (1 << 64) - 1).schema(), _ID.schema()]}
@@ -199,10 +197,8 @@ def _joined(columns: Columns, name: str, inputs: Mapping[str, NDArray[Any]]) -> 
         other = name if numbers is None else name + _NAMES
         raise _bad(f"the input '{other}' is missing, '{name}' and '{name}{_NAMES}' go together")
     if numbers is not None and names is not None and numbers.shape[:-1] != names.shape[:-1]:
-        raise _bad(
-            f"'{name}' has shape {list(numbers.shape)} and '{name}{_NAMES}' {list(names.shape)};"
-            " all axes but the last must agree"
-        )
+        shapes = f"'{name}' has shape {list(numbers.shape)}, '{name}{_NAMES}' {list(names.shape)}"
+        raise _bad(f"{shapes}; all axes but the last must agree")
     dtype = np.float32 if numbers is None else numbers.dtype
     joined = np.empty((*sent.shape[:-1], len(columns.names)), dtype=dtype)
     for place, column in enumerate(columns.names):
@@ -222,10 +218,8 @@ def _codes(names: NDArray[Any], known: Mapping[str, int], column: str) -> Floats
         code = float("nan") if name is None else known.get(name)
         if code is None:
             hint = nearest_hint(name[:64], known) if len(known) <= _MAX_HINTS else ""
-            raise _bad(
-                f"column '{column}' knows no {value_name(name)}{hint}; training has seen"
-                f" {counted(len(known), 'name')} in it"
-            )
+            seen = f"training has seen {counted(len(known), 'name')} in it"
+            raise _bad(f"column '{column}' knows no {value_name(name)}{hint}; {seen}")
         codes.append(code)
     return np.array(codes, dtype=np.float32).reshape(names.shape)
 
@@ -235,10 +229,8 @@ def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> Non
     if windows == 0:
         raise _bad("'past' has no windows; send one or more")
     if step is None and rows < input_size:
-        raise _bad(
-            f"'past' has {counted(rows, 'row')}, the model reads {input_size}; send {input_size},"
-            " or the rows of a sequence (sequence_id, sequence_start) bit by bit"
-        )
+        what = f"send {input_size}, or a sequence bit by bit (sequence_id, sequence_start)"
+        raise _bad(f"'past' has {counted(rows, 'row')}, the model reads {input_size}; {what}")
     if step is not None and windows != 1:
         raise _bad(f"'past' has {windows} windows, a sequence has one; send one sequence a request")
 

@@ -83,8 +83,12 @@ class SequenceStore:
             if key not in self._sequences:
                 self._take_place(tenant)
             sequence = _Sequence(rows[:0], statics, 0.0)
+        elif key in self._sequences:
+            sequence = self._sequences[key]
         else:
-            sequence = self._find(key)
+            why = f"it was not started, has ended, or was idle for {self._idle_s:g} s"
+            start = f"start it with sequence_start and its last {counted(self._num_rows, 'row')}"
+            raise ApiError(404, f"there is no sequence {_shown(step.id)}: {why}; {start}")
         if statics is not None:
             sequence.statics = statics
         # A new array: windows that were handed out stay as they are.
@@ -96,12 +100,10 @@ class SequenceStore:
             self._forget(key)
         if len(sequence.rows) < self._num_rows:
             missing = self._num_rows - len(sequence.rows)
-            raise ApiError(
-                409,
-                f"sequence {_shown(step.id)} has {counted(len(sequence.rows), 'row')} so far, a"
-                f" forecast needs {self._num_rows}; "
-                + ("it has ended" if step.ends else f"they are kept, send {missing} more"),
-            )
+            what = "it has ended" if step.ends else f"they are kept, send {missing} more"
+            rows_so_far = f"{counted(len(sequence.rows), 'row')} so far"
+            needed = f"a forecast needs {self._num_rows}"
+            raise ApiError(409, f"sequence {_shown(step.id)} has {rows_so_far}, {needed}; {what}")
         return sequence.rows, sequence.statics
 
     def _take_place(self, tenant: bytes) -> None:
@@ -109,28 +111,14 @@ class SequenceStore:
             who, count = "the server keeps", self._places.num_taken
             if not self._places.is_full:
                 who, count = "this API key has", self._places.held(tenant)
-            raise ApiError(
-                503,
-                f"{who} {counted(count, 'sequence')}, the limit now; end one"
-                " (sequence_end), or send this one again later",
-                headers={"retry-after": "5"},
-            )
+            what = "end one (sequence_end), or send this one again later"
+            message = f"{who} {counted(count, 'sequence')}, the limit now; {what}"
+            raise ApiError(503, message, headers={"retry-after": "5"})
         self._places.take(tenant, 1)
 
     def _forget(self, key: tuple[bytes, str | int]) -> None:
         del self._sequences[key]
         self._places.release(key[0], 1)
-
-    def _find(self, key: tuple[bytes, str | int]) -> _Sequence:
-        sequence = self._sequences.get(key)
-        if sequence is None:
-            raise ApiError(
-                404,
-                f"there is no sequence {_shown(key[1])}: it never began, has ended, or was idle"
-                f" for {self._idle_s:g} s; begin it with sequence_start and its last"
-                f" {counted(self._num_rows, 'row')}",
-            )
-        return sequence
 
     def _forget_idle(self) -> None:
         before_s = self._clock() - self._idle_s

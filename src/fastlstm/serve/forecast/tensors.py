@@ -53,11 +53,9 @@ class TensorSpec:
         return {**tensor, "parameters": {"columns": list(self.columns)}} if self.columns else tensor
 
     def wrong(self, what: str) -> ApiError:
-        """Returns the error of a wrong input."""
         return _bad(f"input '{self.name}' {what}")
 
     def schema(self) -> Schema:
-        """Returns the JSON schema of such an input."""
         element: Schema = {"type": "string" if self.datatype == "BYTES" else "number"}
         sizes = [SIZE if size == -1 else {"const": size} for size in self.shape]
         shape = {"prefixItems": sizes, "items": False, "minItems": len(sizes)}
@@ -78,22 +76,21 @@ def split_body(body: bytes, header_length: int | None) -> tuple[dict[str, Any], 
     """Returns the JSON object of a body, of this length or all of it, and the bytes behind it."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
-        raise _bad(
-            f"Inference-Header-Content-Length is {length}, the body has only"
-            f" {counted(len(body), 'byte')}"
-        )
+        size = counted(len(body), "byte")
+        raise _bad(f"Inference-Header-Content-Length is {length}, the body has only {size}")
     try:
         if body.count(b"[", 0, length) > _MAX_LISTS:
             raise ValueError(f"it has more than {_MAX_LISTS} lists; send data flat")
         text = body[:length].decode("utf-8")
         value = json.loads(text, object_pairs_hook=_Keys().read)
+        is_too_deep = is_deeper(value, MAX_JSON_DEPTH)
     except RecursionError:
-        raise _too_deep() from None
+        is_too_deep = True
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         why = "a number has too many digits" if "digits" in str(error) else str(error)
         raise _bad(f"the request is not valid JSON: {shown(why)}") from None
-    if is_deeper(value, MAX_JSON_DEPTH):
-        raise _too_deep()
+    if is_too_deep:
+        raise _bad(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels; send it flatter")
     if not isinstance(value, dict):
         raise _bad(f"the request is {value_name(value)}, expected a JSON object")
     return value, memoryview(body)[length:]
@@ -169,17 +166,14 @@ def _shape(value: Any, spec: TensorSpec) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [None]
     sizes = [size for size in map(whole_number, listed) if size is not None]
     if len(sizes) < len(listed) or any(not 0 <= size <= _MAX_SIZE for size in sizes):
-        raise spec.wrong(
-            f"has shape {short(value)}, expected a list of whole numbers, 0 to {_MAX_SIZE}"
-        )
+        expected = f"a list of whole numbers, 0 to {_MAX_SIZE}"
+        raise spec.wrong(f"has shape {short(value)}, expected {expected}")
     fits = len(sizes) == len(spec.shape) and all(
         wanted in (-1, size) for size, wanted in zip(sizes, spec.shape, strict=True)
     )
     if not fits:
-        raise spec.wrong(
-            f"has shape {short(sizes)}, expected {list(spec.shape)}, the last axis being"
-            f" {shown(', '.join(spec.columns))}"
-        )
+        expected = f"{list(spec.shape)}, the last axis being {shown(', '.join(spec.columns))}"
+        raise spec.wrong(f"has shape {short(sizes)}, expected {expected}")
     return tuple(sizes)
 
 
@@ -193,10 +187,9 @@ def _flat(data: Any, shape: tuple[int, ...], spec: TensorSpec) -> list[Any]:
         for axis, size in enumerate(shape):
             for part in flat:
                 if not isinstance(part, list) or len(part) != size:
-                    raise _bad(
-                        f"the nested data of input '{spec.name}' has {value_name(part)} at axis"
-                        f" {axis}, its shape {list(shape)} says a list of {size}"
-                    )
+                    expected = f"its shape {list(shape)} says a list of {size}"
+                    came = f"nested data with {value_name(part)} at axis {axis}"
+                    raise spec.wrong(f"has {came}, {expected}")
             flat = list(chain.from_iterable(flat))
     if len(flat) != math.prod(shape):
         expected = f"its shape {list(shape)} says {math.prod(shape)}"
@@ -255,10 +248,8 @@ def _check_values(values: NDArray[Any], spec: TensorSpec) -> None:
         missing = values == np.array(None)
     if missing.any() and not spec.may_miss:
         place = np.argwhere(missing)[0].tolist()
-        raise spec.wrong(
-            f"has a missing value (null or NaN) at {place}, none was missing when the model was"
-            " trained; fill it"
-        )
+        what = "none was missing when the model was trained; fill it"
+        raise spec.wrong(f"has a missing value (null or NaN) at {place}, {what}")
 
 
 def _binary_size(tensor: Mapping[str, Any], spec: TensorSpec) -> int | None:
@@ -266,9 +257,7 @@ def _binary_size(tensor: Mapping[str, Any], spec: TensorSpec) -> int | None:
     parameters = parameters_of(tensor, f"input '{spec.name}'", "binary_data_size")
     size = parameters.get("binary_data_size")
     if size is not None and (type(size) is not int or size < 0):
-        raise _bad(
-            f"binary_data_size of '{spec.name}' is {value_name(size)}, expected a whole number"
-        )
+        raise spec.wrong(f"has binary_data_size {value_name(size)}, expected a whole number")
     return size
 
 
@@ -340,10 +329,6 @@ def _datatype(values: NDArray[np.floating]) -> str:
 
 def _dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def _too_deep() -> ApiError:
-    return _bad(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels; send it flatter")
 
 
 def short(value: Any) -> str:

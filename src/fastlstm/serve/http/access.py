@@ -58,12 +58,9 @@ class Record:
     @property
     def outcome(self) -> str:
         """The failure, or "ok", "rejected", "timed_out", "failed", "client_error"."""
-        if self.failure:
-            return self.failure
-        if self.status in (429, 503):
-            return "rejected"
-        if self.status == 504:
-            return "timed_out"
+        known = {429: "rejected", 503: "rejected", 504: "timed_out"}
+        if outcome := self.failure or known.get(self.status):
+            return outcome
         if self.status >= 500:
             return "failed"
         return "client_error" if self.status >= 400 else "ok"
@@ -147,16 +144,12 @@ def write_line(log: Log, record: Record, client: str, method: str, path: str) ->
 
 async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
     """Answers an error, or closes the connection if half of an answer was sent."""
-    if not record.status:
-        await _answer_error(send, error, scope["path"])
+    if record.status:
+        if (connection := scope["state"].get("connection")) is not None:
+            connection.abort()
+            await asyncio.sleep(0)  # it is closed when the event loop turns
         return
-    if (connection := scope["state"].get("connection")) is not None:
-        connection.abort()
-        await asyncio.sleep(0)  # it is closed when the event loop turns
-
-
-async def _answer_error(send: Send, error: ApiError, path: str) -> None:
-    body = error.body_at(path)
+    body = error.body_at(scope["path"])
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -167,18 +160,13 @@ def _check_headers(scope: Scope) -> None:
     headers = scope["headers"]
     size = sum(len(name) + len(value) for name, value in headers)
     if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
-        raise ApiError(
-            431,
-            f"the request has {counted(len(headers), 'header')} of {counted(size, 'byte')},"
-            f" expected at most {MAX_HEADERS} of {MAX_HEADER_BYTES}",
-            closes=True,
-        )
+        came = f"{counted(len(headers), 'header')} of {counted(size, 'byte')}"
+        expected = f"at most {MAX_HEADERS} of {MAX_HEADER_BYTES}"
+        raise ApiError(431, f"the request has {came}, expected {expected}", closes=True)
     names = [name for name, _ in headers]
     for name in _ONCE:
-        if names.count(name) > 1:
-            raise ApiError(
-                400, f"the header '{name.decode()}' comes {names.count(name)} times; send it once"
-            )
+        if (times := names.count(name)) > 1:
+            raise ApiError(400, f"the header '{name.decode()}' comes {times} times; send it once")
 
 
 def new_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 
 from fastlstm.serve.http.errors import ApiError, Disconnected
@@ -25,7 +24,7 @@ class Bodies:
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns = asyncio.Semaphore(_PARTS_PER_TURN)
 
     async def read_json(self, scope: Scope, receive: Receive) -> bytes:
         """Returns the body of a request whose content type is JSON.
@@ -45,18 +44,17 @@ class Bodies:
         if length is None:
             _check_type(headers)
         elif not length.isdigit() or len(length) > 18:
-            raise ApiError(
-                400,
-                f"Inference-Header-Content-Length is '{length[:100].decode('latin-1')}', expected"
-                " the number of bytes of JSON that the body begins with",
+            came, expected = (
+                length[:100].decode("latin-1"),
+                "the number of bytes of JSON before tensors",
             )
+            message = f"Inference-Header-Content-Length is '{came}', expected {expected}"
+            raise ApiError(400, message)
         return await self._read(headers, receive), None if length is None else int(length)
 
     async def _read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-            raise ApiError(
-                415, "the body is compressed; send it as it is, without Content-Encoding"
-            )
+            raise ApiError(415, "the body is compressed; send it without Content-Encoding")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
             raise self._too_long()
@@ -64,11 +62,8 @@ class Bodies:
             async with asyncio.timeout(self._timeout_s):
                 return await self._received(receive)
         except TimeoutError:
-            raise ApiError(
-                408,
-                f"the body did not come within {self._timeout_s:g} s; send it faster",
-                closes=True,
-            ) from None
+            message = f"the body did not come within {self._timeout_s:g} s; send it faster"
+            raise ApiError(408, message, closes=True) from None
 
     async def _received(self, receive: Receive) -> bytes:
         parts, size = [], 0
@@ -83,39 +78,21 @@ class Bodies:
             if not message.get("more_body", False):
                 return b"".join(parts)
             if size > _SHORT:
-                await self._turn()
-
-    async def _turn(self) -> None:
-        """Waits until the next part of a long body may be read."""
-        loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._next)
-        self._waiting.append(loop.create_future())
-        await self._waiting[-1]
-
-    def _next(self) -> None:
-        for _ in range(min(_PARTS_PER_TURN, len(self._waiting))):
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
+                async with self._turns:
+                    await asyncio.sleep(0)
 
     def _too_long(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body has more than {self._max_bytes} bytes; send less, or start the server with a"
-            " larger --max-body",
-            closes=True,
-        )
+        what = "send less, or start the server with a larger --max-body"
+        message = f"the body has more than {self._max_bytes} bytes; {what}"
+        return ApiError(413, message, closes=True)
 
 
 def _check_type(headers: Mapping[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     # Any web page may send a form to this machine; none may send this type.
     if kind != b"application/json":
-        raise ApiError(
-            415,
-            f"the content type is '{kind[:100].decode('latin-1')}', expected application/json;"
-            " with curl add -H 'Content-Type: application/json'",
+        came, what = (
+            kind[:100].decode("latin-1"),
+            "with curl add -H 'Content-Type: application/json'",
         )
+        raise ApiError(415, f"the content type is '{came}', expected application/json; {what}")

@@ -71,13 +71,9 @@ class KeyGate:
         is_open = not self._keys or path in OPEN_PATHS or is_page
         tenant = NOBODY if is_open else self._keys.tenant(scope["headers"])
         if tenant is None:
-            raise ApiError(
-                401,
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
-                None,
-                "invalid_api_key",
-                {"www-authenticate": "Bearer"},
-            )
+            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+            scheme = {"www-authenticate": "Bearer"}
+            raise ApiError(401, message, None, "invalid_api_key", scheme)
         scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
 
@@ -92,13 +88,11 @@ def _check_host(headers: Iterable[tuple[bytes, bytes]], own: str) -> None:
         return  # not a browser
     name = re.sub(r":[0-9]*$", "", host).removeprefix("[").removesuffix("]").lower()
     if name != own and not name.endswith(".localhost") and not _is_address(name):
-        raise ApiError(
-            421,
+        message = (
             f"the Host header is '{host[:200]}'; without API keys this server answers to addresses"
-            " and to localhost only: use one of these, or start it with --api-key-file",
-            None,
-            "unknown_host",
+            " and to localhost only: use one of these, or start it with --api-key-file"
         )
+        raise ApiError(421, message, None, "unknown_host")
 
 
 def is_local(address: str) -> bool:
@@ -110,10 +104,9 @@ def is_local(address: str) -> bool:
 
 def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        return bool(ipaddress.ip_address(name))
     except ValueError:
         return name == "localhost"
-    return True
 
 
 def _digest(data: bytes) -> bytes:

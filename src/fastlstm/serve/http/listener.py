@@ -88,9 +88,8 @@ class Listener(socket.socket):
             if self.num_open >= self._limit and not self._make_room():
                 self._refuse(accepted)
                 continue
-            connection = _Connection(
-                accepted.family, accepted.type, accepted.proto, accepted.detach()
-            )
+            kind = (accepted.family, accepted.type, accepted.proto)
+            connection = _Connection(*kind, accepted.detach())
             connection.listener = self
             self.num_open += 1
             return connection, address

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import sys
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -138,13 +139,13 @@ class Connection(H11Protocol):
 
     @property
     def is_sending(self) -> bool:
-        """Whether an answer has begun and was not read to its end."""
+        """Whether an answer was started and not read to its end."""
         is_open = self._is_answering and self.cycle.response_started
         return is_open or self.transport.get_write_buffer_size() > 0
 
     def _idle(self) -> None:
         """Waits for the next request with uvicorn's keep-alive timeout."""
-        self._set_deadline(None, 0.0)
+        self._set_deadline(None)
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -177,7 +178,7 @@ class Connection(H11Protocol):
             self._reading = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._set_deadline(None, 0.0)
+        self._set_deadline(None)
         self._unwatch_reading()
         self.idle_connections.end(self)
         super().connection_lost(exc)
@@ -219,17 +220,17 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _await_request(self) -> None:
-        state = self.conn.their_state
-        if self.transport.is_closing():
-            self._set_deadline(None, 0.0)
-        elif state is h11.IDLE:
-            self._set_deadline(state, self.limits.header_timeout)
-        elif state is h11.SEND_BODY:
-            self._set_deadline(state, self.limits.body_timeout + _BODY_SPARE_S)
+        state, limits = self.conn.their_state, self.limits
+        seconds = {
+            h11.IDLE: limits.header_timeout,
+            h11.SEND_BODY: limits.body_timeout + _BODY_SPARE_S,
+        }
+        if state in seconds and not self.transport.is_closing():
+            self._set_deadline(state, seconds[state])
         else:
-            self._set_deadline(None, 0.0)
+            self._set_deadline(None)
 
-    def _set_deadline(self, awaits: Any, seconds: float) -> None:
+    def _set_deadline(self, awaits: Any, seconds: float = 0.0) -> None:
         if awaits is self._awaits:
             return
         if self._deadline is not None:
@@ -247,10 +248,7 @@ class Connection(H11Protocol):
 
     def _answer_raw(self, error: ApiError) -> None:
         """Answers and closes without h11, which accepts nothing more after an error."""
-        body = error.body
-        phrase = {400: b"Bad Request", 408: b"Request Timeout"}.get(
-            error.status, b"Request Header Fields Too Large"
-        )
+        body, phrase = error.body, HTTPStatus(error.status).phrase.encode("ascii")
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%s" % (error.status, phrase, len(body), body)

@@ -60,8 +60,6 @@ class Completions:
 
 @dataclass
 class _Answer:
-    """The answer to one request."""
-
     _engine: TextEngine
     _request: CompletionRequest
     _choices: Sequence[Choice]

@@ -46,13 +46,9 @@ class State(NamedTuple):
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log probability.
+    """A token, its log probability, the likeliest tokens in its place, and its place in the text.
 
-    Attributes:
-        token: its id.
-        logprob: None for the first of a text, which nothing precedes.
-        top: the likeliest tokens at its place, with their log probabilities.
-        offset: characters of the text before it.
+    The first of a text has no log probability; `offset` is the number of characters before it.
     """
 
     token: int
@@ -104,8 +100,6 @@ class OutputChunk:
 
     Attributes:
         index: the choice.
-        text: may be empty.
-        num_tokens: tokens written.
         finish: "stop" or "length" in the last chunk.
         error: why there is no more, in the last chunk.
         prompt_scores: of the prompt, in chunks of its request's first choice; they precede every
@@ -134,8 +128,6 @@ class ActiveSequence:
     Args:
         request: what to write.
         choice: which of the request's; None reads the prompt for all of them.
-        decoder: the model.
-        tokenizer: its vocabulary.
         opened: the state after the prompt, where another sequence has read it.
     """
 

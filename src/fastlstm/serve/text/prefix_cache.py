@@ -47,7 +47,7 @@ class PrefixCache:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Per key: neither a hit nor an eviction tells of another key's prompts.
+        # Per key: hits and evictions must not depend on the prompts of other keys.
         self._states: dict[bytes, OrderedDict[tuple[int, bytes], bytes]] = {}
         self._lock = threading.Lock()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,6 @@ MAX_LOGPROBS = 5
 MAX_SESSION_CHARS = 1 << 22
 _MAX_INTEGER = (1 << 53) - 1
 _SEEDS = 1 << 64
-_SAMPLING = (
-    *("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "seed", "stop", "logit_bias"),
-)
 
 Prompt = str | list[int]
 
@@ -97,12 +94,11 @@ def parse_completion(
     values = fields.parse_fields(_parse_json(body), known)
     n, stream = values.get("n", 1), values.get("stream", False)
     if values.get("best_of", n) != n:
-        message = f"best_of differs from n ({n}); leave it out and choose among n"
-        raise ApiError(400, message, "best_of")
+        differs = f"best_of differs from n ({n}); leave it out and choose among n"
+        raise ApiError(400, differs, "best_of")
     options = values.get("stream_options", {})
     if options and not stream:
-        message = "stream_options needs stream: true; leave it out"
-        raise ApiError(400, message, "stream_options")
+        raise ApiError(400, "stream_options needs stream: true; leave it out", "stream_options")
     limit: Any = known["max_tokens"]
     reports_usage = "last" if options.get("include_usage") else ""
     plain = ("n", "stream", "logprobs", "echo", "session", "return_session")
@@ -132,7 +128,8 @@ def _parse_json(data: bytes) -> dict[str, Any]:
 
 
 def _sampling(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
-    settings = {name: values[name] for name in _SAMPLING if name in values}
+    names = [setting.name for setting in dataclasses.fields(Sampling)]
+    settings = {name: values[name] for name in names if name in values}
     if "top_k" in settings:
         settings["top_k"] = max(0, settings["top_k"])
     if "seed" in settings:

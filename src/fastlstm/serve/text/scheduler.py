@@ -61,7 +61,6 @@ class StepSizer:
         return max(1, min(_MAX_TOKENS, int(aim_s / token_s)))
 
     def record(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        """Records a step of `num_tokens` tokens in all."""
         if num_tokens <= 0:
             return
         token_s = seconds * num_sequences / num_tokens
@@ -84,8 +83,6 @@ class Scheduler(ModelThread):
     """Runs generations on a thread of its own, which delivers a `StepResult` per step.
 
     Args:
-        decoder: the model.
-        tokenizer: its vocabulary.
         max_streams: sequences that advance at the same time.
         max_queue: sequences that may wait beside them.
         threads: of each call of the decoder; None chooses the fastest.

@@ -1,0 +1,119 @@
+"""An inference request: what of it reaches the model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastlstm.forecast.window_forecaster import WindowForecaster
+from fastlstm.serve.forecast.request import (
+    InferRequest,
+    input_specs,
+    output_specs,
+    parse_request,
+    request_schema,
+)
+from fastlstm.serve.forecast.sequence_store import SequenceStep
+from fastlstm.serve.http.errors import ApiError
+from forecast_server import L, body, h
+
+VALUES = np.arange(2 * L * 2, dtype=np.float32).reshape(2, L, 2)
+
+
+def parsed(model: WindowForecaster, request: Any) -> InferRequest:
+    return parse_request(json.dumps(request).encode(), None, model, input_specs(model))
+
+
+def refused(model: WindowForecaster, request: Any) -> str:
+    with pytest.raises(ApiError) as caught:
+        parsed(model, request)
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+def test_what_the_model_takes_and_gives_is_listed(plain_model: WindowForecaster) -> None:
+    (past,) = input_specs(plain_model).values()
+    assert (past.name, past.datatype, past.shape) == ("past", "FP32", (-1, -1, 2))
+    assert past.columns == plain_model.past.names
+    outputs = output_specs(plain_model)
+    assert outputs["forecast"].shape == (-1, h, 1)
+    assert outputs["quantiles"].shape == (-1, h, 1, -1)
+    properties = request_schema([past])["properties"]
+    assert set(properties) == {"id", "parameters", "inputs", "outputs"}
+
+
+def test_a_plain_request_has_its_rows_and_the_forecast(plain_model: WindowForecaster) -> None:
+    request = parsed(plain_model, body(VALUES))
+    np.testing.assert_array_equal(request.past, VALUES)
+    assert request.outputs == {"forecast": False}
+    assert (request.id, request.levels, request.step, request.timeout_s) == (None, (), None, None)
+    assert request.future is request.statics is None
+    assert request.rows_note == ""
+
+
+def test_older_rows_are_left_out(plain_model: WindowForecaster) -> None:
+    longer = np.concatenate([VALUES, VALUES], axis=1)
+    np.testing.assert_array_equal(parsed(plain_model, body(longer)).past, VALUES)
+
+
+def test_parameters_choose_the_outputs(plain_model: WindowForecaster) -> None:
+    parameters = {"quantiles": [0.25, 0.5], "timeout": 2_500_000, "binary_data_output": True}
+    request = parsed(plain_model, {**body(VALUES, **parameters), "id": "mine"})
+    assert request.outputs == {"forecast": True, "quantiles": True}
+    assert (request.id, request.levels, request.timeout_s) == ("mine", (0.25, 0.5), 2.5)
+    named = [{"name": "quantiles", "parameters": {"binary_data": False}}]
+    request = parsed(plain_model, {**body(VALUES, **parameters), "outputs": named})
+    assert request.outputs == {"quantiles": False}
+
+
+def test_a_sequence_may_begin_with_few_rows(plain_model: WindowForecaster) -> None:
+    few = VALUES[:1, :3]
+    request = parsed(plain_model, body(few, sequence_id=7, sequence_start=True))
+    assert request.step == SequenceStep(7, starts=True)
+    assert request.past.shape == (1, 3, 2)
+    assert request.rows_note == "; its rows were added to the sequence"
+    assert parsed(plain_model, body(VALUES, sequence_id=0)).step is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"quantiles": []}, "quantiles is [], expected a list of 1 to 199 numbers"),
+        ({"quantiles": [0.001]}, "numbers from 0.005 to 0.995"),
+        ({"quantiles": [True]}, "expected a list of 1 to 199 numbers"),
+        ({"timeout": -1}, "timeout is -1, expected a whole number of microseconds"),
+        ({"sequence_id": 1 << 64}, "expected a whole number below 2^64 or a string"),
+        ({"sequence_id": True}, "sequence_id is true"),
+        ({"sequence_start": True}, "go with a sequence_id other than 0"),
+        ({"sequence_id": "a"}, "'past' has 2 windows, a sequence has one"),
+        ({"quantile": [0.5]}, "unknown parameter 'quantile' (did you mean 'quantiles'?)"),
+    ],
+)
+def test_wrong_parameters_are_named(
+    plain_model: WindowForecaster, parameters: dict[str, Any], message: str
+) -> None:
+    assert message in refused(plain_model, body(VALUES, **parameters))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ("forecast", "outputs is 'forecast', expected a list of objects with a name"),
+        ([{"name": "mean"}], "there is no output 'mean'; this model has forecast, quantiles"),
+        ([{"name": "quantiles"}], "needs the parameter quantiles"),
+        ([{"name": "forecast"}] * 2, "output 'forecast' appears twice; name it once"),
+        ([{"name": "forecast", "shape": []}], "unknown field of outputs 'shape'"),
+    ],
+)
+def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, message: str) -> None:
+    assert message in refused(plain_model, {**body(VALUES), "outputs": outputs})
+
+
+def test_windows_that_are_missing_or_short_are_refused(plain_model: WindowForecaster) -> None:
+    assert "'inputs' is missing" in refused(plain_model, {})
+    assert "'past' has no windows" in refused(plain_model, body(VALUES[:0]))
+    short = refused(plain_model, body(VALUES[:, 1:]))
+    assert f"'past' has {L - 1} rows, the model reads {L}; send {L}" in short

@@ -1,0 +1,88 @@
+"""The routes while there is no model: which paths there are, and how errors are answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from fastlstm.serve.app import make_app
+from fastlstm.serve.http.keys import Keys
+from fastlstm.serve.service import Service
+from running_server import SETTINGS
+
+
+def ask(
+    method: str,
+    path: str,
+    *keys: str,
+    headers: dict[str, str] | None = None,
+    is_local: bool = False,
+) -> httpx.Response:
+    async def main() -> httpx.Response:
+        service = Service(SETTINGS, Keys(keys))
+        service.is_local = is_local
+        transport = httpx.ASGITransport(make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://any.name") as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health/live", 200),
+        ("GET", "/v2/health/live", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/v2", 200),
+        ("GET", "/health/ready", 503),
+        ("GET", "/v2/health/ready", 503),
+        ("GET", "/", 503),
+        ("GET", "/openapi.json", 503),
+        ("GET", "/v1/models", 503),
+        ("GET", "/v1/models/tiny/x", 503),
+        ("POST", "/v1/completions", 503),
+        ("POST", "/v1/chat/completions", 503),
+        ("GET", "/v2/models/tiny", 503),
+        ("GET", "/v2/models/tiny/versions/1/ready", 503),
+        ("POST", "/v2/models/tiny/infer", 503),
+        ("POST", "/v2/models/tiny/versions/1/infer", 503),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/metrics", 405),
+        ("GET", "/nothing", 404),
+        ("GET", "/health/live/", 404),
+    ],
+)
+def test_every_path_answers_in_json_with_an_id(method: str, path: str, status: int) -> None:
+    answer = ask(method, path)
+    assert answer.status_code == status, answer.text
+    assert len(answer.headers["x-request-id"]) == 32
+    if status == 503:
+        assert "still being loaded" in answer.text
+    if status == 404:
+        assert f"there is nothing at {path}; /openapi.json lists what there is" in answer.text
+    if status == 405:
+        assert f"{path} does not take {method}" in answer.text
+        assert answer.headers["allow"]
+
+
+def test_the_metrics_count_the_answers_and_have_their_type() -> None:
+    answer = ask("GET", "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "fastlstm_slots 0.0" in answer.text
+
+
+def test_with_keys_only_the_page_and_health_are_open() -> None:
+    assert ask("GET", "/health/live", "secret").status_code == 200
+    assert ask("GET", "/", "secret").status_code == 503  # past the gate: no model yet
+    assert ask("GET", "/metrics", "secret").status_code == 401
+    right = {"authorization": "Bearer secret"}
+    assert ask("GET", "/metrics", "secret", headers=right).status_code == 200
+
+
+def test_a_local_server_answers_to_its_own_names_only() -> None:
+    assert ask("GET", "/metrics", is_local=True).status_code == 421
+    own = {"host": "localhost"}
+    assert ask("GET", "/metrics", headers=own, is_local=True).status_code == 200

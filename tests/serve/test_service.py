@@ -1,0 +1,89 @@
+"""A server's state: which engine answers, and what it says before and after there is one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastlstm.serve.admission import Admission, Reservation
+from fastlstm.serve.forecast.engine import ForecastEngine
+from fastlstm.serve.http.errors import ApiError, Unavailable
+from fastlstm.serve.http.keys import Keys
+from fastlstm.serve.service import Service
+from fastlstm.serve.text.engine import TextEngine
+from running_server import SETTINGS
+
+
+def service_of(kind: Any = None) -> Service:
+    """A service whose engine has one place and neither model nor thread."""
+    service = Service(SETTINGS, Keys(()))
+    if kind is not None:
+        engine: Any = object.__new__(kind)
+        engine.name, engine.path = "tiny", f"/at/{kind.kind}"
+        admission = Admission(1, limit=1, too_many="", status=503)
+        engine.scheduler = SimpleNamespace(admission=admission, num_active=1)
+        engine.is_stuck = lambda: False
+        service.loaded = engine
+    return service
+
+
+def test_before_the_model_is_loaded_there_is_no_engine_but_metrics() -> None:
+    service = service_of()
+    for ask in (lambda: service.engine, lambda: service.text_engine, service.require_ready):
+        with pytest.raises(Unavailable, match="still being loaded"):
+            ask()
+    assert (service.is_stuck, service.is_full, service.num_held) == (False, False, 0)
+    assert b"fastlstm_requests" in service.metrics_text()
+    service.drain()
+    service.stop()
+    with pytest.raises(Unavailable, match="shutting down"):
+        service.engine  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "message", "code"),
+    [
+        (
+            TextEngine, "forecast_engine",
+            "'tiny' is a language model, not a forecaster; it is at /at/language model", None,
+        ),
+        (
+            ForecastEngine, "text_engine",
+            "'tiny' is a forecaster, not a language model; it is at /at/forecaster",
+            "not_a_text_model",
+        ),
+    ],
+)  # fmt: skip
+def test_the_engine_of_the_other_kind_is_refused(
+    kind: Any, other: str, message: str, code: str | None
+) -> None:
+    service = service_of(kind)
+    own = {"text_engine", "forecast_engine"} - {other}
+    assert getattr(service, own.pop()) is service.engine is service.loaded
+    with pytest.raises(ApiError) as caught:
+        getattr(service, other)
+    assert (caught.value.status, caught.value.message, caught.value.code) == (404, message, code)
+
+
+def test_only_texts_are_refused_early_and_not_while_the_server_ends() -> None:
+    for kind, is_full in ((TextEngine, True), (ForecastEngine, False)):
+        service = service_of(kind)
+        assert not service.is_full
+        service.engine.admission.reserve(Reservation())
+        assert service.is_full is is_full
+        assert service.num_held == 1
+        service.drain()
+        assert not service.is_full
+        with pytest.raises(Unavailable):
+            service.loaded.admission.reserve(Reservation())  # type: ignore[union-attr]
+
+
+def test_a_stuck_engine_is_not_ready() -> None:
+    service = service_of(TextEngine)
+    service.require_ready()
+    service.loaded.is_stuck = lambda: True  # type: ignore[method-assign, union-attr]
+    assert service.is_stuck
+    with pytest.raises(Unavailable, match="make no progress"):
+        service.require_ready()
