@@ -161,12 +161,11 @@ def prepare_text(
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    Source and options are those of `TrainConfig`. An existing `tokenizer`, to resume a run or to
-    evaluate another text, takes the place of `vocab`; of characters that it lacks `unknown` says
-    whether to raise (``refuse``) or to leave them out and report them (``count``). Results do not
-    depend on `block_bytes` and `workers` (threads; default every available core). `on_progress` is
-    called with bytes done and the total in bytes, or None; `should_stop` is polled every MB or
-    0.2 s.
+    Options are those of `TrainConfig`. An existing `tokenizer`, to resume a run or to evaluate
+    another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
+    left out and reported (``count``). Results do not depend on `block_bytes` and `workers`
+    (threads; default every available core). `on_progress` is called with bytes done and the total
+    in bytes, or None; `should_stop` is polled every MB or 0.2 s.
 
     Raises:
         DataError: the text cannot be used; says where and why.
@@ -275,11 +274,10 @@ class _Job:
         return learn_bpe(self.work, self.vocab_size, scanned.num_bytes), []
 
     def _find(self, content: str) -> Entry | None:
-        fingerprint = (
-            self.cache.recall(self._choice_key(content))
-            if self.tokenizer is None
-            else self.tokenizer.fingerprint
-        )
+        if self.tokenizer is None:
+            fingerprint = self.cache.recall(self._choice_key(content))
+        else:
+            fingerprint = self.tokenizer.fingerprint
         if not isinstance(fingerprint, str):
             return None
         entry = self.cache.find(self._entry_key(content, fingerprint))
