@@ -171,7 +171,7 @@ def _plain_records(
     is_start = True
     head = stream.read(_SNIFF_BYTES)
     if rules.is_text:
-        _refuse_binary(head, document.name)
+        refuse_binary(head, document.name)
     chunks = _chunks(head.removeprefix(codecs.BOM_UTF8), stream, block_bytes)
     chunk = next(chunks, b"")
     while chunk:
@@ -250,7 +250,7 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
     return text
 
 
-def _refuse_binary(head: bytes, name: str) -> None:
+def refuse_binary(head: bytes, name: str) -> None:
     """Raises DataError if the first bytes of a document are not text."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{name} is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8 {name}")
