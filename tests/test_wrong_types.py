@@ -79,7 +79,7 @@ def test_train(call: Callable[[Any], object], told: str, book: Path) -> None:
         (lambda lm: lm.generate(5), "the prompt is an int, expected a str"),
         (lambda lm: lm.generate("a", "x"), "max_tokens is 'x', expected a whole number"),
         (lambda lm: lm.generate(stop=5), "stop is an int, expected a text, or a list of texts"),
-        (lambda lm: lm.generate(stop=[5]), "stop is 5, expected a text"),
+        (lambda lm: lm.generate(stop=[5]), "stop is 5, expected a non-empty text"),
         (lambda lm: lm.generate(logit_bias=5), "logit_bias is an int, expected a dict"),
         (lambda lm: lm.generate(temperature="x"), "temperature is 'x', expected a number"),
         (lambda lm: lm.generate(seed="x"), "seed is 'x', expected a whole number"),

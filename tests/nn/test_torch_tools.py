@@ -171,7 +171,7 @@ def test_fx_of_a_layer_itself_is_refused_as_torch_refuses_it():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_is_refused_with_the_way_out(tagger, x):
     for model in (tagger, tagger.rnn):
-        with pytest.raises(UsageError, match=r"call fastlstm\.restore\(model\) before it"):
+        with pytest.raises(UsageError, match=r"call fastlstm\.restore\(model\) first"):
             torch.jit.script(model)
     assert type(tagger.rnn) is fastlstm.LSTM
     want = tagger(x)

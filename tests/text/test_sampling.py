@@ -260,8 +260,8 @@ def test_minus_infinity_is_a_token_that_never_comes():
         ({"logit_bias": {1: math.inf}}, "logit_bias of token 1 is inf"),
         ({"seed": 1 << 64}, "seed is 18446744073709551616, expected at most"),
         ({"seed": -3}, "seed is -3, expected a whole number, 0 or more"),
-        ({"stop": ("",)}, "stop is '', expected a text of at least one character"),
-        ({"stop": (3,)}, "stop is 3, expected a text"),
+        ({"stop": ("",)}, "stop is '', expected a non-empty text"),
+        ({"stop": (3,)}, "stop is 3, expected a non-empty text"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):

@@ -16,7 +16,7 @@ from fastlstm.ops.left_alone import check_module, recurrent_modules
 Module = TypeVar("Module", bound=nn.Module)
 
 _OWN_FIELDS = (
-    *("strict", "backend", "_options", "_prepared", "_last_shape", "_max_activation_bytes"),
+    *("strict", "backend", "_options", "_prepared", "_last_shape", "max_activation_bytes"),
     "weight_hook",
 )
 """What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""

@@ -99,10 +99,10 @@ class LSTM(nn.LSTM):
     strict = False
     backend: str | None = None
     is_drop_in = True
+    max_activation_bytes: int | None = None
     _options: CellOptions = TORCHS_CELL
     _prepared: PreparedCall | None = None
     _last_shape: torch.Size | None = None
-    _max_activation_bytes: int | None = None
 
     def __init__(
         self,
@@ -160,16 +160,6 @@ class LSTM(nn.LSTM):
     def weight_hook(self, hook: WeightHook | None) -> None:
         self.__dict__["weight_hook"] = hook  # a module never comes here: see __setattr__
 
-    @property
-    def max_activation_bytes(self) -> int | None:
-        """Limit of the activations saved for backward, in bytes, or None; can be set."""
-        return self._max_activation_bytes
-
-    @max_activation_bytes.setter
-    def max_activation_bytes(self, value: int | None) -> None:
-        check_max_activation_bytes(value)
-        self._max_activation_bytes = value
-
     def reset_parameters(self) -> None:
         """Draws the weights as torch does; layer norms start at 1 and 0."""
         super().reset_parameters()
@@ -187,7 +177,9 @@ class LSTM(nn.LSTM):
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Warns where torch.ao.quantization marks a layer that it then skips."""
+        """Checks a limit; warns where torch.ao.quantization marks a layer that it then skips."""
+        if name == "max_activation_bytes":
+            check_max_activation_bytes(value)
         if name == "weight_hook":
             self._modules.pop(name, None)
             self.__dict__.pop(name, None)
@@ -209,9 +201,7 @@ class LSTM(nn.LSTM):
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses `torch.jit.script`, which calls this first."""
-        raise UsageError(
-            "torch.jit.script takes nn.LSTM only; call fastlstm.restore(model) before it"
-        )
+        raise UsageError("torch.jit.script takes nn.LSTM only; call fastlstm.restore(model) first")
 
     def forward(
         self,

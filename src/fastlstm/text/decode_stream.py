@@ -20,19 +20,14 @@ class Stream:
     """One text being written: what the model has read, what it is to read, how it chooses.
 
     While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
-    only; everything else raises a RuntimeError.
-
-    Attributes:
-        decoder: the model.
-        native: the stream as the kernels know it.
+    only; everything else raises a RuntimeError. `native` is the stream of the kernels.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         config = decoder.config
         self.decoder = decoder
-        self.native = hardware.native().DecodeStream(
-            config.vocab_size, config.rnn_size, config.num_layers
-        )
+        sizes = config.vocab_size, config.rnn_size, config.num_layers
+        self.native = hardware.native().DecodeStream(*sizes)
 
     def set(
         self,

@@ -87,9 +87,8 @@ class Decoder:
         if (why := native_refusal(config)) is not None:
             raise KernelError(why)
         self.config, self.weight_format = config, weight_format
-        self._kernels = hardware.native().decode_kernels(
-            _isa(weight_format), FORMATS.index(weight_format)
-        )
+        native = hardware.native()
+        self._kernels = native.decode_kernels(_isa(weight_format), FORMATS.index(weight_format))
         self._arrays: list[NDArray[Any]] = []
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
         self._lanes = int(self._kernels.lanes)
@@ -106,7 +105,7 @@ class Decoder:
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
         self._arrays += [*by_token, bias]
-        self._native = hardware.native().DecodeModel(
+        self._native = native.DecodeModel(
             self._kernels, V, E, H, config.residual,
             _address(table), _address(rows), layers, output.addresses, _address(bias),
         )  # fmt: skip
@@ -154,19 +153,17 @@ class Decoder:
         if threads is not None:
             self._native.run(native, steps, threads)
             return
-        tuner = self._tuners.setdefault(
-            len(streams).bit_length(), ThreadTuner(self.num_threads(len(streams)))
-        )
+        num = len(streams)
+        tuner = self._tuners.setdefault(num.bit_length(), ThreadTuner(self.num_threads(num)))
         threads = tuner.choose()
         start_s = time.perf_counter()
         self._native.run(native, steps, threads)
-        tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, len(streams)))
+        tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
 
     def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Matrix:
         columns, inner = w.shape
-        kernels = self._kernels
-        has_factors = self.weight_format == "int8"
-        padded = kernels.padded_columns(columns, is_gates) if has_factors else 0
+        kernels, is_int8 = self._kernels, self.weight_format == "int8"
+        padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
         matrix = Matrix(
             _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
             _empty(padded, np.float32),
@@ -222,9 +219,8 @@ def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32
 
 def native_refusal(config: ModelConfig) -> str | None:
     """Returns why the native decoder cannot run a model, or None."""
-    if names := config.active(training=False):
-        return f"the native decoder has no {', '.join(names)}"
-    return None
+    names = config.active(training=False)
+    return f"the native decoder has no {', '.join(names)}" if names else None
 
 
 def make_decoder(

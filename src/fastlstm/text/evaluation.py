@@ -77,12 +77,7 @@ def with_unknown(
     ``(1 - u) bits_per_char + H(u) + u log2(1,112,064 - V)``, with
     ``H(u) = -u log2(u) - (1 - u) log2(1 - u)``.
 
-    Args:
-        result: of the known characters.
-        num_unknown: characters that were left out.
-        num_chars: characters of the text, known and unknown.
-        first: some of the unknown ones, with the first position of each.
-        vocab_size: V.
+    `num_chars` counts known and unknown ones; `first` are some of these, each with its position.
     """
     bits, share = result.bits_per_char, num_unknown / num_chars
     if share > 0:
@@ -145,7 +140,8 @@ def evaluate(
         Sums in float64. With 16 lanes and 256 tokens of priming the result is within 1e-3 bits of
         one lane: an LSTM forgets its start within some hundred tokens.
     """
-    _check(lanes, prime, chunk, zero_state_window, max_tokens, precision)
+    numbers = {"lanes": lanes, "prime": prime, "chunk": chunk, "max_tokens": max_tokens}
+    _check({**numbers, "zero_state_window": zero_state_window}, precision)
     started = time.perf_counter()
     if max_tokens is not None:
         ids = ids[: max_tokens + 1]
@@ -290,17 +286,15 @@ def _evaluating(model: LanguageModel, precision: str) -> Iterator[None]:
         model.train(was_training)
 
 
-def _check(
-    lanes: int, prime: int, chunk: int, window: int | None, limit: int | None, precision: str
-) -> None:
-    bounds = {"lanes": (lanes, 1), "prime": (prime, 0), "chunk": (chunk, 1)}
-    bounds["zero_state_window"] = (1 if window is None else window, 1)
-    bounds["max_tokens"] = (1 if limit is None else limit, 1)
-    for name, (value, low) in bounds.items():
-        if not is_whole(value):
-            raise ConfigError(Setting(name), f" is {value!r}, expected a whole number")
-        if value < low:
-            raise ConfigError(Setting(name), f" is {value}, expected at least {low}")
+def _check(numbers: dict[str, int | None], precision: str) -> None:
+    for name, value in numbers.items():
+        low = 0 if name == "prime" else 1
+        if value is None and name in ("zero_state_window", "max_tokens"):
+            continue
+        if not is_whole(value) or value < low:  # type: ignore[operator]
+            raise ConfigError(
+                Setting(name), f" is {value!r}, expected a whole number, at least {low}"
+            )
     if precision not in list(AUTOCAST):
         raise ConfigError(
             Setting("precision"), f" is {precision!r}, expected one of {', '.join(AUTOCAST)}"

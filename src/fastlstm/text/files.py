@@ -1,7 +1,4 @@
-"""Language models to disk and back: weights as safetensors, everything else as JSON.
-
-Nothing in these files executes. How they are read and checked: text/stored_model.py.
-"""
+"""Language models to disk and back, as safetensors and JSON; text/stored_model.py reads them."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.runs.run_directory import TEXT_RUN
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import FORMAT_VERSION
 from fastlstm.text.stored_model import (
     CONFIG_FILE,
-    FORMAT,
     GENERATION_DEFAULTS,
     GENERATION_FILE,
     MODEL_FILE,
@@ -80,7 +77,7 @@ def settings_files(
 ) -> dict[str, bytes]:
     """Returns the three JSON files of a model from plain values."""
     config = {
-        "format": FORMAT,
+        "format": TEXT_RUN,
         "format_version": FORMAT_VERSION,
         "model": dataclasses.asdict(model),
         "train": dict(train),

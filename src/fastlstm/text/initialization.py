@@ -37,11 +37,8 @@ def initialize(
     output bias the log of the smoothed unigram frequencies, so that the first loss is the unigram
     entropy and not log V.
 
-    Args:
-        model: changed in place, whatever its device; the values depend on `seed` alone.
-        token_counts: `(V,)` how often each token occurs in the training text, or None.
-        seed: of a private CPU generator.
-        initializer: of input and recurrent weights, see `TrainConfig`.
+    The values depend on `seed` alone, whatever the device. `token_counts` `(V,)` is how often each
+    token occurs in the training text.
 
     Raises:
         ShapeError: token_counts of another length than the vocabulary.
@@ -66,9 +63,8 @@ def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Init
     H = layer.hidden_size
     for gate in range(4):
         rows = slice(gate * H, (gate + 1) * H)
-        for weight, fill in zip(
-            (layer.weight_ih_l0, layer.weight_hh_l0), _FILLS[initializer], strict=True
-        ):
+        weights = layer.weight_ih_l0, layer.weight_hh_l0
+        for weight, fill in zip(weights, _FILLS[initializer], strict=True):
             drawn = torch.empty(H, weight.shape[1])
             fill(drawn, generator=generator)
             weight[rows].copy_(drawn)

@@ -116,9 +116,7 @@ class LM:
         The arguments are checked now, not at the first piece.
         """
         texts = self._begin([prompt], max_tokens, settings)
-        return (
-            (piece for (piece,) in write_all(self.decoder, texts) if piece) if texts else iter(())
-        )
+        return (piece for (piece,) in write_all(self.decoder, texts) if piece)
 
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
@@ -207,20 +205,16 @@ class LM:
         Raises:
             DataError: the text cannot be read, or holds unknown characters that are refused.
         """
-        kind: Any = self.tokenizer.kind
-        train = self.config.get("train", {})
-        read_as = {name: train[name] for name in READING if name in train}
         if not isinstance(source, str | os.PathLike):
             raise DataError(
                 f"the text is {kind_of_value(source)}, expected a str or a pathlib.Path"
             )
-        path = os.fspath(source)
-        return prepare_text(path, vocab=kind, tokenizer=self.tokenizer, unknown=unknown, **read_as)
+        train = self.config.get("train", {})
+        read_as = {name: train[name] for name in READING if name in train}
+        return prepare_text(os.fspath(source), tokenizer=self.tokenizer, unknown=unknown, **read_as)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an LM is not picklable: pass the path of its run and call LM.load(path) there"
-        )
+        raise TypeError("an LM is not picklable; pass the path of its run and call LM.load(path)")
 
     def __repr__(self) -> str:
         config = self.model.config

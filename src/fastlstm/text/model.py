@@ -87,14 +87,11 @@ class LanguageModel(nn.Module):
             assert isinstance(layer, LSTM)
             layer.strict = value
 
-    def initial_state(
-        self, B: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> State:
-        """Returns the zero state `(h, c)`, each `(L, B, H)`, float32 unless `dtype` is given."""
+    def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
+        """Returns the zero state `(h, c)`, each `(L, B, H)` float32, of a float64 model float64."""
         weight = self.output.bias
         shape = (self.config.num_layers, B, self.config.rnn_size)
-        if dtype is None:
-            dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         h = torch.zeros(shape, dtype=dtype, device=weight.device if device is None else device)
         return h, h.clone()
 
@@ -106,8 +103,7 @@ class LanguageModel(nn.Module):
             state: `(h, c)`, each `(L, B, H)`; not modified.
 
         Returns:
-            Features `(T, B, H)` and the state after the last token, attached to the graph; detach
-            it to carry it into the next truncated-backpropagation window.
+            Features `(T, B, H)` and the state after the last token, attached to the graph.
 
         Raises:
             ShapeError: tokens or state of the wrong shape.

@@ -60,16 +60,14 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
 
     while steps() < _MIN_STEPS_PER_EPOCH and batch * accumulate > 1:
         if accumulate > 1:
-            accumulate = max(1, accumulate // 2)
+            accumulate //= 2
         else:
-            batch = max(1, batch // 2)
+            batch //= 2
     while steps() < _MIN_STEPS_PER_EPOCH and length > 8:
         length //= 2
     if steps() < 1:
-        raise DataError(
-            f"the training split has {counted(train_tokens, 'token')}; give a text at least 50"
-            " times as long"
-        )
+        size = counted(train_tokens, "token")
+        raise DataError(f"the training split has {size}; give a text at least 50 times as long")
     if (batch, length, accumulate) == (config.batch_size, config.seq_length, config.accumulate):
         return config, ()
     note = (

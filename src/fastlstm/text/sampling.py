@@ -71,16 +71,18 @@ class Sampling:
             _require_whole(Setting("seed"), self.seed, "0 or more")
             if self.seed > MAX_SEED:
                 raise PromptError(Setting("seed"), f" is {self.seed}, expected at most {MAX_SEED}")
-        _require_kind("logit_bias", self.logit_bias, Mapping | None, "a dict of token: number")
-        _require_kind("stop", self.stop, str | list | tuple, "a text, or a list of texts")
+        for name, kind, expected in (
+            ("logit_bias", Mapping | None, "a dict of token: number"),
+            ("stop", str | list | tuple, "a text, or a list of texts"),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise PromptError(Setting(name), f" is {kind_of_value(value)}, expected {expected}")
         for token, bias in (self.logit_bias or {}).items():
             _require_whole("a token of logit_bias", token, "0 or more")
             _require_number(f"logit_bias of token {token}", bias, -1e6, 1e6, "")
         for text in self.stops:
             if not isinstance(text, str) or not text:
-                raise PromptError(
-                    Setting("stop"), f" is {text!r}, expected a text of at least one character"
-                )
+                raise PromptError(Setting("stop"), f" is {text!r}, expected a non-empty text")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -138,11 +140,6 @@ def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
         if name not in known:
             raise PromptError(f"unknown setting '{name}'{nearest_hint(name, known)}")
     return Sampling(**{**defaults, **{k: v for k, v in given.items() if v is not None}})
-
-
-def _require_kind(name: str, value: object, kind: Any, expected: str) -> None:
-    if not isinstance(value, kind):
-        raise PromptError(Setting(name), f" is {kind_of_value(value)}, expected {expected}")
 
 
 def _require_number(name: object, value: object, low: float, high: float, expected: str) -> None:

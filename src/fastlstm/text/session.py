@@ -30,7 +30,7 @@ class Session:
             first = session.write(200, seed=1)
             blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
 
-    `defaults` are the sampling settings that `write` is not given.
+    `defaults` are the sampling settings for `write`.
     """
 
     def __init__(

@@ -46,7 +46,6 @@ MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
-FORMAT = TEXT_RUN
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 _BELOW_1 = math.nextafter(1.0, 0.0)
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
@@ -99,9 +98,7 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
             return _assemble(chosen, files, None if chosen == directory else note)
     except CorruptFileError as error:
         raise _with_offer(directory, error) from None
-    raise NonFiniteError(
-        f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint of the run"
-    )
+    raise NonFiniteError(f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint")
 
 
 def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
@@ -236,7 +233,7 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
         FormatError: of a newer format, or not the config.json of a run.
     """
     config = parse_json(data, origin)
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    if not isinstance(config, dict) or config.get("format") != TEXT_RUN:
         raise FormatError(f"{origin}: is not the config.json of a fastlstm run")
     try:
         config = in_todays_names(config)

@@ -70,8 +70,6 @@ class TextTask(Task):
 
     Attributes:
         config: resolved.
-        model: on `device`.
-        loader: of lanes or windows of the training split.
         valid_ids: the validation split, 1-d token ids.
         model_files: config.json, tokenizer.json and generation_config.json.
         publish_weights: writes weights, by name, as the run's model.

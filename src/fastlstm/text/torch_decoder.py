@@ -78,8 +78,7 @@ class TorchDecoder(Decoder):
         return _TorchStream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
-        """As `Decoder.run`, one stream after the other; torch chooses its threads."""
-        del threads
+        del threads  # torch chooses its own
         for stream in streams:
             assert isinstance(stream, _TorchStream)
             for _ in range(steps):

@@ -128,9 +128,8 @@ def train(
     opened = open_source(source)
     if not (as_text or resume):
         names = [source] if isinstance(source, str | Path) else source
-        _refuse_tables(
-            [*names, *(name for name in (config.valid, config.test) if name is not None)]
-        )
+        parts = [name for name in (config.valid, config.test) if name is not None]
+        _refuse_tables([*names, *parts])
     callbacks = checked_callbacks(callbacks)
     path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
@@ -156,9 +155,8 @@ class _Session(RunSession):
         texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        model = LanguageModel(
-            config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ).to(device)
+        sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
+        model = LanguageModel(sizes).to(device)
         precision = _precision(config, model, device)
         model.strict_kernels = config.strict_kernels
         notes: tuple[str, ...] = ()
@@ -167,8 +165,8 @@ class _Session(RunSession):
             config, notes = fit_batch(config, len(splits.train))
         loader = TextLoader(open_batches(config, splits.train), self.stop)
         initialize(model, texts.train_counts(), config.seed, config.initializer)
-        sizes = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
-        config, reasons = resolve(config, precision, device, *sizes, model.num_parameters)
+        lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
+        config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
         if precision.is_recalled:
@@ -303,10 +301,8 @@ def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
 def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options of a checkpoint, resolved and as the user first gave them."""
     stored = in_todays_names(json.loads(checkpoint.files["config.json"]))
-    resolved, first = (
-        built(TrainConfig, stored[name], "config.json") for name in ("train", "given")
-    )
-    return resolved, first
+    configs = [built(TrainConfig, stored[name], "config.json") for name in ("train", "given")]
+    return configs[0], configs[1]
 
 
 def _refuse_tables(sources: Sequence[str | Path]) -> None:

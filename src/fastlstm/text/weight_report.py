@@ -60,7 +60,7 @@ def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) ->
     """
     bits, num_tokens = score(decoder, tokenizer, ids)
     return WeightReport(
-        decoder.weight_format, decoder.bytes_per_token, writing_speed(decoder), bits, num_tokens
+        decoder.weight_format, decoder.bytes_per_token, _writing_speed(decoder), bits, num_tokens
     )
 
 
@@ -89,21 +89,17 @@ def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[fl
     return nats / math.log(2) / max(chars, 1.0), sum(len(part) - 1 for part in parts)
 
 
-def writing_speed(decoder: Decoder, num_streams: int = 1, seconds: float = _SPEED_S) -> float:
-    """Returns the tokens per second that so many streams write together."""
-    streams = []
-    for seed in range(num_streams):
-        stream = decoder.stream()
-        stream.set(Sampling(seed=seed))
-        stream.feed([0])
-        stream.begin(1 << 62)
-        streams.append(stream)
-    decoder.run(streams, 4)
+def _writing_speed(decoder: Decoder) -> float:
+    """Returns the tokens per second that one stream writes."""
+    stream = decoder.stream()
+    stream.set(Sampling(seed=0))
+    stream.feed([0])
+    stream.begin(1 << 62)
+    decoder.run([stream], 4)
     steps, count, start_s = 8, 0, time.perf_counter()
-    while (taken_s := time.perf_counter() - start_s) < seconds:
-        decoder.run(streams, steps)
-        count += steps * num_streams
-        steps = min(2 * steps, 1024) if taken_s < seconds / 8 else steps
-    for stream in streams:
-        stream.take()
+    while (taken_s := time.perf_counter() - start_s) < _SPEED_S:
+        decoder.run([stream], steps)
+        count += steps
+        steps = min(2 * steps, 1024) if taken_s < _SPEED_S / 8 else steps
+    stream.take()
     return count / (time.perf_counter() - start_s)

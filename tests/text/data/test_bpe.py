@@ -171,7 +171,7 @@ def test_json_and_back(tokenizer: BpeTokenizer) -> None:
         ("vocab", lambda v: [s for s in v if s != "a"], "lacks some of the 256 bytes"),
         ("vocab", lambda v: [*v, "東"], "not a byte symbol"),
         ("merges", lambda m: None, "merges must be a list"),
-        ("merges", lambda m: [*m, ["q", "q"]], "does not join two known tokens"),
+        ("merges", lambda m: [*m, ["q", "q"]], "does not join known tokens"),
         ("merges", lambda m: [*m, "t h"], "does not join"),
         ("merges", lambda m: [*m, [1, 2]], "does not join"),
     ],

@@ -111,7 +111,7 @@ def record(**changes: object) -> bytes:
     [
         (b"", "not valid JSON"),
         (b"\xff", "not valid JSON"),
-        (b"[1]", "holds list"),
+        (b"[1]", "is not a fastlstm tokenizer"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"format": NaN}', "NaN is not JSON"),
         (b'{"a": 1, "a": 2}', "appears twice"),

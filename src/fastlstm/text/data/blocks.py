@@ -102,7 +102,7 @@ class BlockReader:
 
     def _pieces(self, document: Document) -> Iterator[tuple[bool, bytes]]:
         """Yields (starts a document, non-empty bytes)."""
-        base = self.consumed
+        base, name = self.consumed, document.name
         stream, position = open_document(document)
         try:
             records = _json_records if document.is_jsonl else _plain_records
@@ -111,17 +111,13 @@ class BlockReader:
                 if piece:
                     yield is_start, piece
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                f"{document.name}: damaged gzip data ({error}); download it again"
-            ) from error
+            raise DataError(f"{name}: damaged gzip data ({error}); download it again") from error
         except OSError as error:
-            raise DataError(f"cannot read {document.name}: {error.strerror or error}") from error
+            raise DataError(f"cannot read {name}: {error.strerror or error}") from error
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
-            raise DataError(
-                f"{document.name}: damaged zstd data ({error}); download it again"
-            ) from error
+            raise DataError(f"{name}: damaged zstd data ({error}); download it again") from error
         finally:
             stream.close()
         self.consumed = base + (document.size() or 0)
@@ -241,27 +237,23 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
         raise DataError(f"{where}: invalid JSON ({error}); expected one object per line") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
-    if rules.text_field not in record:
+    name = rules.text_field
+    if name not in record:
         fields = ", ".join(sorted(map(str, record))[:8]) or "none"
         raise DataError(
-            f"{where}: no field '{rules.text_field}'; its fields: {fields}. Name the text with ",
+            f"{where}: no field '{name}'; its fields: {fields}. Name the text with ",
             Setting("text_field", ...),
         )
-    text = record[rules.text_field]
+    text = record[name]
     if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field '{rules.text_field}' is {type(text).__name__}, expected a string"
-        )
+        raise DataError(f"{where}: field '{name}' is {type(text).__name__}, expected a string")
     return text
 
 
 def refuse_binary(head: bytes, name: str) -> None:
     """Raises DataError if the first bytes of a document are not text."""
-    head = head[:_SNIFF_BYTES]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(
-            f"{name} is UTF-16, expected UTF-8; convert it: iconv -f utf-16 -t utf-8 {name}"
-        )
+        raise DataError(f"{name} is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8 {name}")
     controls = len(head) - len(head.translate(None, _CONTROL))
     if b"\x00" in head or controls > 0.1 * len(head):
         has_nul = b"\x00" in head

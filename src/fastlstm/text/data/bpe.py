@@ -121,9 +121,7 @@ def load_bpe(record: dict[str, Any], origin: str) -> BpeTokenizer:
             or not all(isinstance(p, str) for p in pair)
             or not known.issuperset([*pair, pair[0] + pair[1]])
         ):
-            raise CorruptFileError(
-                f"{origin}: merge {str(pair)[:60]} does not join two known tokens"
-            )
+            raise CorruptFileError(f"{origin}: merge {str(pair)[:60]} does not join known tokens")
     return BpeTokenizer(symbols, [(pair[0], pair[1]) for pair in merges])
 
 

@@ -38,8 +38,5 @@ def corpus_files() -> list[Path]:
         files += [path for path in paths if path.is_file() and path.stat().st_size]
     files.sort()
     if not files:
-        raise DataError(
-            f"this Python lacks the source of its standard library in {root}; use python-docs or a"
-            " file"
-        )
+        raise DataError(f"{root} has no source of the standard library; use python-docs or a file")
     return files

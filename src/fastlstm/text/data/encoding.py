@@ -107,7 +107,6 @@ class Scan:
 
     Attributes:
         content: SHA-256 of the clean text.
-        num_bytes: its UTF-8 bytes.
         num_chars: its characters (bytes that start one, for vocabulary byte).
         seen: code points that occur, shape ``(0x110000,)``; all False for vocabulary byte.
     """

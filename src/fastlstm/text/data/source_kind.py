@@ -38,13 +38,21 @@ def kind_of_source(source: str) -> SourceKind:
     return "text" if texts or is_built_in else "unknown"
 
 
+def _is_binary(path: Path) -> bool:
+    return path.name.lower().endswith(_BINARY_TABLES)
+
+
 def files_of(source: str) -> tuple[list[Path], list[Path]]:
     """Returns the tables and the texts among the files of a source."""
     path = Path(os.path.expanduser(source))
     if not source:  # its path would be the current directory
         files = []
     elif os.path.isdir(path):
-        files = [p for p in islice(_walk(path), _MAX_FILES) if _is_binary(p) or _is_readable(p)]
+        files = [
+            p
+            for p in islice(_walk(path), _MAX_FILES)
+            if _is_binary(p) or text_suffix(p) in TEXT_SUFFIXES
+        ]
     elif os.path.exists(path) or _is_binary(path):
         files = [path]
     else:
@@ -61,14 +69,6 @@ def _walk(directory: Path) -> Iterator[Path]:
     for folder, names, files in os.walk(directory):
         names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
         yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-
-
-def _is_readable(path: Path) -> bool:
-    return text_suffix(path) in TEXT_SUFFIXES
-
-
-def _is_binary(path: Path) -> bool:
-    return path.name.lower().endswith(_BINARY_TABLES)
 
 
 def _is_table(path: Path) -> bool:

@@ -205,8 +205,6 @@ def _walk(root: Path) -> list[Path]:
 
     paths: list[Path] = []
     for directory, names, files in os.walk(root, onerror=refuse):
-        names[:] = sorted(
-            name for name in names if not name.startswith(".") and name != "__pycache__"
-        )
+        names[:] = sorted(n for n in names if not n.startswith(".") and n != "__pycache__")
         paths += [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
     return sorted(paths)

@@ -66,10 +66,8 @@ class TextDataset(Entry):
 
     Attributes:
         from_cache: nothing had to be encoded.
-        seconds: taken to prepare.
         source: as the user wrote it.
         notes: remarks such as skipped files, a line each.
-        cache: that holds it.
     """
 
     from_cache: bool
@@ -89,10 +87,7 @@ class TextDataset(Entry):
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
-        """Returns how often each token occurs in the training part, shape ``(V,)``.
-
-        Cost: one pass over the ids the first time (0.5 s/GB), then read from the cache.
-        """
+        """Returns how often each token occurs in the training part, ``(V,)``; memoised."""
         end, _ = self._edges(spec, files)
         memo = make_key("counts", self.key, end)
         known = self.cache.recall(memo)
@@ -120,10 +115,7 @@ class TextDataset(Entry):
 def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
     """Returns the train, validation and test shares of a text; they sum to 1.
 
-    Args:
-        spec: as in ``"90/5/5"``.
-        files: "valid", "test", both or none: parts that are files of their own. Their shares are
-            trained on.
+    Shares of the parts that are `files` of their own ("valid", "test") are trained on.
     """
     train, valid, test = parse_split(spec)
     if "valid" in files:
@@ -169,12 +161,11 @@ def prepare_text(
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    Source and options are those of `TrainConfig`. An existing `tokenizer`, to resume a run or to
-    evaluate another text, takes the place of `vocab`; of characters that it lacks `unknown` says
-    whether to raise (``refuse``) or to leave them out and report them (``count``). Results do not
-    depend on `block_bytes` and `workers` (threads; default every available core). `on_progress` is
-    called with bytes done and the total in bytes, or None; `should_stop` is polled every MB or
-    0.2 s.
+    Options are those of `TrainConfig`. An existing `tokenizer`, to resume a run or to evaluate
+    another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
+    left out and reported (``count``). Results do not depend on `block_bytes` and `workers`
+    (threads; default every available core). `on_progress` is called with bytes done and the total
+    in bytes, or None; `should_stop` is polled every MB or 0.2 s.
 
     Raises:
         DataError: the text cannot be used; says where and why.
@@ -239,8 +230,10 @@ class _Job:
         from_cache = entry is not None
         if entry is None:
             entry = self._encode(scanned, directory)
-        if before and before == source.signature() and not _is_racy(before, read_at):
-            self.cache.remember(self._stat_key(before), scanned.content)
+        if before and before == source.signature():
+            changed_at = max(int(time_ns) for row in before for time_ns in row[3:5])
+            if read_at - changed_at >= _RACY_NS:
+                self.cache.remember(self._stat_key(before), scanned.content)
         return entry, from_cache
 
     def _encode(self, scanned: Scan, directory: Path) -> Entry:
@@ -281,11 +274,10 @@ class _Job:
         return learn_bpe(self.work, self.vocab_size, scanned.num_bytes), []
 
     def _find(self, content: str) -> Entry | None:
-        fingerprint = (
-            self.cache.recall(self._choice_key(content))
-            if self.tokenizer is None
-            else self.tokenizer.fingerprint
-        )
+        if self.tokenizer is None:
+            fingerprint = self.cache.recall(self._choice_key(content))
+        else:
+            fingerprint = self.tokenizer.fingerprint
         if not isinstance(fingerprint, str):
             return None
         entry = self.cache.find(self._entry_key(content, fingerprint))
@@ -303,10 +295,6 @@ class _Job:
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
         return make_key(kind, content, asdict(self.work.rules), fingerprint)
-
-
-def _is_racy(signature: list[list[str | int]], read_at: int) -> bool:
-    return any(read_at - max(int(row[3]), int(row[4])) < _RACY_NS for row in signature)
 
 
 def _spool(work: Pass, directory: Path) -> Source:

@@ -31,8 +31,6 @@ class Entry:
 
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
-        tokenizer: of the ids.
-        key: of the cache entry.
         num_bytes: UTF-8 bytes of the clean text.
         num_chars: its characters.
         unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first

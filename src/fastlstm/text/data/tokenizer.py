@@ -32,9 +32,8 @@ Ids = NDArray[Any]
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
     """Returns the smallest unsigned dtype that holds ids below `vocab_size`."""
-    return np.dtype(
-        np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    )
+    num_bytes = 1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4
+    return np.dtype(f"u{num_bytes}")
 
 
 def code_points(text: str) -> Ids:
@@ -257,12 +256,8 @@ def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
         FormatError: of a newer format.
     """
     record = parse_json(data, Path(origin))
-    if not isinstance(record, dict):
-        raise CorruptFileError(f"{origin} holds {type(record).__name__}, expected a JSON object")
-    if record.get("format") != "fastlstm-tokenizer":
-        raise CorruptFileError(
-            f"{origin} is not a fastlstm tokenizer (its format field is missing)"
-        )
+    if not isinstance(record, dict) or record.get("format") != "fastlstm-tokenizer":
+        raise CorruptFileError(f"{origin} is not a fastlstm tokenizer (no such format field)")
     version = record.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:
         raise FormatError(
