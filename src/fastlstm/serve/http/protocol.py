@@ -6,7 +6,6 @@ import contextlib
 import socket
 import struct
 import sys
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -248,11 +247,7 @@ class Connection(H11Protocol):
 
     def _answer_raw(self, error: ApiError) -> None:
         """Answers and closes without h11, which accepts nothing more after an error."""
-        body, phrase = error.body, HTTPStatus(error.status).phrase.encode("ascii")
-        self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%s" % (error.status, phrase, len(body), body)
-        )
+        self.transport.write(error.response("connection: close"))
         self.transport.close()
 
     def _watch_leaving(self, before: int | None = None) -> None:
