@@ -3,8 +3,8 @@
 usage: python benchmarks/forecast_peer.py TABLE --peer-python PATH [--horizon 96] [--input 336]
        [--train-rows 8640] [--seconds 120] [--results DIR]
 PATH is an interpreter with neuralforecast. Both read the same z-scored columns and the same past,
-train on the mean absolute error for as long, each alone, and are evaluated on every test window. The
-peer's settings are its defaults. Stores one JSON line in forecast_peer.jsonl.
+train on the mean absolute error for as long, each alone, and are evaluated on every test window.
+The peer's settings are its defaults. Stores one JSON line in forecast_peer.jsonl.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Example:
         lm = fastlstm.LM.load(run.path)
         print(lm.generate("Well, Prince", max_tokens=500))
 
-The public names are loaded when they are first used, so that importing the package is cheap.
+Public names but errors are loaded when they are first used: importing the package is cheap.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.errors import (
+    BudgetError,
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    FastLSTMError,
+    FormatError,
+    KernelError,
+    MissingExtraError,
+    NonFiniteError,
+    PromptError,
+    RunDirectoryError,
+    ShapeError,
+    Stopped,
+    StorageError,
+    UsageError,
+)
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fastlstm.errors import (
-        BudgetError,
-        ConfigError,
-        CorruptFileError,
-        DataError,
-        FastLSTMError,
-        FormatError,
-        KernelError,
-        MissingExtraError,
-        NonFiniteError,
-        PromptError,
-        RunDirectoryError,
-        ShapeError,
-        Stopped,
-        StorageError,
-        UsageError,
-    )
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
@@ -50,23 +51,6 @@ if TYPE_CHECKING:
     from fastlstm.text.train import train
     from fastlstm.training.callbacks import Callback
 
-_ERRORS = (
-    "BudgetError",
-    "ConfigError",
-    "CorruptFileError",
-    "DataError",
-    "FastLSTMError",
-    "FormatError",
-    "KernelError",
-    "MissingExtraError",
-    "NonFiniteError",
-    "PromptError",
-    "RunDirectoryError",
-    "ShapeError",
-    "Stopped",
-    "StorageError",
-    "UsageError",
-)
 _HOMES = {
     "Callback": "fastlstm.training.callbacks",
     "ForecastConfig": "fastlstm.forecast.config",
@@ -82,7 +66,6 @@ _HOMES = {
     "select": "fastlstm.ops.registry",
     "train": "fastlstm.text.train",
     "train_forecaster": "fastlstm.forecast.train",
-    **dict.fromkeys(_ERRORS, "fastlstm.errors"),
 }
 
 __all__ = [

@@ -20,7 +20,7 @@
     ├── BudgetError              the budget was over before the first training step
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
-Each message says what was given, what was expected and what to do. It consists of parts; a
+Each message says what came, what was expected and what to do. It consists of parts; a
 `Setting` among them reads ``name=value`` in Python, ``--name value`` on the command line and
 ``name value`` for a client of the server.
 """
@@ -220,7 +220,7 @@ class BudgetError(FastLSTMError):
 
 
 class Stopped(FastLSTMError):
-    """A signal stopped the run; its state is saved. `is_shown`: the user was already told."""
+    """A signal stopped the run; its state is saved. `is_shown`: the user has seen the message."""
 
     exit_code = EXIT_STOPPED
     is_shown = False
@@ -280,8 +280,8 @@ def nearest_hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def _synonym(name: str, known: Container[str]) -> str | None:
     for line in _SYNONYMS:
         words = line.split()
-        if name in words and (found := next((w for w in words if w in known), None)):
-            return found
+        if name in words and (match := next((w for w in words if w in known), None)):
+            return match
     return None
 
 

@@ -14,8 +14,7 @@ from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, FastLSTMError, UsageError
 from fastlstm.forecast.data.records import require_files
-from fastlstm.text.data import source_kind
-from fastlstm.text.data.source_kind import files_of, kind_of_source
+from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
 CSV = "date,y\n" + "".join(f"2020-01-{day:02},{day}\n" for day in range(1, 29))
@@ -186,62 +185,10 @@ def test_a_table_is_scored_as_a_text_aloud() -> None:
         evaluate.run(["book", "data.csv"])
 
 
-@pytest.mark.parametrize(
-    ("source", "kind"),
-    [("book.txt", "text"), ("numbers.txt", "csv"), ("nothing.md", "unknown"), ("mixed", "mixed")],
-)
-def test_what_a_source_holds(source: str, kind: str) -> None:
-    assert kind_of_source(source) == kind
-
-
 def test_a_key_of_a_file_may_have_dashes() -> None:
     Path("dashed.yaml").write_text("input-size: 24\n")
     argv = ["data.csv", "--config", "dashed.yaml", "--out", "r"]
     assert meant("train", argv) is train.TABLE_COMMAND
-
-
-def test_a_field_in_quotes_may_hold_delimiters() -> None:
-    rows = [f'"{", ".join("abc"[: n % 3 + 1])}",{n}' for n in range(9)]
-    Path("quoted.txt").write_text("\n".join(["name,y", *rows]))
-    assert kind_of_source("quoted.txt") == "csv"
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["In 1812, Napoleon marched.", "In 1813, he was beaten.", "By 1815, it was over."],
-        ["Chapter 1; The inn", "Chapter 2; The road", "Chapter 3; The sea"],
-        ['"At 9, he came," she said', '"At 10, he left," she said', '"At 11, too," she said'],
-        ["one, two", "three, four", "five, six"],
-    ],
-    ids=["a comma in every line", "headings", "quotations", "no digits"],
-)
-def test_prose_with_equally_many_delimiters_is_a_text(lines: list[str]) -> None:
-    Path("prose.txt").write_text("\n".join(lines))
-    assert kind_of_source("prose.txt") == "text"
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["day;y", "1.2.2024;1,5", "2.2.2024;2,5"],
-        ["when\twho", "2024-01-01T00:00:00Z\tAnna", "2024-01-01T01:00:00Z\tPaul"],
-        ["name,a,b", "x,?,1", "y,2,?"],
-        ["y", "1e-3", "-2.5"],
-        ["1 | 2", "3 | 4", "5 | 6"],
-    ],
-    ids=["decimal commas", "times", "missing values", "one column", "no header"],
-)
-def test_rows_with_a_number_or_a_time_are_a_table(lines: list[str]) -> None:
-    Path("rows.txt").write_text("\n".join(lines))
-    assert kind_of_source("rows.txt") == "csv"
-
-
-def test_hidden_files_do_not_count() -> None:
-    for path in ("texts/.a.csv", "texts/.cache/a.csv"):
-        Path(path).parent.mkdir(exist_ok=True)
-        Path(path).write_text(CSV)
-    assert kind_of_source("texts") == "text"
 
 
 def test_a_binary_table_that_is_not_there_is_looked_for_as_a_table(
@@ -301,20 +248,6 @@ def test_tables_are_named_by_a_pattern_too() -> None:
     assert require_files("mix*/*") == [Path("mixed/a.csv")]  # as of the directory
     with pytest.raises(DataError, match="there is no file"):
         require_tables(["tabl*/*.pq"])
-
-
-def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[Path] = []
-
-    class Counted(type(Path())):  # type: ignore[misc]
-        def __hash__(self) -> int:
-            hashed.append(self)
-            return super().__hash__()
-
-    paths = [Counted(f"{n}.csv") for n in range(500)]
-    monkeypatch.setattr(source_kind, "_walk", lambda path: paths)
-    assert files_of("tables") == (paths, [])
-    assert len(hashed) <= len(paths)
 
 
 def test_no_name_is_not_the_directory_of_tables_one_is_in(

@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from fastlstm import Forecaster
 from fastlstm.forecast.backtest import season_of
 from fastlstm.forecast.calibration import forecast
-from fastlstm.forecast.data import naive
-from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
-from fastlstm.forecast.data.table import Segments, Table, table_from_array
 from fastlstm.forecast.data.timeline import Frequency
 from series_frames import long_table
 
@@ -99,7 +96,7 @@ def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) 
     report = model.backtest(season=SEASON, quantiles=(0.1, 0.5))
     origins = windows_of(y)
     about = naive_of(y, origins)
-    rows = model._origins(model.dataset_, "test", 1)
+    rows = model._windows(model.dataset_, "test", 1)[1]
     assert rows.tolist() == [s * ROWS + origin - INPUT for s, origin in origins]
     in_sample = [pd.Series(row[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean() for row in y]
     scale = np.array([in_sample[s] for s, _ in origins])
@@ -167,7 +164,7 @@ def test_several_targets_are_judged_in_deviations_each_of_its_own() -> None:
     model = Forecaster(**QUICK).fit(y)
     report = model.backtest(season=SEASON, scaled=True)
     scaler = model._inputs.scaler
-    rows = model._origins(model.dataset_, "test", 1)
+    rows = model._windows(model.dataset_, "test", 1)[1]
     center = torch.cat([found for found, _ in forecast(model.network_, model._inputs, rows)])
     figures: dict[str, Any] = {"actual": [], "naive": [], "seasonal_naive": [], "forecaster": []}
     scales = []
@@ -227,45 +224,3 @@ def test_mase_is_undefined_where_the_training_rows_repeat_themselves() -> None:
     assert found["rel_mae"] > 0
     daily = model.backtest(season=1)["forecaster"]
     assert daily["mase"] > 0
-
-
-def test_gaps_in_time_are_no_pairs_and_no_seasons() -> None:
-    """The last value is carried over a gap; a season does not go on behind it."""
-    rows = np.arange(20, dtype=np.float32)[:, None] ** 2
-    rows[10:12] = np.nan
-    first = np.array([0, 10])
-    segments = Segments(np.array([0, 0]), first, np.array([10, 10]), np.array([0, 100]))
-    one = np.ones(1, dtype=np.float32)
-    source = Table(rows, ("y",), segments, one, 0 * one)
-    last, seasonal = SeasonalNaive(source, 1, 1), SeasonalNaive(source, 1, 4)
-    origins = np.array([12, 13, 14, 19])
-    want = [[81, 81], [144, 144], [169, 169], [324, 324]]
-    assert last.forecast(origins, 2)[..., 0].tolist() == want
-    # rows 9, 10 of the season before 13, 14 lie behind the gap or are missing
-    want = [[81, 81, 81, 81], [144, 144, 144, 144], [169, 169, 144, 169], [225, 256, 289, 324]]
-    assert seasonal.forecast(origins, 4)[..., 0].tolist() == want
-    error = seasonal_error(source, np.array([10, 16]), 1, 4)
-    # of rows 14 and 15 the partner is missing
-    assert error.tolist() == [[np.mean([t**2 - (t - 4) ** 2 for t in range(4, 10)])]]
-
-
-def test_naive_forecasts_come_in_parts_and_blocks_as_in_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    y = values(0.6, 1)[0]
-    source = table_from_array(y)
-    origins = np.arange(40, 200)
-    whole = naive.SeasonalNaive(source, 1, 7).forecast(origins, 9)
-    monkeypatch.setattr(naive, "_BLOCK_ROWS", 10)
-    parted = naive.SeasonalNaive(source, 1, 7)
-    parts = [parted.forecast(part, 9) for part in np.array_split(origins, 13)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-    back = [parted.forecast(part, 9) for part in np.array_split(origins[::-1], 13)]
-    np.testing.assert_array_equal(np.concatenate(back)[::-1], whole)
-    by_season = pd.Series(y).groupby(np.arange(len(y)) % 7).ffill()
-    last = pd.Series(y).ffill()
-    for origin, found in zip(origins, whole[..., 0], strict=True):
-        want = by_season[origin - 7 + np.arange(9) % 7].fillna(last[origin - 1])
-        np.testing.assert_array_equal(found, want.to_numpy())
-    error = naive.seasonal_error(source, np.array([150]), 1, 7)
-    assert error[0, 0] == pytest.approx(pd.Series(y[:150].astype(float)).diff(7).abs().mean())

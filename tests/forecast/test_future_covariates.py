@@ -69,6 +69,10 @@ def test_a_missing_row_is_named_by_series_and_time(past: SeriesDataset) -> None:
         DataError, match=r"no row for series 's1' at 2020-01-01 11:00.*needs 3 rows"
     ):
         read(past, part(table(), ROWS - HORIZON, ROWS - 1))
+    row = np.tile(np.arange(ROWS), 2)
+    gap = table().filter(pa.array((row >= ROWS - HORIZON) & (row != ROWS - 2)))
+    with pytest.raises(DataError, match="no row for series 's1' at 2020-01-01 10:00"):
+        read(past, gap)
     only_one = part(table(), ROWS - HORIZON, ROWS).slice(0, HORIZON)
     with pytest.raises(DataError, match="no row for series 's1' at 2020-01-01 09:00"):
         read(past, only_one)

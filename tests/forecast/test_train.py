@@ -35,7 +35,7 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import snapshots
 from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.trainer import Trainer
+from fastlstm.training.state import TrainingState
 from series_frames import long_table
 
 QUICK: dict[str, Any] = {
@@ -534,15 +534,15 @@ def test_rates_of_a_resumed_run_are_of_its_own_steps(
     """A run whose seven steps so far took 1000 s, on a busy machine."""
     from fastlstm.forecast.data.window_loader import WindowLoader
 
-    capture, out = Trainer.capture, tmp_path / "run"
+    capture, out = TrainingState.capture, tmp_path / "run"
 
-    def late(trainer: Trainer) -> Any:
-        trainer.progress.train_s += 1000.0
-        return capture(trainer)
+    def late(state: TrainingState, *given: Any) -> Any:
+        state.progress.train_s += 1000.0
+        return capture(state, *given)
 
-    monkeypatch.setattr(Trainer, "capture", late)
+    monkeypatch.setattr(TrainingState, "capture", late)
     stopped_after("checkpoint", path, ForecastConfig(**QUICK), out, 2)
-    monkeypatch.setattr(Trainer, "capture", capture)
+    monkeypatch.setattr(TrainingState, "capture", capture)
     waited = property(lambda _: 5.0, lambda *_: None)
     monkeypatch.setattr(WindowLoader, "wait_s", waited, raising=False)
     events: list[dict[str, Any]] = []

@@ -98,11 +98,12 @@ def test_future_and_static_values_count(tmp_path: Path) -> None:
 
 def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:
     assert WindowForecaster(model.stored_, "a").dtype == np.float32
-    scaler = Scaler(model.stored_.scaler.mean + 1e9, model.stored_.scaler.std)
+    shift = np.array([1e9, 0.0])  # of one column only
+    scaler = Scaler(model.stored_.scaler.mean + shift, model.stored_.scaler.std)
     stored = dataclasses.replace(model.stored_, scaler=scaler)
     large = WindowForecaster(stored, "b")
     assert large.dtype == np.float64
-    forecasts = large.run(ends_of(large).astype(np.float64) + 1e9).values()
+    forecasts = large.run(ends_of(large).astype(np.float64) + shift).values()
     assert forecasts.dtype == np.float64
     plain = WindowForecaster(model.stored_, "a").run(ends_of(large).astype(np.float32)).values()
     np.testing.assert_allclose(forecasts - 1e9, plain, atol=1e-3)

@@ -1,16 +1,14 @@
 """`LSTM.run`: one layer in one direction, as models are made of it; and `weight_hook`."""
 
 import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import nn
 
 import fastlstm
 from fastlstm.errors import KernelError, ShapeError, UsageError
-from fastlstm.nn.dropout import WeightDrop, dropped
+from fastlstm.nn.dropout import WeightDrop
 
 T, B, I, H, V = 6, 3, 5, 7, 11  # noqa: E741
 OPTIONS = {
@@ -114,36 +112,6 @@ def test_a_hook_sees_every_weight_wherever_it_runs(fields):
     assert seen == layer._flat_weights_names
     layer.weight_hook = None
     assert not torch.equal(layer(x)[0], twin(x)[0])
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_weight_drop_is_a_part_of_the_layer(copied):
-    layer, (x, h, c) = fastlstm.LSTM(I, H), inputs()
-    plain = layer.run(x, h, c).y
-    layer.weight_hook = WeightDrop(0.5)
-    for each in (layer, copied(layer)):
-        torch.manual_seed(1)
-        first = each.run(x, h, c).y
-        torch.manual_seed(1)
-        assert torch.equal(each.run(x, h, c).y, first)
-        assert not torch.equal(first, plain)
-        assert torch.equal(each.eval().run(x, h, c).y, plain)
-    assert layer.state_dict().keys() == nn.LSTM(I, H).state_dict().keys()
-
-
-def test_weight_drop_scales_the_recurrent_weights_alone():
-    drop, ones = WeightDrop(0.4), torch.ones(200, 50)
-    assert drop("weight_ih_l0", ones) is drop("bias_hh_l0", ones) is ones
-    found = drop("weight_hh_l0", ones)
-    assert {round(v, 4) for v in found.unique().tolist()} == {0.0, round(1 / 0.6, 4)}
-    assert float((found != 0).float().mean()) == pytest.approx(0.6, abs=0.02)
-
-
-def test_dropped_keeps_the_mean_and_broadcasts():
-    torch.manual_seed(0)
-    out = dropped(torch.ones(100, 50, 40), 0.3, (1, 50, 40))
-    assert torch.equal(out[0], out[99])
-    assert abs(float(out.mean()) - 1.0) < 0.03
 
 
 def test_a_hook_on_torchs_own_path_leaves_the_layer_alone() -> None:

@@ -23,10 +23,10 @@ def run(tmp_path):
 
 
 def test_publish_merges_into_the_set(run):
-    run.publish(NEW, finite=False, extra={"step": 2})
+    run.publish(NEW, extra={"step": 2})
     manifest, files = run.read_published()
     assert files == AFTER
-    assert (manifest.finite, manifest.extra) == (False, {"step": 2})
+    assert (manifest.finite, manifest.extra) == (True, {"step": 2})
     names = sorted(path.name for path in run.path.iterdir())
     assert names == sorted([*AFTER, ".lock", "manifest.json"])
     assert run.read_published(["note", "unknown"])[1] == {"note": b"stays"}

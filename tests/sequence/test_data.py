@@ -51,12 +51,12 @@ def test_the_scale_is_that_of_the_sequences_asked_for() -> None:
 
 
 def test_constants_and_missing_values_have_a_scale() -> None:
-    values = np.array([[[7.0, np.nan, 1.0]], [[7.0, np.nan, np.nan]], [[7.0, np.nan, 3.0]]])
+    values = np.array([[[7.0, np.nan, 1.0]], [[7.0, np.nan, np.nan]], [[7.0, np.nan, 5.0]]])
     sequences = Sequences.of(values)
     assert sequences.has_missing
     mean, std = sequences.scale(np.arange(3))
-    assert mean.tolist() == [7.0, 0.0, 2.0]
-    assert std.tolist() == [1.0, 1.0, 1.0]
+    assert mean.tolist() == [7.0, 0.0, 3.0]
+    assert std.tolist() == [1.0, 1.0, 2.0]
 
 
 def test_other_columns_or_missing_values_than_at_fit_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Floating-point operations per token, against torch's own counter."""
+"""Operations per token of a language model, against torch's own counter."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -31,9 +31,8 @@ from fastlstm.runs import publication
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
-from fastlstm.text import train as train_module
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.task import Samples, TextTask
+from fastlstm.text.task import TextTask
 from fastlstm.training import evaluations, snapshots
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
@@ -591,11 +590,11 @@ def test_the_averaged_weights_are_published(text, tmp_path, monkeypatch):
 def test_the_averaged_weights_write_the_samples(text, tmp_path, monkeypatch):
     samples: list[torch.Tensor] = []
 
-    def write(model):
+    def write(model, *_):
         samples.append(model.output.bias.clone())
         return ""
 
-    monkeypatch.setattr(train_module, "_samples", lambda *_: Samples(1, write))
+    monkeypatch.setattr("fastlstm.text.task.sample_text", write)
     run = train(text, tmp_path / "run", ema=0.9, steps=3, eval_every=1000, sample_every=1)
     (sample,) = samples
     assert torch.equal(sample, load_file(run.path / "model.safetensors")["output.bias"])

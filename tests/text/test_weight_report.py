@@ -7,7 +7,6 @@ from fastlstm.errors import DataError
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
-from fastlstm.text.thread_tuner import ThreadTuner
 from fastlstm.text.weight_report import WeightReport, report_weights, score, writing_speed
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
@@ -46,30 +45,3 @@ def test_report(random_model):
         "int8: 1.14 MB of weights a token instead of 4.47 (fp32), 10.0x the speed, +0.02 %"
         " bits/char (1.6097 to 1.6100 on 99,936 tokens)"
     )
-
-
-def test_pace_takes_what_is_fast_and_looks_again(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("fastlstm.text.decoder.time.perf_counter", lambda: now[0])
-    seconds = {1: 1e-5, 4: 0.5e-5}
-    tuner = ThreadTuner(4)
-
-    def calls(count):
-        chosen = []
-        for _ in range(count):
-            now[0] += 0.01
-            chosen.append(tuner.choose())
-            tuner.record(chosen[-1], seconds[chosen[-1]])
-        return chosen
-
-    assert calls(3) == [4, 1, 4]
-    quiet = calls(1000)
-    assert quiet.count(4) > 990
-    assert quiet.count(1) >= 3, "the other is tried now and then"
-    seconds[4] = 1e-3  # the other cores are busy
-    assert calls(20)[-15:] == [1] * 15
-    busy = calls(3000)
-    assert 1 <= busy.count(4) <= 5, "what is far slower is tried rarely"
-    seconds[4] = 0.5e-5
-    assert calls(2000)[-10:] == [4] * 10
-    assert {ThreadTuner(1).choose() for _ in range(5)} == {1}

@@ -16,7 +16,6 @@ from fastlstm.training import precision as precision_module
 from fastlstm.training.precision import (
     PrecisionChoice,
     autocast,
-    check_precision,
     choose_precision,
     pass_seconds,
 )
@@ -64,10 +63,13 @@ def test_without_a_pass_to_time_the_precision_is_as_asked() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])
-def test_precisions_of_gpus_are_refused_on_a_cpu(name: str) -> None:
+def test_precisions_of_gpus_are_refused_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{name}.* needs an NVIDIA GPU; on the CPU use bf16"):
-        check_precision(name, CPU)
-    check_precision(name, torch.device("cuda"))
+        choose_precision(name, CPU, {}, None)
+    monkeypatch.setattr(precision_module, "allow_tf32", lambda _: None)
+    assert choose_precision(name, torch.device("cuda"), {}, None).name == name
 
 
 def test_bf16_runs_in_autocast_and_fp32_does_not() -> None:

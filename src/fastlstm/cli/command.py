@@ -1,7 +1,6 @@
-"""What a verb accepts: its options, and the help text made from them.
+"""The arguments of a verb, from which `--help` and docs/cli.md are made.
 
-`fastlstm train` takes its options from `TrainConfig`: name, type and default from the field, the
-sentence from the class docstring. `--help` and docs/cli.md are both made from this description.
+Those of `fastlstm train` are the fields of `TrainConfig`, with the sentences of its docstring.
 """
 
 from __future__ import annotations
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
 
 HELP_WIDTH = 80
 _FLAG_COLUMN = 26
+_TEXT_VALUES = {
+    "out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C",
+    "valid": "FILE", "test": "FILE",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Option:
     """One flag.
 
     Attributes:
-        name: destination with underscores; the flag is the same with dashes.
+        name: with underscores; the flag is the same with dashes.
         type: annotation of the value, such as ``int | None``.
         default: value when the flag is absent; None is not shown.
         help: one sentence without the default.
@@ -97,7 +100,7 @@ class Command:
         summary: one sentence.
         positionals: arguments without a flag, in order.
         options: flags, in the order help lists them.
-        required: names of options that must be given, shown in the usage line.
+        required: names of required options, shown in the usage line.
         examples: complete command lines.
         other: last line of the help text, about another use of the verb.
     """
@@ -119,10 +122,10 @@ class Command:
 
     def groups(self) -> list[tuple[str, list[Option]]]:
         """Options by heading, headings in order of first appearance."""
-        found: dict[str, list[Option]] = {}
+        groups: dict[str, list[Option]] = {}
         for option in self.options:
-            found.setdefault(option.group, []).append(option)
-        return list(found.items())
+            groups.setdefault(option.group, []).append(option)
+        return list(groups.items())
 
 
 def unwrap_optional(annotation: Any) -> Any:
@@ -137,10 +140,8 @@ def value_name(option: Option) -> str:
     kind = unwrap_optional(option.type)
     if get_origin(kind) is Literal:
         return "{" + ",".join(map(str, get_args(kind))) + "}"
-    named = {"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C"}
-    named |= {"valid": "FILE", "test": "FILE"}
-    name = named.get(option.name, "TEXT") if kind is str else {int: "N", float: "X"}.get(kind, "")
-    return option.value or name
+    by_type = {int: "N", float: "X", str: _TEXT_VALUES.get(option.name, "TEXT")}
+    return option.value or by_type.get(kind, "")
 
 
 def expected(annotation: Any) -> str:
@@ -152,23 +153,20 @@ def expected(annotation: Any) -> str:
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """Returns the sentence for every name of a Google-style ``Attributes:`` section.
-
-    A class's own sentence counts before those of the classes it is derived from.
-    """
-    found: dict[str, str] = {}
+    """Returns the sentences of the ``Attributes:`` sections of a class and its base classes."""
+    sentences: dict[str, str] = {}
     for base in reversed(cls.__bases__):
-        found.update(attribute_help(base))
+        sentences.update(attribute_help(base))
     doc = textwrap.dedent((cls.__doc__ or "").partition("Attributes:")[2])
     doc = re.split(r"^\w+:$", doc, flags=re.MULTILINE)[0]  # the next section
     name = ""
     for line in doc.splitlines():
         if match := re.fullmatch(r"\s*(\w+): (.+)", line):
             name = match[1]
-            found[name] = match[2].strip()
+            sentences[name] = match[2].strip()
         elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
+            sentences[name] += " " + line.strip()
+    return sentences
 
 
 def options_from_dataclass(cls: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:

@@ -29,7 +29,7 @@ _ENDS = frozenset({"steps", "epochs", "budget"})
 def resolve_config(
     parsed: Parsed, options: Sequence[Option], kind: type[ConfigT]
 ) -> tuple[ConfigT, set[str]]:
-    """Returns a configuration, and the names of the fields that were given.
+    """Returns a configuration, and the names of the fields that were set.
 
     Args:
         parsed: the command line.
@@ -44,9 +44,9 @@ def resolve_config(
     names = {option.name for option in options}
     flags = {name: value for name, value in parsed.values.items() if name in names}
     # --steps on the command line replaces a budget in the file; two such flags are an error.
-    kept = {k: v for k, v in file.items() if not (k in _ENDS and _ENDS & set(flags))}
+    values = {k: v for k, v in file.items() if not (k in _ENDS and _ENDS & set(flags))}
     origin = "command line" if path is None else str(path)
-    return built(kind, {**kept, **flags}, origin), set(file) | set(flags)
+    return built(kind, {**values, **flags}, origin), set(file) | set(flags)
 
 
 def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
@@ -54,23 +54,23 @@ def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
 
     Raises:
         ConfigError: no such file, bad YAML (line and column named), an unknown key (nearest named),
-            a key given twice, a value of the wrong type.
+            a key that appears twice, a value of the wrong type.
     """
     known = {option.name: option for option in options}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in _mapping(path).items():
         name = key.replace("-", "_")
         if name not in known:
             raise ConfigError(f"{path}: unknown key '{key}'{nearest_hint(name, known)}")
-        if name in found:
-            raise ConfigError(f"{path}: key '{key}' is given twice; keep one of them")
+        if name in values:
+            raise ConfigError(f"{path}: key '{key}' appears twice; keep one of them")
         try:
-            found[name] = typed(value, known[name].type)
+            values[name] = typed(value, known[name].type)
         except ValueError:
             raise ConfigError(
                 f"{path}: '{name}' is {value!r}, expected {expected(known[name].type)}"
             ) from None
-    return found
+    return values
 
 
 def config_keys(path: Path) -> set[str]:
@@ -117,13 +117,13 @@ def _yaml(text: str, path: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """SafeLoader that refuses a key given twice instead of keeping the last."""
+        """SafeLoader that refuses a key that appears twice instead of keeping the last."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
                 if str(key.value) in seen:
-                    raise ConfigError(f"{path}: key '{key.value}' is given twice; keep one of them")
+                    raise ConfigError(f"{path}: key '{key.value}' appears twice; keep one of them")
                 seen.add(str(key.value))
             return super().construct_mapping(node, deep)
 

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
     """Returns the command that a command line is meant for.
 
-    It is the one for tables where an option says so that texts do not have (`--horizon`,
-    `--target` …), the run or the configuration is a forecaster's, or a file can only be a table
-    (Parquet, Arrow …).
+    It is the one for tables if an option is only for tables (`--horizon`, `--target` …), if the run
+    or the configuration is a forecaster's, or if a file can only be a table (Parquet, Arrow …).
 
     Raises:
         UsageError: the source and the options contradict each other, or both are possible.
@@ -51,33 +50,33 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
 def _refuse_others(arguments: Arguments, command: Command, what: str) -> None:
     """Refuses an option that only the other command has."""
     known = {option.name: option.flag for option in command.options}
-    for option, _ in arguments.given:
+    for option, _ in arguments.options:
         if option.name not in known:
             hint = nearest_hint(option.flag, known.values(), cutoff=1)
             raise UsageError(f"{option.flag} is not an option for {what}; leave it out{hint}")
 
 
 def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> bool:
-    """Returns whether `train` is to train a forecaster; raises UsageError where it is not clear."""
+    """Returns whether `train` is to train a forecaster; raises UsageError if that is unclear."""
     only_tables = {o.name for o in table.options} - {o.name for o in text.options}
-    values = {option.name: value for option, value in arguments.given}
-    told = {option.name: option.flag for option, _ in arguments.given}
+    values = {option.name: value for option, value in arguments.options}
+    shown_as = {option.name: option.flag for option, _ in arguments.options}
     if not arguments.is_help and "config" in values:
         path = values["config"]
-        told |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
-    told = {name: shown for name, shown in told.items() if name in only_tables}
+        shown_as |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
+    of_tables = {name: shown for name, shown in shown_as.items() if name in only_tables}
     if "as_text" in values:
-        for shown in told.values():
+        for shown in of_tables.values():
             raise UsageError(
                 f"--as-text trains a text model and {shown} is for a forecaster; give one of them"
             )
         return False
     if arguments.is_help:
-        return bool(told)
+        return bool(of_tables)
     run = kind_of_run(values["out"]) if "out" in values else None
     kinds = {source: kind_of_source(source) for source in arguments.positionals}
-    if told or run == "forecaster":
-        _refuse_texts(kinds, told, [option.flag for option in text.options])
+    if of_tables or run == "forecaster":
+        _refuse_texts(kinds, of_tables, [option.flag for option in text.options])
         return True
     if run == "text":
         return False
@@ -86,14 +85,14 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
 
 
 def _refuse_texts(
-    kinds: dict[str, SourceKind], told: dict[str, str], text_flags: Sequence[str]
+    kinds: dict[str, SourceKind], of_tables: dict[str, str], text_flags: Sequence[str]
 ) -> None:
     why, cure = "the run in --out is a forecaster", "give another --out"
-    for name, shown in told.items():
-        why, cure = f"{shown} is for a table", f"leave out {shown}"
-        why += f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
-        cure += nearest_hint(name, text_flags, cutoff=1)
-        break
+    if of_tables:
+        name, shown = next(iter(of_tables.items()))
+        reason = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
+        why = f"{shown} is for a table{reason}"
+        cure = f"leave out {shown}{nearest_hint(name, text_flags, cutoff=1)}"
     for source, kind in kinds.items():
         if kind == "text":
             raise UsageError(

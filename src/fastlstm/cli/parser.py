@@ -27,7 +27,7 @@ class Parsed:
     Attributes:
         command: what was parsed for.
         positionals: arguments without a flag.
-        values: the options that were given, by name, each in the type of its annotation.
+        values: by name of the options that were set, each in the type of its annotation.
     """
 
     command: Command
@@ -35,7 +35,7 @@ class Parsed:
     values: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """The value given, else the default of the option."""
+        """The value, or the default of the option."""
         if name in self.values:
             return self.values[name]
         return next(option.default for option in self.command.options if option.name == name)
@@ -47,19 +47,19 @@ class Arguments:
 
     Attributes:
         positionals: arguments without a flag.
-        given: options and their values; a switch has the value "true" or "false".
+        options: with their values; that of a switch is "true" or "false".
         unknown: flags that no option has.
-        is_help: ``--help`` was given; what follows it is not read.
+        is_help: ``--help`` was among them; what follows it is not read.
     """
 
     positionals: list[str] = field(default_factory=list)
-    given: list[tuple[Option, str]] = field(default_factory=list)
+    options: list[tuple[Option, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     is_help: bool = False
 
 
 class HelpRequested(Exception):
-    """``--help`` or ``-h`` was given; `command` is the one to describe."""
+    """``--help`` or ``-h`` was used; `command` is the one to describe."""
 
     def __init__(self, command: Command) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
     for flag in arguments.unknown:
         raise UnknownFlagError(command, flag)
     _check_positionals(command, arguments.positionals)
-    given = {option.name for option, value in arguments.given if value}
+    present = {option.name for option, value in arguments.options if value}
     for option in command.options:
-        if option.name in command.required and option.name not in given:
+        if option.name in command.required and option.name not in present:
             raise UsageError(f"{option.flag} is missing; usage: {command.usage}")
     values: dict[str, Any] = {}
-    for option, text in arguments.given:
+    for option, text in arguments.options:
         try:
             value = typed(text, option.type)
         except ValueError:
@@ -130,10 +130,10 @@ def typed(value: Any, annotation: Any) -> Any:
     if kind is int:
         return int(text)
     if kind is float:
-        most = 2 if any(get_origin(part) is tuple for part in get_args(annotation)) else 1
+        limit = 2 if any(get_origin(part) is tuple for part in get_args(annotation)) else 1
         parts = value if isinstance(value, list) else text.split(",")
         numbers = tuple(float(str(part)) for part in parts)
-        if not all(map(math.isfinite, numbers)) or not 1 <= len(numbers) <= most:
+        if not all(map(math.isfinite, numbers)) or not 1 <= len(numbers) <= limit:
             raise ValueError(value)
         return numbers if len(numbers) > 1 else numbers[0]
     choices = _BOOLS if kind is bool else {choice: choice for choice in get_args(kind)}
@@ -150,41 +150,41 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
         UsageError: a flag with a value it does not take, or without one it needs.
     """
     by_flag = _flags(options)
-    found = Arguments()
+    arguments = Arguments()
     rest = list(argv)
     while rest:
         token = rest.pop(0)
         if token == "--":
-            found.positionals += rest
+            arguments.positionals += rest
             break
         if token in ("-h", "--help"):
-            found.is_help = True
+            arguments.is_help = True
             break
         if not token.startswith("-") or token == "-":
-            found.positionals.append(token)
+            arguments.positionals.append(token)
             continue
         flag, has_value, value = token.partition("=")
         flag = flag.replace("_", "-")
         if flag not in by_flag:
-            found.unknown.append(flag)
+            arguments.unknown.append(flag)
             continue
         option, fixed = by_flag[flag]
         if has_value and (option.is_switch or fixed == "false"):
             raise UsageError(f"{flag} takes no value, got {value!r}")
         if not has_value:
             value = fixed if fixed is not None else _next_value(option, rest, by_flag)
-        found.given.append((option, value))
-    return found
+        arguments.options.append((option, value))
+    return arguments
 
 
 def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
     """Flag -> (option, value it stands for when none is written)."""
-    found: dict[str, tuple[Option, str | None]] = {}
+    flags: dict[str, tuple[Option, str | None]] = {}
     for option in options:
-        found[option.flag] = (option, "true" if option.is_bool else None)
+        flags[option.flag] = (option, "true" if option.is_bool else None)
         if option.is_bool and not option.is_switch:
-            found["--no-" + option.flag[2:]] = (option, "false")
-    return found
+            flags["--no-" + option.flag[2:]] = (option, "false")
+    return flags
 
 
 def _next_value(option: Option, rest: list[str], flags: dict[str, Any]) -> str:
@@ -193,11 +193,12 @@ def _next_value(option: Option, rest: list[str], flags: dict[str, Any]) -> str:
     return rest.pop(0)
 
 
-def _check_positionals(command: Command, given: list[str]) -> None:
-    needed = [argument for argument in command.positionals if not argument.is_optional]
-    if len(given) < len(needed):
-        argument = needed[len(given)]
+def _check_positionals(command: Command, values: list[str]) -> None:
+    known = command.positionals
+    needed = [argument for argument in known if not argument.is_optional]
+    if len(values) < len(needed):
+        argument = needed[len(values)]
         raise UsageError(f"{argument.name} is missing: {argument.help}; usage: {command.usage}")
-    if not any(a.is_many for a in command.positionals) and len(given) > len(command.positionals):
-        extra = given[len(command.positionals)]
+    if not any(argument.is_many for argument in known) and len(values) > len(known):
+        extra = values[len(known)]
         raise UsageError(f"unexpected argument {extra!r}; usage: {command.usage}")

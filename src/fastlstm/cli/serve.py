@@ -74,13 +74,13 @@ def _api_keys(parsed: Parsed) -> list[str]:
     if path is not None:
         data = _read(path)
         try:
-            found = [key for line in data.decode("utf-8").splitlines() if (key := line.strip())]
+            lines = [key for line in data.decode("utf-8").splitlines() if (key := line.strip())]
         except UnicodeDecodeError as error:
             number = data.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{path}: line {number} is not UTF-8; {_NEW_KEY}") from None
-        if not found:
+        if not lines:
             raise ConfigError(f"{path} has no key, expected one per line")
-        keys += found
+        keys += lines
     if from_environment := environment.api_key():
         keys.append(from_environment)
     for key in keys:
@@ -90,8 +90,8 @@ def _api_keys(parsed: Parsed) -> list[str]:
 
 
 def _session_key(parsed: Parsed) -> bytes | None:
-    path, given = parsed["session_key_file"], environment.session_key()
-    key = _read(path).strip() if path is not None else os.fsencode(given) if given else None
+    path, text = parsed["session_key_file"], environment.session_key()
+    key = _read(path).strip() if path is not None else os.fsencode(text) if text else None
     if key is not None and len(key) < _MIN_SESSION_KEY:
         length = counted(len(key), "byte")
         raise ConfigError(

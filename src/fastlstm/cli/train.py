@@ -80,19 +80,19 @@ TABLE_COMMAND = Command(
 
 def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
-    began = time.perf_counter()  # a budget counts from here: torch is not loaded yet
+    started = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     sources, out = parsed.positionals, parsed["out"]
     config: TrainConfig | ForecastConfig
     if command is COMMAND:
-        config, given = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
+        config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
         refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
-        open_source(sources)  # a misspelt name is said at once
+        open_source(sources)  # a misspelt name is an error before torch is loaded
     else:
-        config, given = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
+        config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
         require_tables(sources)
-        if "horizon" not in given and kind_of_run(out) != "forecaster":
+        if "horizon" not in names and kind_of_run(out) != "forecaster":
             raise UsageError(
                 "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
                 f" of {', '.join(sources)}"
@@ -107,14 +107,13 @@ def run(argv: list[str]) -> int:
         default_output(use_json=parsed["json"]) as output,
         Shown(output, parsed["json"]) as shown,
     ):
-        shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": given}
-        shared |= {"config": config, "observers": [shown], "stop": stop, "began": began}
+        shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": names}
+        shared |= {"config": config, "observers": [shown], "stop": stop, "began": started}
         if command is COMMAND:
             from fastlstm.text.train import train
 
-            train(
-                one_or_many(sources), as_text=True, **shared
-            )  # a table without --as-text was refused before
+            # A table without --as-text was refused above.
+            train(one_or_many(sources), as_text=True, **shared)
         else:
             from fastlstm.forecast.train import train_forecaster
 

@@ -63,12 +63,6 @@ class Closing:
         self._num_tested = num_test_windows(self.dataset, self.split, sizes) if has_run else 0
         self._known: tuple[Mapping[str, Tensor], Calibration] | None = None
 
-    @property
-    def measure(self) -> str:
-        """What the loss is called."""
-        config = self.stored.config
-        return config.loss if config.output == "point" else "loss"
-
     def files(self) -> dict[str, bytes]:
         """Returns config.json, schema.json and scaler.json."""
         return description_files(self.stored)

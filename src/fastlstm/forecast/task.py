@@ -30,10 +30,10 @@ class ForecastTask(Task):
         config: resolved.
         network: on `device`.
         inputs: the table and its scaler.
-        loader: of training windows, or of streams for a stateful network.
+        loader: of training windows, or of chunks for a stateful network.
         valid: validation windows.
-        device: where the network is.
-        closing: what follows training, and publishes.
+        device: of the network.
+        closing: publishes, and follows training.
     """
 
     name, unit = "forecast", "windows"
@@ -60,6 +60,7 @@ class ForecastTask(Task):
         self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
         self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
+        self._measure = config.loss if config.output == "point" else "loss"
         self._inputs, self._valid, self._closing = inputs, valid, closing
         self._state: RecurrentState | None = None
 
@@ -176,7 +177,7 @@ class ForecastTask(Task):
         return self._closing.finish(trainer)
 
     def totals(self, progress: Progress) -> Event:
-        return {"measure": self._closing.measure}
+        return {"measure": self._measure}
 
 
 def _rows(state: RecurrentState, part: slice) -> RecurrentState:

@@ -86,7 +86,7 @@ def train_forecaster(
 
     Args:
         frame: a path, a frame or an array; see `fastlstm.forecast.data.records.open_records`.
-        config: how.
+        config: the options.
         out: the run directory; None keeps nothing on disk.
         resume: continue if `out` holds a checkpoint, else start.
         given: the fields of `config` that are no defaults; a resumed run checks them against its
@@ -202,7 +202,7 @@ class _Session(RunSession):
 
 
 def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset) -> Event:
-    """Returns what the `start` event holds of a table."""
+    """Returns the keys of the `start` event that only tables have."""
     config, network = stored.config, stored.network
     sizes = network.config
     steps = (config.tbptt or sizes.input_size) // sizes.patch
@@ -216,9 +216,7 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
         "frequency": str(dataset.frequency),
         "num_units": {"train": task.loader.num_windows, "valid": task.num_valid},
         "model": dataclasses.asdict(sizes),
-        "tbptt": config.tbptt,
-        "balance": config.balance,
-        "dropout": config.dropout,
+        **{name: getattr(config, name) for name in ("tbptt", "balance", "dropout")},
         "kernels": kernels,
     }
 
@@ -232,11 +230,9 @@ def _untrained(
 ) -> StoredForecaster:
     """Returns a forecaster with every choice made and initial weights."""
     sizes = choose_architecture(config, dataset, split)
-    rate = config.learning_rate
-    rate = LEARNING_RATES[config.optimizer] if rate is None else rate
-    config = dataclasses.replace(
-        config, input_size=sizes.input_size, patch=sizes.patch, learning_rate=rate
-    )
+    if config.learning_rate is None:
+        config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
+    config = dataclasses.replace(config, input_size=sizes.input_size, patch=sizes.patch)
     columns = dataset.table.columns
     unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
     if config.output == "negative_binomial":
@@ -254,21 +250,10 @@ def _untrained(
 def _continued_from(
     start: StoredForecaster, config: ForecastConfig, dataset: SeriesDataset
 ) -> StoredForecaster:
-    """Returns a copy of a forecaster, to be trained on another table."""
-    changed = _set_since(start, config)
-    resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
-    if given.learning_rate is None:
-        resolved = dataclasses.replace(resolved, learning_rate=LEARNING_RATES[resolved.optimizer])
-    return dataclasses.replace(
-        start, config=resolved, given=given, network=copy.deepcopy(start.network), key=dataset.key
-    )
-
-
-def _set_since(start: StoredForecaster, config: ForecastConfig) -> dict[str, Any]:
-    """Returns the fields whose value is not that at fit.
+    """Returns a copy of a forecaster with changed options, to be trained on another table.
 
     Raises:
-        ConfigError: one of them belongs to the network or its columns.
+        ConfigError: an option that belongs to the network or its columns was changed.
     """
     new, old = dataclasses.asdict(config), dataclasses.asdict(start.given)
     changed = {name: value for name, value in new.items() if value != old[name]}
@@ -277,7 +262,12 @@ def _set_since(start: StoredForecaster, config: ForecastConfig) -> dict[str, Any
             f"{name} is {changed[name]!r} and was {old[name]!r} at fit: partial_fit continues"
             f" with that network; set {name} back, or call fit"
         )
-    return changed
+    resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
+    if given.learning_rate is None:
+        resolved = dataclasses.replace(resolved, learning_rate=LEARNING_RATES[resolved.optimizer])
+    return dataclasses.replace(
+        start, config=resolved, given=given, network=copy.deepcopy(start.network), key=dataset.key
+    )
 
 
 def _precision(

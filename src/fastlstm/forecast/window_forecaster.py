@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,11 +107,9 @@ class WindowForecaster:
             statics: shape ``(B, S)``, or None without any.
         """
         stored, config = self._stored, self._stored.network.config
-        mean, std = (
-            torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std)
-        )  # float64
+        mean, std = (torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std))
         length = self.input_size + self.horizon
-        values = torch.full((len(past), length, past.shape[2]), float("nan"), dtype=mean.dtype)
+        values = torch.full((len(past), length, past.shape[2]), math.nan, dtype=torch.float64)
         values[:, : self.input_size] = torch.from_numpy(past)
         if future is not None:
             first = past.shape[2] - config.num_future
@@ -155,9 +154,8 @@ class Forecasts:
             ConfigError: a level outside those calibrated.
         """
         output, calibration = self.stored.network.output, self.stored.calibration
-        return self._unscaled(
-            quantiles_of(output, self.parameters, self.spread, calibration, levels)
-        )
+        scaled = quantiles_of(output, self.parameters, self.spread, calibration, levels)
+        return self._unscaled(scaled)
 
     def _unscaled(self, scaled: Tensor) -> Floats:
         num, scaler = scaled.shape[-2], self.stored.scaler

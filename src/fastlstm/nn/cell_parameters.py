@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 
 def add_parameters(layer: LSTM) -> None:
     """Gives a layer the parameters of its options, at their first values."""
-    like = layer.weight_ih_l0
-    for names in parameter_names(layer):
-        for name, (length, _) in zip(names, layer.options.parameters.values(), strict=True):
-            layer.register_parameter(name, nn.Parameter(like.new_empty(length * layer.hidden_size)))
+    for name, length, _ in _added(layer):
+        empty = layer.weight_ih_l0.new_empty(length * layer.hidden_size)
+        layer.register_parameter(name, nn.Parameter(empty))
     reset_parameters(layer)
 
 
 def reset_parameters(layer: LSTM) -> None:
     """Sets what `add_parameters` added to its first values."""
+    for name, _, first in _added(layer):
+        nn.init.constant_(getattr(layer, name), first)
+
+
+def _added(layer: LSTM) -> Iterator[tuple[str, int, float]]:
+    """Yields name, length in units of H and first value of every parameter."""
     for names in parameter_names(layer):
-        for name, (_, first) in zip(names, layer.options.parameters.values(), strict=True):
-            nn.init.constant_(getattr(layer, name), first)
+        for name, (length, first) in zip(names, layer.options.parameters.values(), strict=True):
+            yield name, length, first
 
 
 def parameter_names(layer: LSTM) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from fastlstm.nn.lengths import Lanes, is_inside
 
 
 class WeightDrop(nn.Module):
-    """A `weight_hook` that zeroes recurrent weights in training, by a new mask per call.
+    """A `weight_hook` that drops recurrent weights in training, by a new mask per call.
 
     Args:
         p: probability that a weight is dropped.

@@ -37,18 +37,10 @@ def run_layers(
     *,
     is_packed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs all layers and directions.
+    """Runs all layers and directions on `x` `(T, B, I)`.
 
-    Args:
-        lstm: the module.
-        x: `(T, B, I)`.
-        state: `h` and `c`, `(L * D, B, H)` each; default zero.
-        lanes: start and end of each sequence.
-        weights: of every layer and direction.
-        is_packed: `x` was a PackedSequence: dropout draws nothing for padding.
-
-    Returns:
-        `(T, B, D * H)` and the last `h` and `c`, all in the compute dtype.
+    Where `x` was a PackedSequence (`is_packed`), dropout draws nothing for padding. Returns
+    `(T, B, D * H)` and the last `h` and `c`, `(L * D, B, H)` each, all in the compute dtype.
     """
     directions = 2 if lstm.bidirectional else 1
     dtype = compute_dtype(x)

@@ -84,17 +84,15 @@ def fits(
         return True
     if not isinstance(hx, tuple | list) or [isinstance(t, Tensor) for t in hx] != [True, True]:
         return False
-    sizes: tuple[int, ...] = (len(weights),)
+    batch: tuple[int, ...] = ()
     if batch_sizes is not None:
-        sizes += (int(batch_sizes[0]),)
+        batch = (int(batch_sizes[0]),)
     elif x.dim() == 3:
-        sizes += (x.shape[0 if layer.batch_first else 1],)
-    h, c = hx
-    return (
-        h.shape == (*sizes, P)
-        and c.shape == (*sizes, H)
-        and h.device == c.device == device
-        and h.dtype.is_floating_point
-        and c.dtype.is_floating_point
-        and (h.dtype == c.dtype == x.dtype or is_cast)
+        batch = (x.shape[0 if layer.batch_first else 1],)
+    return all(
+        t.shape == (len(weights), *batch, size)
+        and t.device == device
+        and t.dtype.is_floating_point
+        and (t.dtype == x.dtype or is_cast)
+        for t, size in zip(hx, (P, H), strict=True)
     )

@@ -25,7 +25,7 @@ NUM_ARGS = len(LSTMArgs._fields)
 
 
 class LSTMFunction(torch.autograd.Function):
-    """The sequence with all gates kept. The first backward pass uses up what was kept."""
+    """The sequence with all activations saved; the first backward pass overwrites them."""
 
     @staticmethod
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -90,13 +90,10 @@ def slow_gradients(
         options: what the cell computes.
         grads: of `y`, `hT`, `cT`, or None.
         needs: for every argument, whether its gradient is wanted.
-        strict: refuse to form them slowly, by torch's operators.
+        strict: raise KernelError instead of forming them slowly, by torch's operators.
 
     Returns:
         The gradient of every argument in its dtype, or None; differentiable where grad mode is on.
-
-    Raises:
-        KernelError: with `strict`.
     """
     present = [g for g in grads if g is not None]
     if not present:
@@ -136,8 +133,7 @@ def slow_gradients(
 def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:
     """Runs a sequence forward by torch's operators, in float32, for derivatives in forward mode.
 
-    Raises:
-        KernelError: with `call.strict`.
+    Raises KernelError with `call.strict`.
     """
     _refuse_or_warn("a derivative in forward mode (jvp)", strict=call.strict)
     out = run_reference(args, call.options, torch.float32)

@@ -11,14 +11,7 @@ from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 
 
 class LSTMWeights(NamedTuple):
-    """Parameters of one layer, gate order i, f, g, o, torch's shapes.
-
-    Attributes:
-        w_ih: `(4H, I)`.
-        w_hh: `(4H, H)`.
-        b_ih: `(4H,)` or None (then `b_hh` is None too).
-        b_hh: `(4H,)` or None.
-    """
+    """Parameters of one layer, gate order i, f, g, o, in the shapes of `LSTMArgs`."""
 
     w_ih: Tensor
     w_hh: Tensor

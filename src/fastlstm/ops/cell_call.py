@@ -67,18 +67,12 @@ def draw_cell_call(
 ) -> CellCall:
     """Returns what one call of one layer and direction computes; draws what training draws.
 
-    Args:
-        options: of the layer.
-        norm: its parameters, with `layer_norm`.
-        size: B and H.
-        device: of its tensors.
-        dtype: compute dtype; what is drawn does not depend on it.
-        training: draws; else nothing is random.
+    `size` is (B, H). What is drawn does not depend on the compute dtype.
     """
     p, mask, seed = options.recurrent_dropout, None, None
     if training and p > 0:
-        kept = torch.full(size, 1 - p, device=device, dtype=torch.float32).bernoulli()
-        mask = kept.to(torch.promote_types(dtype, torch.float32)) / (1 - p)
+        survivors = torch.full(size, 1 - p, device=device, dtype=torch.float32).bernoulli()
+        mask = survivors.to(torch.promote_types(dtype, torch.float32)) / (1 - p)
     if training and max(options.zoneout) > 0:
         seed = torch.randint(_MAX_SEED, (1,), device=device, dtype=torch.int64)
     return CellCall(options, norm, mask, seed)
@@ -102,17 +96,8 @@ def activate(name: str, x: Tensor) -> Tensor:
 def zoneout_masks(seed: Tensor, T: int, B: int, H: int, cell: CellCall) -> tuple[Tensor, Tensor]:
     """Returns which outputs and which cells zoneout keeps, `(T, B, H)` bool each.
 
-    A hash of the place instead of a stream of numbers, so that any step is drawn again at will.
-
-    Args:
-        seed: `(1,)` int64.
-        T: steps, in the direction's own order of time.
-        B: lanes.
-        H: units.
-        cell: holds the probabilities.
-
-    Source:
-        The hash is "lowbias32" of C. Wellons' hash-prospector.
+    A hash of the place (T in the direction's own order of time) and of `seed`, `(1,)` int64, so
+    that any step is drawn again at will: "lowbias32" of C. Wellons' hash-prospector.
     """
     rows = torch.arange(T * B, device=seed.device).view(T, B, 1) & _LOW
     units = torch.arange(H, device=seed.device)

@@ -46,15 +46,15 @@ class CellOptions:
             raise ConfigError(
                 Setting("recurrent_dropout"), f" is {p!r}, expected a probability in [0, 1)"
             )
-        given: Any = pair if isinstance(pair, tuple | list) else (pair, pair)
-        if len(given) != 2 or not all(is_number(p) and 0 <= p <= 1 for p in given):
+        zoneout: Any = pair if isinstance(pair, tuple | list) else (pair, pair)
+        if len(zoneout) != 2 or not all(is_number(p) and 0 <= p <= 1 for p in zoneout):
             raise ConfigError(
                 Setting("zoneout"),
                 f" is {pair!r}, expected a probability in [0, 1] or two of them, of the output and"
                 " of the cell",
             )
         object.__setattr__(self, "recurrent_dropout", float(p))
-        object.__setattr__(self, "zoneout", (float(given[0]), float(given[1])))
+        object.__setattr__(self, "zoneout", (float(zoneout[0]), float(zoneout[1])))
         for name in ("activation", "recurrent_activation"):
             value = getattr(self, name)
             if value not in ACTIVATIONS:
@@ -87,16 +87,16 @@ class CellOptions:
 
     def active(self, training: bool) -> list[str]:
         """Returns what a call computes that torch's cell does not, in words."""
-        found = ["layer norm"] if self.layer_norm else []
+        words = ["layer norm"] if self.layer_norm else []
         if self.recurrent_dropout > 0 and training:
-            found.append("recurrent dropout")
+            words.append("recurrent dropout")
         if self.zoneout != TORCHS_CELL.zoneout:
-            found.append("zoneout")
+            words.append("zoneout")
         if self.activation != TORCHS_CELL.activation:
-            found.append(f"activation {self.activation}")
+            words.append(f"activation {self.activation}")
         if self.recurrent_activation != TORCHS_CELL.recurrent_activation:
-            found.append(f"recurrent activation {self.recurrent_activation}")
-        return found
+            words.append(f"recurrent activation {self.recurrent_activation}")
+        return words
 
 
 OPTION_NAMES = tuple(field.name for field in fields(CellOptions))

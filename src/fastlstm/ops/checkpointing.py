@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class CheckpointedLSTMFunction(torch.autograd.Function):
     """The sequence in parts of `steps` steps, each run again when its gradients are due.
 
-    Between the two passes only the states at the parts' beginnings are kept.
+    Between the two passes only the states at the parts' beginnings are saved.
     """
 
     @staticmethod
@@ -101,7 +101,7 @@ def _sum(total: Gradients, part: Gradients) -> Gradients:
 
 @lru_cache
 def steps_per_part(call: LSTMCall) -> tuple[int, int]:
-    """Returns the steps kept at a time within `max_activation_bytes`, and the bytes they take.
+    """Returns the steps saved at a time within `max_activation_bytes`, and the bytes they take.
 
     The longest parts that fit, T itself where all of it does or there is no limit; where none fit,
     those that take least.

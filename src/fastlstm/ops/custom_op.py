@@ -2,7 +2,7 @@
 
 Its tensors come as a list of those that are present, with a code that says which: of optional
 tensors in a list torch 2.13 loses the gradients without a word. Outside of a trace the functions of
-ops/autograd.py cost less per call, and their backward pass may overwrite what was kept.
+ops/autograd.py cost less per call, and their backward pass may overwrite the saved activations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastlstm.ops.native_call import Gradients, SavedActivations
 
 _OWN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _OUTPUTS = 1 + len(SavedActivations._fields)
-"""`y` and what was kept, as the backward operator takes them."""
+"""`y` and the saved activations, as the backward operator takes them."""
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
@@ -113,7 +113,7 @@ def _(
 
 @torch.library.custom_op("fastlstm::lstm_sequence_backward", mutates_args=())
 def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
-    """Takes arguments, `y`, what was kept, and the gradients of y, hT, cT; leaves them as they are.
+    """Takes arguments, `y`, the saved activations, gradients of y, hT, cT; changes none of them.
 
     Returns the gradients of `Gradients`, without those of a layer norm there is none of.
     """
@@ -138,7 +138,7 @@ def _(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
 
 
 def _split(tensors: list[Tensor], present: int) -> tuple[LSTMArgs, list[Any], list[Any]]:
-    """Arguments; `y` and what was kept; the gradients of the outputs."""
+    """Arguments; `y` and the saved activations; the gradients of the outputs."""
     whole = all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3)
     return LSTMArgs(*whole[:NUM_ARGS]), whole[NUM_ARGS:][:_OUTPUTS], whole[NUM_ARGS + _OUTPUTS :]
 
@@ -173,12 +173,7 @@ lstm_sequence.register_autograd(_backward, setup_context=_set_up)
 def lstm_flop(T: int, B: int, I: int, H: int, V: int | None = None) -> int:  # noqa: E741
     """Returns the operations of a layer's forward pass; the backward pass has twice as many.
 
-    Args:
-        T: steps.
-        B: batch.
-        I: input size.
-        H: hidden size.
-        V: rows of the embedding, where the input is tokens: it is multiplied once, not per step.
+    With tokens the V rows of the embedding are multiplied once, not once per step.
     """
     rows = T * B if V is None else V
     return 8 * H * (rows * I + T * B * H)

@@ -65,11 +65,7 @@ class KernelReport(list[LayerReport]):
 
 
 def explain(
-    module: nn.Module,
-    input: Tensor | None = None,
-    *,
-    T: int = 128,
-    B: int = 32,
+    module: nn.Module, input: Tensor | None = None, *, T: int = 128, B: int = 32
 ) -> KernelReport:
     """Says, per LSTM layer and direction of `module`, which kernel runs and why not a faster one.
 

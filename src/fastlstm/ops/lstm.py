@@ -75,15 +75,7 @@ def run(
     strict: bool = False,
     max_activation_bytes: int | None = None,
 ) -> LSTMOutput:
-    """As `lstm`, for tensors that are known to fit each other (`check_args`).
-
-    Args:
-        args: the tensors.
-        options: what the cell computes.
-        backend: run this one instead of the best; a call it cannot run is a KernelError.
-        strict: a slow path is a KernelError.
-        max_activation_bytes: how much may be kept for the backward pass (`LSTMCall`).
-    """
+    """As `lstm`, for tensors that are known to fit each other (`check_args`); see `LSTMCall`."""
     must = strict or backend is not None
     call = describe_call(args, options, max_activation_bytes=max_activation_bytes, strict=must)
     runner = select(call, backend=backend, strict=strict).backend

@@ -91,13 +91,13 @@ def forward(
     Args:
         args: tensors on the CPU.
         is_bf16: dtype of the matrix operands.
-        keep: what backward needs is kept.
+        keep: save what backward needs.
         options: what the cell computes.
         first_row: rows `t * B + b` of a longer sequence that came before, for its random draws.
         y: where the output goes, `(T, B, H)`; default new memory.
 
     Returns:
-        `y`, `hT`, `cT` `(B, H)` float32 and what is kept.
+        `y`, `hT`, `cT` `(B, H)` float32 and the saved activations.
 
     Raises:
         ShapeError: a token that is no row of the embedding.
@@ -144,13 +144,13 @@ def backward(
     """Runs a sequence backward; `saved.gates` and `saved.normed` are overwritten.
 
     Args:
-        args: as given to `forward`.
+        args: as in `forward`.
         y: its output.
-        saved: what it kept.
+        saved: its activations.
         grads: of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, each may be None.
         needs: for every argument, whether its gradient is wanted.
-        options: as given to `forward`.
-        first_row: as given to `forward`.
+        options: as in `forward`.
+        first_row: as in `forward`.
 
     Returns:
         Float32 gradients, that of dense rows in the dtype of `y`.

@@ -1,4 +1,4 @@
-"""Weights laid out for the native kernels, made anew only when a weight has changed."""
+"""Weights laid out for the native kernels, packed again only when a weight has changed."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def packed(
 ) -> Packed:
     """Returns packed weights, those of an earlier call while the weights are what they were.
 
-    A version counts every in-place change that torch knows of; fused optimizers are told by a hook
-    of theirs. A write through `.data` or NumPy is none of them: a fingerprint sees it.
+    A version counts every in-place change that torch knows of; fused optimizers are noticed by
+    a hook. A write through `.data` or NumPy is neither: a fingerprint sees it.
 
     With `in_training` nothing is kept of weights that have just changed: most are used once.
     """
@@ -126,7 +126,7 @@ def packed(
         sources = tuple(map(Source.of, weights))
     except RuntimeError:  # tensors made in inference mode count no versions
         pass
-    # Other processes write to shared memory and tell nobody.
+    # Other processes write to shared memory unnoticed.
     can_keep = len(sources) > 0 and not any(t.is_shared() for t in weights)
     is_kept = can_keep and (is_known or not in_training)
     size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)

@@ -69,11 +69,7 @@ def gradients_of(
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of features, weight and bias, `scale` times, where needed.
 
-    Args:
-        p: as given to `nats_of`.
-        d: what that filled.
-        scale: gradient of the summed cross-entropy.
-        needs: which are wanted.
+    `d` is what `nats_of` filled.
     """
     gradients = _gradients(p, needs)
     _call(p, None, None, d, scale, gradients)

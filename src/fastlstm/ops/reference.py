@@ -1,4 +1,4 @@
-"""The obvious loop. It defines what "correct" means; run it in float64 to judge a kernel."""
+"""The obvious loop. It defines what "correct" means; run it in float64 to check a kernel."""
 
 from __future__ import annotations
 

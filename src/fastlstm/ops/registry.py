@@ -45,12 +45,7 @@ class Selection(NamedTuple):
 
 
 def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) -> Selection:
-    """Chooses the first backend, fastest first, that supports `call`.
-
-    Args:
-        call: the description.
-        backend: only this one may run.
-        strict: a slow path is an error.
+    """Chooses the first backend, fastest first, that supports `call`, or the named one.
 
     Raises:
         KernelError: an unknown backend, one that cannot run the call, or a slow path with `strict`.

@@ -241,9 +241,9 @@ def _embed(svg: bytes, name: str, title: str) -> str:
                 parent.remove(child)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
-        found = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+        values = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
         element.attrib.clear()
-        element.attrib.update({key: _rewritten(key, found[key], name) for key in found})
+        element.attrib.update({k: _rewritten(k, value, name) for k, value in values.items()})
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.attrib.update({"role": "img", "aria-label": visible(title)})

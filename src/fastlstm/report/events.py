@@ -29,7 +29,7 @@ _MAX_OWN_METRICS = 8
 
 
 class Measure(NamedTuple):
-    """What an evaluation is judged by: its key, its label in a line, its name as a heading."""
+    """The figure that evaluations are compared by: key, label in a line, name as a heading."""
 
     key: str
     label: str
@@ -37,7 +37,7 @@ class Measure(NamedTuple):
 
 
 def measure_of(start: Event) -> Measure:
-    """Returns what a run is judged by: bits per character of a text, else the loss."""
+    """Returns the figure of a run: bits per character of a text, else the loss."""
     if start.get("task", "text") == "text":
         return Measure("bits_per_char", "bits/char", "Bits per character")
     return Measure("loss", "loss", "Loss")
@@ -45,9 +45,9 @@ def measure_of(start: Event) -> Measure:
 
 def metrics_of(events: Iterable[Event]) -> dict[str, str]:
     """Returns key and heading of the metrics of evaluations; callbacks may add their own."""
-    found = {key for event in events for key in event if number(event, key) is not None}
-    own = sorted(found - _NO_METRICS - _METRICS.keys())[:_MAX_OWN_METRICS]
-    known = {key: name for key, name in _METRICS.items() if key in found}
+    names = {key for event in events for key in event if number(event, key) is not None}
+    own = sorted(names - _NO_METRICS - _METRICS.keys())[:_MAX_OWN_METRICS]
+    known = {key: name for key, name in _METRICS.items() if key in names}
     return known | {key: name_text(key) for key in own}
 
 

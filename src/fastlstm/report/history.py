@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastlstm.report.events import Event
 
 MAX_POINTS = 800
-"""Points per curve: more cannot be told apart on a page."""
+"""Points per curve: more cannot be seen apart on a page."""
 MAX_EVENTS = 1 << 15
 """Events kept of one kind; of a longer run, evenly spaced ones and the best evaluation."""
 
@@ -41,7 +41,7 @@ class History:
         test: errors of a forecaster on the test set, or None.
         calibration: coverage of its intervals, or None.
         forecasts: some of its forecasts beside the actual values.
-        end: the last end event, or None while the run goes on.
+        end: the last end event, or None while the run continues.
     """
 
     starts: list[Event] = field(default_factory=list)
@@ -61,7 +61,7 @@ class History:
 
     @property
     def measure(self) -> Measure:
-        """What evaluations are judged by."""
+        """The figure that evaluations are compared by."""
         return measure_of(self.start)
 
     @property
@@ -100,27 +100,27 @@ class History:
 
 def read_history(path: Path) -> History:
     """Reads metrics.jsonl; of a damaged file as much as can be read, of a missing one nothing."""
-    kept = {kind: _Kept() for kind in dict.fromkeys(_KINDS.values())}
+    lists = {kind: _EventList() for kind in dict.fromkeys(_KINDS.values())}
     end: Event | None = None
     tested: dict[str, Any] = {}
     for event, num_bytes in _events(path):
         kind = str(event.get("event"))
         if kind == "start":
             for name in ("steps", "evals", "samples"):
-                kept[name].forget_after(number(event, "resumed_from") or 0.0)
+                lists[name].forget_after(number(event, "resumed_from") or 0.0)
             end = None
         if kind in ("test", "calibration"):
             tested[kind] = event
         if kind == "test":
-            kept["forecasts"] = _Kept()
+            lists["forecasts"] = _EventList()
         elif kind == "end":
             end = event
         elif kind in _KINDS and (kind not in ("step", "eval") or number(event, "step") is not None):
-            if kind == "eval" and (newest := kept["steps"].newest):
+            if kind == "eval" and (newest := lists["steps"].newest):
                 event = {"units": _units_at(event, newest), **event}
-            kept[_KINDS[kind]].add(event, num_bytes)
-    lists: dict[str, Any] = {name: part.events for name, part in kept.items()}
-    return History(**lists, **tested, end=end)
+            lists[_KINDS[kind]].add(event, num_bytes)
+    events: dict[str, Any] = {name: part.events for name, part in lists.items()}
+    return History(**events, **tested, end=end)
 
 
 def _units_at(event: Event, line: Event) -> float | None:
@@ -135,7 +135,7 @@ _KINDS = {
 }
 
 
-class _Kept:
+class _EventList:
     """Events of one kind: all; of very many, evenly spaced ones, the best and the newest."""
 
     def __init__(self) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os.path
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from fastlstm.errors import counted
 from fastlstm.report.events import SPLITS, Event, measure_of, metrics_of, number, text_of, unit_of
@@ -33,6 +31,12 @@ def joined(parts: list[str], separator: str = ", ") -> str:
 def _filled(form: str, value: object) -> str:
     """Returns a text with a value in it; empty where the value is None or empty."""
     return "" if value in (None, "") else form.format(value)
+
+
+def _part_of(event: Event, key: str) -> Event:
+    """Returns the object under a key; an empty one for anything else."""
+    part = event.get(key)
+    return part if isinstance(part, dict) else {}
 
 
 def labelled(label: str, lines: object) -> list[Row]:
@@ -76,8 +80,7 @@ def _data_text(start: Event) -> str:
 
 
 def _split_text(start: Event) -> str:
-    sizes = start.get("num_units")
-    sizes = sizes if isinstance(sizes, dict) else {}
+    sizes = _part_of(start, "num_units")
     return joined([f"{n:,.0f} {word}" for key, word in SPLITS.items() if (n := number(sizes, key))])
 
 
@@ -100,8 +103,7 @@ def _order_text(start: Event) -> str:
 
 def model_lines(start: Event) -> list[str]:
     """Returns the layers of a model, its cost, and its dropout and other options."""
-    found = start.get("model")
-    model: Event = found if isinstance(found, dict) else {}
+    model = _part_of(start, "model")
     units = count_of(model, "rnn_size", "unit") or count_of(model, "hidden_size", "unit")
     layers = count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer") if model else ""
     flop, unit = number(start, "flop_per_unit"), unit_of(start).removesuffix("s")
@@ -230,8 +232,8 @@ def prepare_text(event: Event) -> str:
 def skip_text(event: Event) -> str:
     """Returns one sentence about a step that was skipped or rolled back."""
     what = joined([text_of(event, "what"), text_of(event, "tensor")], " in ")
-    told = f"step {number(event, 'step') or 0:,.0f}: {what}"
-    return joined([told, text_of(event, "action")], "; ")
+    text = f"step {number(event, 'step') or 0:,.0f}: {what}"
+    return joined([text, text_of(event, "action")], "; ")
 
 
 def checkpoint_text(event: Event) -> str:
@@ -252,10 +254,9 @@ def checkpoint_text(event: Event) -> str:
 
 def test_rows(event: Event) -> list[Row]:
     """Returns rows of a forecaster's errors beside those of naive forecasts."""
-    scores = event.get("scores")
     rows = [
-        (visible(who).replace("_", " "), score_text(found))
-        for who, found in (scores.items() if isinstance(scores, dict) else ())
+        (visible(who).replace("_", " "), score_text(errors))
+        for who, errors in _part_of(event, "scores").items()
     ]
     if rows and number(event, "windows") is not None:
         rows.insert(0, ("test", f"{windows_text(event)}, errors in units of the table"))
@@ -273,10 +274,10 @@ def _share_text(event: Event, part: str, whole: str, noun: str) -> str:
     return share + counted(max(done, total), noun)
 
 
-def score_text(found: Mapping[str, Any]) -> str:
+def score_text(errors: Event) -> str:
     """Returns ``num_values 13,440  mse 0.357  mae 0.389 …``."""
-    shown = {name: figure_text(dict(found), name, score_form(name)) for name in found}
-    return "  ".join(f"{name} {text}" for name, text in shown.items() if text)
+    figures = ((name, figure_text(errors, name, score_form(name))) for name in errors)
+    return "  ".join(f"{name} {text}" for name, text in figures if text)
 
 
 def figure_text(event: Event, key: str, form: str = ".4f") -> str:
@@ -296,7 +297,7 @@ def is_unfinished(end: Event) -> bool:
 
 
 def rate_of(end: Event) -> float | None:
-    """Returns the units per second of training steps that an end event tells."""
+    """Returns the units per second of training steps of an end event."""
     units, seconds = number(end, "units"), number(end, "train_s")
     return units / seconds if units and seconds else None
 
@@ -315,8 +316,7 @@ def end_rows(end: Event, start: Event) -> list[Row]:
     memory, best_step = number(end, "peak_memory_bytes"), number(end, "best_step")
     best = figure_text(end, f"best_{measure.key}")
     overall = units / elapsed if units and elapsed else None
-    found = end.get("test")
-    test: Event = found if isinstance(found, dict) else {}
+    test = _part_of(end, "test")
     rows = {
         "best": [
             _filled(f"{{}} validation {measure.label}", best)
@@ -357,8 +357,7 @@ def end_notes(end: Event) -> list[str]:
     """Returns warnings about the model of a run that went to its end."""
     if is_unfinished(end):
         return []
-    notes, found = [], end.get("test_error")
-    errors: Event = found if isinstance(found, dict) else {}
+    notes, errors = [], _part_of(end, "test_error")
     own = number(errors, "forecaster")
     for name in ("seasonal_naive", "naive"):
         error = number(errors, name)

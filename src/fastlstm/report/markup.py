@@ -17,15 +17,13 @@ _DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI",
 def visible(value: object, keep: str = "") -> str:
     r"""Returns a text whose control characters can be seen: ESC is written as ``\x1b``.
 
-    Args:
-        value: what to show.
-        keep: control characters to leave as they are, such as line ends.
+    Those in `keep`, such as line ends, stay as they are.
     """
     return str(value).translate(_shown(keep))
 
 
 class _Shown(dict[int, str]):
-    """The shown form of each character, found once: a text may have millions."""
+    """The shown form of each character, computed once: a text may have millions."""
 
     def __init__(self, keep: str) -> None:
         super().__init__({ord(char): char for char in keep})

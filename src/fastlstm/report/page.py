@@ -42,16 +42,9 @@ OPEN_SAMPLES = 2
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes `report.html` of a run directory.
+    """Writes `report.html` of a run directory and returns its path.
 
-    Args:
-        run_dir: directory with `metrics.jsonl` and `config.json`; either may be missing.
-
-    Returns:
-        The path of the report.
-
-    Raises:
-        StorageError: the file cannot be written.
+    metrics.jsonl and config.json may be missing. Raises StorageError.
     """
     path = Path(run_dir) / "report.html"
     history = read_history(Path(run_dir) / "metrics.jsonl")
@@ -111,15 +104,15 @@ def _head(name: str, history: History) -> str:
 def _state(history: History) -> str:
     if history.end is not None:
         kind, word = ("warn", "") if is_unfinished(history.end) else ("good", "Finished: ")
-        said = [(kind, word + text_of(history.end, "reason"))]
-        said += [("warn", note) for note in end_notes(history.end)]
+        states = [(kind, word + text_of(history.end, "reason"))]
+        states += [("warn", note) for note in end_notes(history.end)]
     elif not history.steps:
-        said = [("warn", "No steps recorded yet")]
+        states = [("warn", "No steps recorded yet")]
     else:
         done = number(history.steps[-1], "progress")
         share = f", {100 * done:.0f}% done" if done is not None else ""
-        said = [("warn", f"No end recorded{share}")]
-    return "\n".join(f'<p class="state {kind}">{to_html(text)}</p>' for kind, text in said)
+        states = [("warn", f"No end recorded{share}")]
+    return "\n".join(f'<p class="state {kind}">{to_html(text)}</p>' for kind, text in states)
 
 
 def _numbers(history: History) -> str:
@@ -149,11 +142,11 @@ def _test(history: History) -> str:
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
-    names = list(dict.fromkeys(key for found in scores.values() for key in found))
+    names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
     rows = [
         [name_text(who).replace("_", " ")]
-        + [figure_text(found, name, score_form(name)) for name in names]
-        for who, found in scores.items()
+        + [figure_text(errors, name, score_form(name)) for name in names]
+        for who, errors in scores.items()
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None
     note = (
@@ -312,8 +305,8 @@ def _settings(config: dict[str, Any], history: History) -> str:
     start = history.start
     rows = "".join(
         f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
-        for name, given in values.items()
-        if (value := start.get(name) if given in (None, []) else given) not in (None, [])
+        for name, own in values.items()
+        if (value := start.get(name) if own in (None, []) else own) not in (None, [])
     )
     return f"<h2>Settings</h2>\n<dl>{rows}</dl>" if rows else ""
 

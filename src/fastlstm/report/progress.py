@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 11
 SHOWN_EVERY_S = 5.0
-"""Plain lines tell this often how far reading or an evaluation is."""
+"""Between plain lines about the progress of reading or of an evaluation."""
 MIN_BAR, MAX_BAR = 4, 30
 
 

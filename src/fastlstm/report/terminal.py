@@ -10,14 +10,7 @@ from typing import TextIO
 from fastlstm.system import environment
 
 MIN_COLUMNS = 40
-_CODES = {
-    "bold": "1",
-    "dim": "2",
-    "red": "31",
-    "green": "32",
-    "yellow": "33",
-    "cyan": "36",
-}
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 @dataclass(frozen=True)
@@ -92,13 +85,13 @@ def clip(text: str, width: int) -> str:
     """Returns at most `width` columns of `text`, the end replaced by an ellipsis."""
     if cell_width(text) <= width:
         return text
-    kept, used = [], 0
+    chars, used = [], 0
     for char in text:
         used += _char_width(char)
         if used > width - 3:
             break
-        kept.append(char)
-    return "".join(kept) + "..."
+        chars.append(char)
+    return "".join(chars) + "..."
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -17,13 +17,8 @@ Observer = Callable[[Event], None]
 NOT_STORED = frozenset({"prepare", "progress"})
 _SCALARS = {
     "step": (
-        "loss",
-        "bits_per_char",
-        "lr",
-        "grad_norm",
-        "units_per_s",
-        "ceiling_share",
-        "input_wait_share",
+        *("loss", "bits_per_char", "lr", "grad_norm"),
+        *("units_per_s", "ceiling_share", "input_wait_share"),
     ),
     "eval": ("loss", "bits_per_char", "bits_per_byte", "perplexity"),
 }
@@ -61,11 +56,7 @@ class TensorBoardWriter:
     """Writes step and eval events as TensorBoard scalars, samples as text.
 
     Writes in the calling thread: tensorboardX's writer thread dies silently on a full disk and
-    then blocks.
-
-    Args:
-        directory: of the event file.
-        first_step: step to continue from; later steps of earlier starts are purged.
+    then blocks. Steps of earlier starts after `first_step` are purged.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:

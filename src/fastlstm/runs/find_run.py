@@ -24,11 +24,7 @@ _OPENED_BY: dict[Kind, tuple[str, str, str]] = {
 
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
-    """Checks that a path is a run or a checkpoint; does not check its files.
-
-    Args:
-        path: given by the user.
-        wanted: required kind of model; None for any.
+    """Checks that a path is a run or a checkpoint, of the wanted kind; not its files.
 
     Raises:
         RunDirectoryError: not a run.

@@ -29,9 +29,7 @@ JOURNAL = ".publish"
 _READ_ATTEMPTS = 4
 
 
-def publish(
-    directory: Path, files: Mapping[str, bytes], finite: bool, extra: Mapping[str, Any]
-) -> None:
+def publish(directory: Path, files: Mapping[str, bytes], extra: Mapping[str, Any]) -> None:
     """Replaces files as one set; other published files stay.
 
     After a kill or power cut at any instant, readers find the old set or the new one.
@@ -48,7 +46,7 @@ def publish(
             check_name(name, directory / MANIFEST)
             records[name] = FileRecord.of(data)
         try:
-            write_directory(staged, files, Manifest(records, finite, dict(extra)))
+            write_directory(staged, files, Manifest(records, extra=dict(extra)))
             storage.rename(staged, directory / JOURNAL)  # the commit
         except BaseException:
             with contextlib.suppress(OSError):

@@ -137,8 +137,7 @@ class RunDirectory:
             os.close(self._open_lock_file())
         except OSError as error:
             raise RunDirectoryError(
-                f"{self.path} cannot be written ({error.strerror}); choose another ",
-                Setting("out"),
+                f"{self.path} cannot be written ({error.strerror}); choose another ", Setting("out")
             ) from error
 
     def remove_if_empty(self) -> None:
@@ -254,15 +253,9 @@ class RunDirectory:
             return CorruptFileError(f"{error}. {self.path} has no other intact checkpoint")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
-    def publish(
-        self,
-        files: Mapping[str, bytes],
-        *,
-        finite: bool = True,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
+    def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
         """Replaces top-level files as one set; see `publication.publish`."""
-        publication.publish(self.path, files, finite, extra or {})
+        publication.publish(self.path, files, extra or {})
 
     def has_published(self) -> bool:
         """Returns whether files are published here, intact or damaged."""
@@ -280,13 +273,12 @@ class RunDirectory:
         metrics.jsonl is compared with the marks (`manifest.metrics_mark`) in `extra["metrics"]` of
         the published manifest and `meta["metrics"]` of the newest checkpoint.
         """
-        damage, metrics = [], []
+        damage = []
         if self.has_published() or self.model_path.exists():
             damage += _damage(self.read_published)
-            metrics = [] if damage else _damage(self._verify_sealed_metrics)
         for path in self.checkpoints():
             damage += _damage(partial(verify_manifest, path, strict=True))
-        return damage + (metrics or _damage(self._verify_metrics))
+        return damage + _damage(self._verify_metrics)
 
     def seal_metrics(self) -> None:
         """Records the state of metrics.jsonl in the published manifest, to detect damage."""
@@ -298,16 +290,7 @@ class RunDirectory:
         if self.has_published():
             self.publish({})
 
-    def _verify_sealed_metrics(self) -> None:
-        mark = self.read_published(())[0].extra.get(METRICS_KEY)
-        if mark is not None:
-            verify_metrics_mark(self.metrics_path, mark)
-
     def _verify_metrics(self) -> None:
-        for mark in self._metrics_marks():
-            verify_metrics_mark(self.metrics_path, mark)
-
-    def _metrics_marks(self) -> list[Any]:
         marks = []
         with contextlib.suppress(CorruptFileError):  # a damaged manifest is reported separately
             marks.append(self.read_published(())[0].extra.get(METRICS_KEY))
@@ -318,7 +301,9 @@ class RunDirectory:
             trainer = storage.parse_json(read_file(path, record), path)
             meta = trainer.get("meta") if isinstance(trainer, dict) else None
             marks.append(meta.get(METRICS_KEY) if isinstance(meta, dict) else None)
-        return [mark for mark in marks if mark is not None]
+        for mark in marks:
+            if mark is not None:
+                verify_metrics_mark(self.metrics_path, mark)
 
 
 Kind = Literal["text", "forecaster", "sequence"]

@@ -74,7 +74,7 @@ def train_sequence_model(
 
     Args:
         data: sequences and answers.
-        config: how.
+        config: the options.
         out: the run directory; None keeps nothing on disk.
         resume: continue if `out` holds a checkpoint, else start.
         observers: called with every event, a plain dict.
@@ -116,13 +116,13 @@ class _Session(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         if (config.steps, config.epochs, config.budget) == (None, None, None):
             config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
-        rate = config.learning_rate
-        rate = LEARNING_RATES[config.optimizer] if rate is None else rate
+        if config.learning_rate is None:
+            config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
         torch.default_generator.manual_seed(config.seed)
         network = SequenceNetwork(_sizes(config, data)).to(device)
         network.lstm.strict = config.strict_kernels
         precision = _precision(config, data, network, device)
-        config = dataclasses.replace(config, precision=precision.name, learning_rate=rate)
+        config = dataclasses.replace(config, precision=precision.name)
         stored = StoredSequenceModel(
             config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key
         )
@@ -161,7 +161,7 @@ def _precision(
 
 
 def _about(data: SequenceData, stored: StoredSequenceModel, device: torch.device) -> Event:
-    """Returns what the `start` event holds of sequences."""
+    """Returns the keys of the `start` event that only sequences have."""
     network, sequences = stored.network, data.labelled.sequences
     with autocast(stored.config.precision, device):
         T = max(1, round(sequences.mean_length))

@@ -51,12 +51,7 @@ def make_key(*parts: Any) -> str:
 
 
 class Cache:
-    """Prepared data of one kind, shared by any number of processes.
-
-    Args:
-        directory: of all caches.
-        kind: name of the subdirectory.
-    """
+    """Prepared data of one kind, shared by any number of processes."""
 
     def __init__(self, directory: Path, kind: str) -> None:
         self._root = directory / kind

@@ -7,11 +7,7 @@ from pathlib import Path, PurePosixPath
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Returns the smallest quota of this process's groups, in cores; None without a quota.
-
-    Args:
-        root: replaces ``/`` in tests.
-    """
+    """Returns the smallest quota of this process's groups, in cores; None without a quota."""
     quotas = [
         quota
         for directory, is_v2 in _groups(root)

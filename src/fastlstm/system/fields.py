@@ -162,12 +162,12 @@ def key_fields(config: Any, first: Collection[str]) -> dict[str, Any]:
         first: names of the fields that always count, those of the first version. Every other
             field is left out where it is at its default.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         make = field.default_factory
         default = field.default if make is dataclasses.MISSING else make()
         if field.name in first or value != default:
             is_nested = dataclasses.is_dataclass(value)
-            found[field.name] = key_fields(value, first) if is_nested else value
-    return found
+            values[field.name] = key_fields(value, first) if is_nested else value
+    return values

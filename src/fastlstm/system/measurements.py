@@ -19,7 +19,7 @@ from fastlstm.system import environment, storage
 
 _FORMAT = 1
 _SHORT_S = 0.01
-"""CPU time is counted too coarsely to judge blocks shorter than this."""
+"""CPU time is counted too coarsely for blocks shorter than this."""
 
 
 def directory() -> Path:
@@ -30,9 +30,7 @@ def directory() -> Path:
 def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
     """Returns the measurement that `remember` stored for the same `of`, or None.
 
-    Args:
-        kind: what was measured.
-        of: machine, versions, shapes: plain JSON values.
+    `of` holds plain JSON values: machine, versions, shapes.
     """
     try:
         content = storage.read_json(_path(kind, of))
@@ -61,13 +59,10 @@ def note(what: str) -> str:
 
 
 class CpuTimer:
-    """Times a `with` block and tells whether other processes used the machine meanwhile.
+    """Times a `with` block and shows whether other processes used the machine meanwhile.
 
     Computing threads that wait for nothing use all the CPU time they are given. If they used less,
     other processes had the cores.
-
-    Args:
-        threads: computing threads in the block.
 
     Attributes:
         wall_s: duration of the block.

@@ -42,10 +42,10 @@ class Stream:
         num_top: int | None = None,
         scores_given: bool = False,
     ) -> None:
-        """Sets how to choose from now on; a seed of None is drawn.
+        """Sets how to choose from now on; a seed of None is drawn, `stop` is left to the caller.
 
         Args:
-            sampling: the settings; the caller handles `stop`.
+            sampling: the settings.
             stops: sequences of up to 64 tokens that end the text.
             num_top: report the log probability of every token written and of so many likeliest
                 beside it, 0 to 20; None reports nothing.

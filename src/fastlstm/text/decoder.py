@@ -236,12 +236,6 @@ def make_decoder(
 ) -> Decoder:
     """Returns a `Decoder`; one that runs on torch where the native one cannot run the model.
 
-    Args:
-        weights: arrays by name, see `Decoder`.
-        config: the model's sizes and options.
-        weight_format: "fp32", "bf16" or "int8".
-        strict: refuse torch, which is slow.
-
     Raises:
         ConfigError: an unknown format, or one that torch does not write in.
         KernelError: with `strict`, options of the cell that need torch.

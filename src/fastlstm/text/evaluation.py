@@ -171,7 +171,7 @@ def evaluate(
 class _Piece:
     """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
 
-    `prime` tokens before each `start` warm the state, of every lane but the first.
+    `prime` tokens before each `start` warm the state of every lane but the first.
     """
 
     start: NDArray[np.int64]
@@ -193,9 +193,8 @@ def _windows(num_ids: int, window: int) -> list[_Piece]:
     if num_windows == 0:
         raise DataError(
             f"the text has {counted(num_ids, 'token')}, fewer than one window of {window + 1}; give"
-            " a longer text or a smaller ",
-            Setting("zero_state_window"),
-        )
+            " a longer text or a smaller ", Setting("zero_state_window"),
+        )  # fmt: skip
     starts = 1 + np.arange(num_windows, dtype=np.int64) * (window + 1)
     parts = [starts[k : k + WINDOW_BATCH] for k in range(0, num_windows, WINDOW_BATCH)]
     return [_Piece(part, np.full(len(part), window, dtype=np.int64)) for part in parts]

@@ -53,25 +53,17 @@ def model_files(
     model: ModelConfig,
     train: TrainConfig,
     text: TextDataset,
-    generation: Mapping[str, Any] | None = None,
     *,
-    given: TrainConfig | None = None,
-    held_out: Mapping[str, TextDataset] | None = None,
+    given: TrainConfig,
+    held_out: Mapping[str, TextDataset],
 ) -> dict[str, bytes]:
     """Returns config.json, tokenizer.json and generation_config.json, without the weights.
 
-    Args:
-        model: the architecture.
-        train: the resolved configuration.
-        text: what it was trained on.
-        generation: sampling defaults.
-        given: the configuration as the user gave it; `train` where None.
-        held_out: the texts of their own that it is validated and tested on, by part.
+    `train` is the resolved configuration, `given` the one that the user gave.
     """
-    data = {**_about(text), **{part: _about(own) for part, own in (held_out or {}).items()}}
-    resolved = dataclasses.asdict(train)
-    first = resolved if given is None else dataclasses.asdict(given)
-    return settings_files(model, text.tokenizer, resolved, data, generation, first)
+    data = {**_about(text), **{part: _about(own) for part, own in held_out.items()}}
+    resolved, first = dataclasses.asdict(train), dataclasses.asdict(given)
+    return settings_files(model, text.tokenizer, resolved, data, given=first)
 
 
 def _about(text: TextDataset) -> dict[str, Any]:

@@ -55,12 +55,7 @@ def _shared(name: str, owner: str | Setting, part: str) -> DataError:
 
 @dataclass(frozen=True)
 class RunText:
-    """All text of a run.
-
-    Attributes:
-        source: the text to train on, split into shares.
-        held_out: the texts of `open_held_out`, encoded with the tokenizer of `source`.
-        shares: of `source`, as in ``"90/5/5"``; see `split_shares`.
+    """All text of a run: `source`, split into `shares`, and the separate texts by part.
 
     Raises:
         DataError: a text is too short, or one of `held_out` has the content of another.
@@ -116,11 +111,7 @@ def another_text(
 ) -> FormatError:
     """Returns the error for a text that is not the one that a run was started with.
 
-    Args:
-        run: its directory.
-        stored: the description of that text in config.json; None if there was none.
-        now: the present text, if any.
-        part: the option that names it; None is the source.
+    `stored` describes that text in config.json; `part` is the option of that text, or None.
     """
     if stored is None:
         parts: list[str | Setting] = ["without ", Setting(part or ""), "; leave it out to resume"]

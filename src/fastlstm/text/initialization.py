@@ -41,8 +41,7 @@ def initialize(
         model: changed in place, whatever its device; the values depend on `seed` alone.
         token_counts: `(V,)` how often each token occurs in the training text, or None.
         seed: of a private CPU generator.
-        initializer: of input and recurrent weights: "xavier_orthogonal" (Xavier and orthogonal),
-            "xavier", "orthogonal", or "torch" (uniform up to 1/sqrt(H)).
+        initializer: of input and recurrent weights, see `TrainConfig`.
 
     Raises:
         ShapeError: token_counts of another length than the vocabulary.

@@ -178,8 +178,8 @@ class LM:
         if isinstance(text, str):
             tokenizer, first = self.tokenizer, []
             if isinstance(tokenizer, CharTokenizer) and unknown == "count":
-                known = KnownCharacters(tokenizer.chars)
-                tokenizer, first = known, known.unknown_in(text)
+                first = tokenizer.unknown_in(text)[:10]
+                tokenizer = KnownCharacters(tokenizer.chars)
             ids, num_chars = tokenizer.encode(text), len(text)
             num_unknown = num_chars - len(ids) if first else 0
         else:

@@ -20,11 +20,9 @@ class InferenceModel:
     """A trained language model for inference.
 
     Attributes:
-        decoder: the weights.
-        tokenizer: of the text it was trained on.
         generation: the run's sampling defaults.
         name: of the run's directory.
-        note: what to tell the user about the choice of weights, or None.
+        note: for the user, about the choice of weights, or None.
     """
 
     decoder: Decoder

@@ -95,11 +95,8 @@ class LanguageModel(nn.Module):
         shape = (self.config.num_layers, B, self.config.rnn_size)
         if dtype is None:
             dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        device = weight.device if device is None else device
-        return (
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
-        )
+        h = torch.zeros(shape, dtype=dtype, device=weight.device if device is None else device)
+        return h, h.clone()
 
     def features(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Everything before the output projection.
@@ -118,8 +115,7 @@ class LanguageModel(nn.Module):
         _check(tokens, state, self.config)
         # Tokens go into the first layer as they are: its kernel gathers instead of multiplying.
         keeps_tokens = not (self.config.residual or (self.training and self.config.dropout > 0))
-        x = tokens if keeps_tokens else self.embedding(tokens)
-        x = x if keeps_tokens else self._drop(x, EMBEDDING_SHARE)
+        x = tokens if keeps_tokens else self._drop(self.embedding(tokens), EMBEDDING_SHARE)
         hs, cs = [], []
         for k, layer in enumerate(self.layers):
             assert isinstance(layer, LSTM)
@@ -147,15 +143,9 @@ class LanguageModel(nn.Module):
         return self.logits(features), state
 
     def loss(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """Cross-entropy of `targets`, summed.
+        """Returns the summed cross-entropy of `targets` in nats (a float32 scalar), the new state.
 
-        Args:
-            tokens: `(T, B)` int64.
-            targets: `(T, B)` int64, the token after each.
-            state: `(h, c)`, each `(L, B, H)`.
-
-        Returns:
-            The sum of nats over the `T*B` targets (a float32 scalar) and the new state.
+        Tokens and targets, the token after each, are `(T, B)` int64; `(h, c)` each `(L, B, H)`.
         """
         features, state = self.features(tokens, state)
         total = projected_cross_entropy(

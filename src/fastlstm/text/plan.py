@@ -35,10 +35,7 @@ def choose_seq_length(
 ) -> TrainConfig:
     """Returns the configuration with a sequence length: shorter if the run reads little text.
 
-    Args:
-        config: as given.
-        precision: its pass was timed with the given sequence length, or LONG.
-        train_tokens: tokens of the training split.
+    The pass of `precision` was timed with the configured sequence length, or LONG.
     """
     if config.seq_length is not None:
         return config
@@ -101,17 +98,7 @@ def resolve(
     steps_per_epoch: int,
     num_parameters: int,
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Decides learning rate, dropout and the evaluation interval; returns the reasons beside them.
-
-    Args:
-        config: as given, with a batch that fits the text.
-        precision: of the steps, and how long one takes.
-        device: where it runs.
-        train_tokens: tokens of the training split.
-        valid_tokens: tokens of the validation split.
-        steps_per_epoch: optimizer steps of one pass over the training split.
-        num_parameters: of the model.
-    """
+    """Chooses learning rate, dropout and evaluation interval; returns the notes to show, too."""
     stop_criterion = StopCriterion.of(config, steps_per_epoch)
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length

@@ -90,9 +90,7 @@ class Sampling:
     def native(self, vocab_size: int, stops: Iterable[Sequence[int]] = ()) -> Any:
         """Returns the settings as the kernels take them; a seed of None is drawn.
 
-        Args:
-            vocab_size: V.
-            stops: sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
+        `stops` are sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
 
         Raises:
             PromptError: a token of `logit_bias` that the vocabulary lacks.

@@ -31,12 +31,7 @@ class Seal:
         self._key, self._model = key, bytes.fromhex(model_hash)
 
     def close(self, stream: bytes, held: bytes) -> bytes:
-        """Returns a state as bytes.
-
-        Args:
-            stream: what `Stream.save` returned.
-            held: bytes of an unfinished character, fewer than 256.
-        """
+        """Returns a saved stream and the held bytes of an unfinished character as bytes."""
         content = self._model + bytes([len(held)]) + held + stream
         return _MAGIC + self._digest(content) + content
 

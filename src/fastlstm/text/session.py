@@ -30,10 +30,7 @@ class Session:
             first = session.write(200, seed=1)
             blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
 
-    Args:
-        decoder: the model.
-        tokenizer: its vocabulary.
-        defaults: sampling settings where `write` is given none.
+    `defaults` are the sampling settings that `write` is not given.
     """
 
     def __init__(

@@ -63,12 +63,10 @@ class StoredModel:
 
     Attributes:
         weights: float32 arrays by name; read-only.
-        model_config: the architecture.
-        tokenizer: of the text it was trained on.
         config: config.json.
         generation: generation_config.json.
         path: the directory the files came from.
-        note: what to tell the user about the choice of `path`, or None.
+        note: for the user, about the choice of `path`, or None.
     """
 
     weights: dict[str, NDArray[np.float32]]
@@ -192,11 +190,7 @@ def _array(view: Mapping[str, Any]) -> NDArray[np.float32]:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of every parameter of a `LanguageModel`, without building one.
-
-    A model on torch's meta device would know them too, but its initialisation there loads 800
-    modules (1 s).
-    """
+    """Returns name -> shape of every parameter of a `LanguageModel`, without torch."""
     E, H, V = config.embed_size, config.rnn_size, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, E)}
     for k in range(config.num_layers):
@@ -218,12 +212,11 @@ def check_shapes(
 ) -> None:
     """Raises FormatError unless shapes and dtypes are those of the model `config` describes."""
     expected = parameter_shapes(config)
-    for name in stored:
-        if name not in expected:
-            raise FormatError(
-                f"{origin}: has a tensor '{name}' the model lacks{nearest_hint(name, expected)};"
-                f" {CONFIG_FILE} is of another model"
-            )
+    if unknown := next((name for name in stored if name not in expected), None):
+        raise FormatError(
+            f"{origin}: has a tensor '{unknown}' the model lacks{nearest_hint(unknown, expected)};"
+            f" {CONFIG_FILE} is of another model"
+        )
     for name, shape in expected.items():
         if name not in stored:
             raise FormatError(f"{origin}: lacks '{name}'; {CONFIG_FILE} is of another model")
@@ -236,10 +229,7 @@ def check_shapes(
 
 
 def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig]:
-    """Parses config.json.
-
-    Returns:
-        The whole of it in the names of this format, and the architecture in it.
+    """Returns config.json, in the names of this format, and the architecture in it.
 
     Raises:
         CorruptFileError: not strict JSON.
@@ -260,12 +250,11 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
 
 def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    for name in values:
-        if name not in fields:
-            raise FormatError(
-                f"{origin}: unknown key 'model.{name}'{nearest_hint(name, fields)};"
-                " a newer fastlstm may have written it"
-            )
+    if unknown := next((name for name in values if name not in fields), None):
+        raise FormatError(
+            f"{origin}: unknown key 'model.{unknown}'{nearest_hint(unknown, fields)}; a newer"
+            " fastlstm may have written it"
+        )
     try:
         config = ModelConfig(**values)
         check_values(config, _BOUNDS, {"dropout_kind": ("variational", "plain")})

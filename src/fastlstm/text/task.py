@@ -18,6 +18,7 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
 from fastlstm.text.evaluation import Evaluation, evaluate
+from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, reset_state
 from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
@@ -28,7 +29,8 @@ from fastlstm.training.task import Score, Task, Watch
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_SAMPLE_TOKENS = 65_536
+_SAMPLE_LENGTH = 200
+_COUNTED_TOKENS = 65_536
 _TEST_SHARE = 0.1
 """Of a budget, for scoring a test text, at most."""
 _MIN_TESTED = 1_000
@@ -36,14 +38,9 @@ _MIN_TESTED = 1_000
 
 @dataclass(frozen=True)
 class FinalTest:
-    """A text that the best model of a run is scored on at the end.
+    """A text, `name` and 1-d `ids`, that the best model of a run is scored on at the end.
 
-    Attributes:
-        name: of the text.
-        ids: its tokens, 1-d.
-        budget_s: of the run, None without one.
-        best_model: returns the published model, on its device.
-        watch: called with the tokens scored so far and in all.
+    `best_model` returns the published model, on its device.
     """
 
     name: str
@@ -67,22 +64,19 @@ class FinalTest:
         return min(num, max(_MIN_TESTED, int(fitting)))
 
 
+@dataclass(eq=False)
 class TextTask(Task):
     """A language model with its text.
 
-    Args:
+    Attributes:
         config: resolved.
         model: on `device`.
         loader: of lanes or windows of the training split.
         valid_ids: the validation split, 1-d token ids.
-        tokenizer: for bits per character.
-        device: where the model is.
-        files: config.json, tokenizer.json and generation_config.json.
-        publish: writes the given weights, by name, as the run's model.
-        report_s: of a budget, kept for the report.
+        model_files: config.json, tokenizer.json and generation_config.json.
+        publish_weights: writes weights, by name, as the run's model.
+        report_s: of a budget, reserved for the report.
         final_test: what the best model is scored on at the end, or None.
-
-    Attributes:
         tested: result of `final_test`.
     """
 
@@ -91,36 +85,27 @@ class TextTask(Task):
     min_scored = 10_000
     forward_share = 0.7  # scoring in float32 over training in bf16, which is three times as fast
 
+    config: TrainConfig
     model: LanguageModel
     loader: TextLoader
-    tested: Evaluation | None
+    valid_ids: Ids
+    tokenizer: Tokenizer
+    device: torch.device
+    model_files: dict[str, bytes]
+    publish_weights: Callable[[Mapping[str, Tensor]], None]
+    report_s: float
+    final_test: FinalTest | None
+    tested: Evaluation | None = None
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: LanguageModel,
-        loader: TextLoader,
-        valid_ids: Ids,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        files: dict[str, bytes],
-        publish: Callable[[Mapping[str, Tensor]], None],
-        report_s: float = 0.0,
-        final_test: FinalTest | None = None,
-    ) -> None:
-        self.model, self.loader = model, loader
-        self.flop_per_unit = training_flop_per_token(model.config)
-        self.num_valid = len(valid_ids)
-        assert config.seq_length is not None
-        rows = config.batch_size * config.accumulate
-        self.step_units = float(rows * config.seq_length)
-        self._precision, self._device = config.precision, device
-        self._valid_ids, self._tokenizer = valid_ids, tokenizer
-        self._files, self._publish, self._report_s = files, publish, report_s
-        self._final_test, self.tested = final_test, None
+    def __post_init__(self) -> None:
+        self.flop_per_unit = training_flop_per_token(self.model.config)
+        self.num_valid = len(self.valid_ids)
+        assert self.config.seq_length is not None
+        rows = self.config.batch_size * self.config.accumulate
+        self.step_units = float(rows * self.config.seq_length)
         self._token_s = 0.0
-        self._state = model.initial_state(rows, device=device)
-        self._tokens_per_char = tokens_per_char(valid_ids, tokenizer)
+        self._state = self.model.initial_state(rows, device=self.device)
+        self._tokens_per_char = tokens_per_char(self.valid_ids, self.tokenizer)
 
     def size(self, batch: Batch) -> int:
         return batch.y.numel()
@@ -129,14 +114,14 @@ class TextTask(Task):
         return batch.x.shape[1]
 
     def losses(self, batch: Batch, num_parts: int) -> Iterator[Tensor]:
-        x = batch.x.to(self._device, non_blocking=True)
-        y = batch.y.to(self._device, non_blocking=True)
+        x = batch.x.to(self.device, non_blocking=True)
+        y = batch.y.to(self.device, non_blocking=True)
         hidden, cell = reset_state(self._state, batch.reset)
         states = []
         for lanes in torch.arange(x.shape[1]).tensor_split(num_parts):
             part = slice(int(lanes[0]), int(lanes[-1]) + 1)
             state = (hidden[:, part].contiguous(), cell[:, part].contiguous())
-            with autocast(self._precision, self._device):
+            with autocast(self.config.precision, self.device):
                 loss, new_state = self.model.loss(x[:, part], y[:, part], state)
             states.append(new_state)
             yield loss / y.numel()
@@ -147,20 +132,20 @@ class TextTask(Task):
 
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
         result = evaluate(
-            self.model, self._valid_ids, self._tokenizer,
+            self.model, self.valid_ids, self.tokenizer,
             max_tokens=limit, should_stop=stop, watch=watch,
         )  # fmt: skip
         self._token_s = result.seconds / result.num_tokens
         return Score(result.nats_per_token, result.num_tokens, _metrics(result), result)
 
     def files(self) -> dict[str, bytes]:
-        return self._files
+        return self.model_files
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        self._publish(weights)
+        self.publish_weights(weights)
 
     def reset_state(self) -> None:
-        self._state = self.model.initial_state(self._state[0].shape[1], device=self._device)
+        self._state = self.model.initial_state(self._state[0].shape[1], device=self.device)
 
     def carried(self) -> dict[str, Tensor]:
         return dict(zip("hc", self._state, strict=True))
@@ -174,18 +159,18 @@ class TextTask(Task):
         return {"bits_per_char": loss / math.log(2) * self._tokens_per_char}
 
     def finish_s(self, unit_s: float) -> float:
-        test_s = 0.0 if self._final_test is None else self._final_test.seconds(unit_s)
-        return self._report_s + test_s
+        test_s = 0.0 if self.final_test is None else self.final_test.seconds(unit_s)
+        return self.report_s + test_s
 
     def finish(self, trainer: Trainer) -> Event:
         """Scores the test text, where there is one, with the best weights."""
-        test = self._final_test
+        test = self.final_test
         if test is None:
             return {}
         with trainer.progress.counted("test"):
-            left_s = (test.budget_s or 0.0) - trainer.elapsed_s() - self._report_s
+            left_s = (test.budget_s or 0.0) - trainer.elapsed_s() - self.report_s
             result = evaluate(
-                test.best_model(), test.ids, self._tokenizer, watch=test.watch,
+                test.best_model(), test.ids, self.tokenizer, watch=test.watch,
                 max_tokens=test.limit(self._token_s, left_s), should_stop=trainer.stop,
             )  # fmt: skip
         self.tested, of_units = result, len(test.ids) - 1
@@ -206,26 +191,21 @@ def _metrics(result: Evaluation) -> dict[str, float]:
 
 
 class Samples(Callback):
-    """Writes a short text after some evaluations, with the weights that were evaluated.
+    """Writes a short text after every so many evaluations, with the weights that were evaluated."""
 
-    Args:
-        every: evaluations between samples.
-        write: writes a text with the model.
-    """
-
-    def __init__(self, every: int, write: Callable[[LanguageModel], str]) -> None:
-        self._every, self._write = every, write
+    def __init__(self, every: int, tokenizer: Tokenizer, seed: int) -> None:
+        self._every, self._tokenizer, self._seed = every, tokenizer, seed
 
     def on_event(self, trainer: Trainer, event: Event) -> None:
         if event["event"] == "eval" and trainer.progress.evaluations % self._every == 0:
             assert isinstance(trainer.model, LanguageModel)
-            text = self._write(trainer.model)
+            text = sample_text(trainer.model, self._tokenizer, "", _SAMPLE_LENGTH, 0.8, self._seed)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
 
 
 def tokens_per_char(ids: Ids, tokenizer: Tokenizer) -> float:
     """Returns tokens per character of a text, from its first 65,536 tokens."""
-    counts = np.bincount(np.asarray(ids[:_SAMPLE_TOKENS]), minlength=tokenizer.vocab_size)
+    counts = np.bincount(np.asarray(ids[:_COUNTED_TOKENS]), minlength=tokenizer.vocab_size)
     if len(counts) > tokenizer.vocab_size:
         raise CorruptFileError(
             f"the encoded text holds token {len(counts) - 1}, its vocabulary has"

@@ -61,7 +61,6 @@ class TorchDecoder(Decoder):
 
     @property
     def isa(self) -> str:
-        """Torch's kernels."""
         return "torch"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
@@ -72,12 +71,10 @@ class TorchDecoder(Decoder):
         return f"torch, fp32 ({where}), {size}: {native_refusal(self.config)}"
 
     def num_threads(self, num_streams: int) -> int:
-        """Returns torch's number of threads."""
         del num_streams
         return torch.get_num_threads()
 
     def stream(self) -> Stream:
-        """Returns a stream that has read nothing."""
         return _TorchStream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
@@ -108,13 +105,7 @@ class TorchDecoder(Decoder):
 
 
 class _TorchStream(Stream):
-    """A stream with the model's state beside it.
-
-    Attributes:
-        state: `(h, c)`, each `(L, 1, H)`.
-        unread: tokens that wait, as the native stream has them.
-        written: tokens since the last `take`.
-    """
+    """A stream with `state`, each `(L, 1, H)`, and the `unread` and the `written` tokens."""
 
     def __init__(self, decoder: TorchDecoder) -> None:
         config = decoder.config
@@ -125,24 +116,21 @@ class _TorchStream(Stream):
         self.written: list[int] = []
 
     def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Adds tokens to be read."""
         super().feed(tokens)
         self.unread += map(int, tokens)
 
     def take(self) -> list[int]:
-        """Returns the tokens written since the last call; raises as `Stream.take`."""
         super().take()
         written, self.written = self.written, []
         return written
 
     def save(self) -> bytes:
-        """Returns what `restore` takes: the model's state, tokens to be read, and the rest."""
+        """Returns the model's state, the tokens to be read, and the native stream."""
         state = torch.cat([*self.state]).numpy().tobytes()
         head = np.array([len(self.unread), *self.unread], np.int32)
         return state + head.tobytes() + super().save()
 
     def restore(self, blob: bytes) -> None:
-        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
         L, H = self.decoder.config.num_layers, self.decoder.config.rnn_size
         size = 2 * L * H * 4
         state = np.frombuffer(blob[:size], np.float32)

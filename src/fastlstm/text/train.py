@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from fastlstm.errors import ConfigError, DataError, UnknownCharacterError, kind_of_value
-from fastlstm.ops.explain import LayerReport, explain
+from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
 from fastlstm.system.fields import built
 from fastlstm.text.config import (
@@ -37,7 +36,6 @@ from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
-from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.task import FinalTest, Samples, TextTask
@@ -51,7 +49,6 @@ from fastlstm.training.signals import StopFlag
 
 Source = str | Path | Sequence[str | Path]
 
-_SAMPLE_LENGTH = 200
 _MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", *PARTS}
 """A text may be found under another name: a resumed run compares what is in it."""
 
@@ -143,30 +140,20 @@ def train(
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = _Session(opened, run, observers, stop, began)
-        chosen = {*given, *fields}
+        session, chosen = _Session(run, observers, stop, began), {*given, *fields}
         with session.start(config, chosen, resume, stored_configs, _MAY_CHANGE) as start:
-            return session.train(start, callbacks)
+            return session.train(opened, start, callbacks)
 
 
 class _Session(RunSession):
     """One start of a run: prepares the text, builds the model, trains, reports."""
 
-    def __init__(
-        self,
-        source: Documents,
-        run: RunDirectory | None,
-        observers: list[Observer],
-        stop: StopFlag,
-        began: float,
-    ) -> None:
-        super().__init__(run, observers, stop, began)
-        self._source = source
-
-    def train(self, start: Start[TrainConfig], callbacks: Sequence[Callback]) -> Run:
+    def train(
+        self, source: Documents, start: Start[TrainConfig], callbacks: Sequence[Callback]
+    ) -> Run:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         assert self.run is not None
-        texts = self._prepare(config, checkpoint)
+        texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
         model = LanguageModel(
@@ -199,11 +186,13 @@ class _Session(RunSession):
                 lambda weights: self._publish(files, weights), self.report_s(),
                 self._final_test(texts, plan),
             )  # fmt: skip
-            about = _about(text, splits, config, model, device)
-            about = {**ceiling, **about, "precision_why": precision.why}
+            about = {**ceiling, **_about(text, splits, config, model, plan)}
+            about["precision_why"] = precision.why
             self.announce(task, plan, checkpoint, about)
-            samples = [_samples(config, text.tokenizer)] if config.sample_every else []
-            result = self.fit(task, plan, checkpoint, [*samples, *callbacks])
+            if config.sample_every:
+                samples = Samples(config.sample_every, text.tokenizer, config.seed)
+                callbacks = [samples, *callbacks]
+            result = self.fit(task, plan, checkpoint, callbacks)
         return Run(self.run.path, result.last.detail, task.tested)
 
     def _final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -221,9 +210,11 @@ class _Session(RunSession):
         assert self.run is not None
         self.run.publish({**files, "model.safetensors": weights_file(weights)})
 
-    def _prepare(self, config: TrainConfig, checkpoint: Checkpoint | None) -> RunText:
+    def _prepare(
+        self, source: Documents, config: TrainConfig, checkpoint: Checkpoint | None
+    ) -> RunText:
         assert self.run is not None
-        opened = open_held_out(config, self._source)
+        opened = open_held_out(config, source)
         tokenizer, stored = None, None
         if checkpoint is not None:
             with reading(checkpoint):
@@ -233,17 +224,17 @@ class _Session(RunSession):
                 if (part in stored) != (part in opened):
                     raise another_text(self.run.path, stored.get(part), opened.get(part), part)
         try:
-            text = self._encode(self._source, config, tokenizer)
+            text = self._encode(source, config, tokenizer)
         except UnknownCharacterError:
             assert stored is not None  # a new run takes all characters of its text
-            raise another_text(self.run.path, stored, self._source) from None
+            raise another_text(self.run.path, stored, source) from None
         if stored is not None and text.key != stored["key"]:
-            raise another_text(self.run.path, stored, self._source)
+            raise another_text(self.run.path, stored, source)
         held_out = {}
-        for part, source in opened.items():
-            held_out[part] = self._encode(source, config, text.tokenizer, "count")
+        for part, own in opened.items():
+            held_out[part] = self._encode(own, config, text.tokenizer, "count")
             if stored is not None and held_out[part].key != stored[part]["key"]:
-                raise another_text(self.run.path, stored[part], source, part)
+                raise another_text(self.run.path, stored[part], own, part)
         return RunText(text, held_out, config.split)
 
     def _encode(
@@ -266,20 +257,20 @@ class _Session(RunSession):
 
 
 def _about(
-    text: TextDataset,
-    splits: Splits,
-    config: TrainConfig,
-    model: LanguageModel,
-    device: torch.device,
+    text: TextDataset, splits: Splits, config: TrainConfig, model: LanguageModel, plan: TrainingPlan
 ) -> Event:
     """Returns the keys of the `start` event that only texts have."""
+    assert config.seq_length is not None
+    tokens = torch.zeros(config.seq_length, config.batch_size, dtype=torch.long, device=plan.device)
+    with autocast(config.precision, plan.device):
+        kernels = explain(model, tokens)
     return {
         "source": text.source,
         "model": dataclasses.asdict(model.config),
         **{name: getattr(config, name) for name in ("vocab", "seq_length", "dropout")},
         "vocab_size": text.tokenizer.vocab_size,
         "num_units": {part: len(ids) for part, ids in vars(splits).items()},
-        "kernels": [str(line) for line in explain_training(model, config, device)],
+        "kernels": [str(line) for line in kernels],
     }
 
 
@@ -296,23 +287,6 @@ def _precision(config: TrainConfig, model: LanguageModel, device: torch.device) 
     return choose_precision(
         config.precision, device, about, lambda name: pass_seconds(model, forward, name, device)
     )
-
-
-def _samples(config: TrainConfig, tokenizer: Tokenizer) -> Samples:
-    def write(model: LanguageModel) -> str:
-        return sample_text(model, tokenizer, "", _SAMPLE_LENGTH, 0.8, config.seed)
-
-    return Samples(config.sample_every, write)
-
-
-def explain_training(
-    model: LanguageModel, config: TrainConfig, device: torch.device
-) -> list[LayerReport]:
-    """Returns one report per layer for the batch and precision that training uses."""
-    assert config.seq_length is not None
-    tokens = torch.zeros(config.seq_length, config.batch_size, dtype=torch.long, device=device)
-    with autocast(config.precision, device):
-        return explain(model, tokens)
 
 
 def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a format of the weights costs and brings, measured: bytes, speed, bits per character."""
+"""Measures a format of the weights: bytes, speed, bits per character."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ class WeightReport:
     """One format of a model's weights.
 
     Attributes:
-        weight_format: "fp32", "bf16" or "int8".
         bytes_per_token: of weights that one step of one stream reads.
         tokens_per_s: of one stream, writing.
-        bits_per_char: of the text that was scored.
-        num_tokens: scored.
+        bits_per_char: of the `num_tokens` that were scored.
     """
 
     weight_format: str
@@ -42,7 +40,7 @@ class WeightReport:
     num_tokens: int
 
     def compared(self, other: WeightReport) -> str:
-        """Says what changes from `other` to this, in one line."""
+        """Describes the change from `other` to this in one line."""
         change = 100 * (self.bits_per_char / other.bits_per_char - 1)
         return (
             f"{self.weight_format}: {self.bytes_per_token / 1e6:.2f} MB of weights a token instead"
@@ -54,15 +52,10 @@ class WeightReport:
 
 
 def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> WeightReport:
-    """Measures a decoder on a text.
-
-    Args:
-        decoder: the weights.
-        tokenizer: of the text.
-        ids: 1-d tokens of at least 2; scored in up to `LANES` parts, each from a zero state.
+    """Measures a decoder on 1-d tokens, scored in up to `LANES` parts, each from a zero state.
 
     Raises:
-        DataError: too short.
+        DataError: fewer than 2 tokens.
         NonFiniteError: the weights are damaged.
     """
     bits, num_tokens = score(decoder, tokenizer, ids)

@@ -27,13 +27,7 @@ _MAX_STEPS = 4096
 
 
 class Text:
-    """The text that one stream writes.
-
-    Args:
-        stream: has been fed and may start.
-        decoder: turns tokens into text; default a fresh one.
-        stops: end before any of these.
-    """
+    """The text that one stream, fed and ready to start, writes; it ends before any of `stops`."""
 
     def __init__(self, stream: Stream, decoder: StreamDecoder, stops: tuple[str, ...] = ()) -> None:
         self.stream = stream

@@ -23,9 +23,6 @@ class BestWeights:
     A task that publishes at once has its best weights in the run directory; they are held here,
     and in checkpoints, only until they are published. Other tasks need them at the end.
 
-    Args:
-        trainer: of the run.
-
     Attributes:
         weights: by name; empty where there are none to publish.
         published_step: step of the weights that were published last, -1 before.
@@ -46,11 +43,7 @@ class BestWeights:
             self.publish_if_possible()
 
     def restore(self, stored: Mapping[str, torch.Tensor], published_step: int) -> None:
-        """Puts the weights of a checkpoint back.
-
-        Raises:
-            ValueError: they do not fit the model.
-        """
+        """Puts the weights of a checkpoint back; raises ValueError if they do not fit the model."""
         if stored:
             require_like(weights_of(self._trainer.task.model), stored, STEM)
         self.weights = {name: tensor.clone() for name, tensor in stored.items()}
@@ -62,11 +55,7 @@ class BestWeights:
             self._trainer.task.model.load_state_dict(self.weights, strict=False)
 
     def publish(self) -> None:
-        """Publishes the weights unless they are published.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Publishes the weights unless they are published; raises StorageError."""
         trainer, step = self._trainer, self._trainer.progress.best_step
         if self.weights and step != self.published_step:
             trainer.task.publish(self.weights, trainer)

@@ -71,11 +71,7 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Ends training after some evaluations without a better loss (Prechelt 1998).
-
-    Args:
-        patience: evaluations.
-    """
+    """Ends training after `patience` evaluations without a better loss (Prechelt 1998)."""
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
@@ -92,11 +88,7 @@ class EarlyStopping(Callback):
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns the callbacks as a list.
-
-    Raises:
-        ConfigError: one is no `Callback`.
-    """
+    """Returns the callbacks as a list; raises ConfigError for what is no `Callback`."""
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
         raise ConfigError(f"callbacks is {kind_of_value(callbacks)}, expected a list of Callback")
     for callback in callbacks:
@@ -109,12 +101,7 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
 
 
 class CallbackList:
-    """The callbacks of a run, called in their order.
-
-    Args:
-        trainer: of the run.
-        callbacks: with the patience of its options.
-    """
+    """The callbacks of a run, called in their order."""
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
         self._trainer, self._callbacks = trainer, list(callbacks)

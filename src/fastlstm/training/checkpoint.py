@@ -16,13 +16,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import (
-    ConfigError,
-    CorruptFileError,
-    FastLSTMError,
-    FormatError,
-    StorageError,
-)
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, FormatError, StorageError
 from fastlstm.runs.manifest import (
     MANIFEST,
     FileRecord,
@@ -227,11 +221,7 @@ def _parse_trainer(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
 def find_checkpoint(
     run: RunDirectory, *, finite: bool = False
 ) -> tuple[Checkpoint | None, list[CorruptFileError]]:
-    """Returns the newest intact checkpoint and the damage met on the way to it.
-
-    Args:
-        run: the run directory.
-        finite: pass over checkpoints whose weights are NaN or Inf.
+    """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones.
 
     Raises:
         FormatError: the newest is of a newer format; going back silently would lose work.

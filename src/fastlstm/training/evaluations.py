@@ -37,13 +37,7 @@ class EvaluationSchedule:
         return 0 if self.every is not None else int(done * self.count)
 
     def is_due(self, progress: Progress, done: float, elapsed_s: float) -> bool:
-        """Returns whether to evaluate now.
-
-        Args:
-            progress: of the run.
-            done: share of the run, 0..1.
-            elapsed_s: wall clock of the run.
-        """
+        """Returns whether to evaluate now, when a share of the run is done (0..1)."""
         if progress.step == 0 or progress.evaluated_step == progress.step:
             return False
         is_late = progress.evaluations == 0 and self.stop_criterion.budget_s is not None
@@ -63,13 +57,7 @@ class EvaluationSchedule:
         return ((self.stop_criterion.total_steps or 0) - progress.step) // self.every
 
     def limit(self, task: Task, progress: Progress, unit_s: float) -> int:
-        """Returns how many validation units an evaluation scores.
-
-        Args:
-            task: what is evaluated.
-            progress: of the run.
-            unit_s: seconds of scoring a unit, 0 where unknown.
-        """
+        """Returns how many validation units an evaluation scores; `unit_s` is 0 where unknown."""
         if self.stop_criterion.budget_s is not None:
             left_s = max(self.stop_criterion.budget_s - progress.setup_s, 0.0)
             share = EVALUATION_SHARE / self.count if self.every is None else _SHARE_OF_ONE

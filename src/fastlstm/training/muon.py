@@ -13,11 +13,7 @@ import torch
 
 from fastlstm.ops.backends.onednn import bf16_instructions
 
-_POLYNOMIALS = (
-    (8.0934, -23.6204, 17.4462),
-    (3.6366, -2.7219, 0.5365),
-    (2.6613, -1.9772, 0.4526),
-)
+_POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 """Coefficients of x, x^3, x^5. Each is the odd quintic nearest to 1 over what the one before leaves
 of singular values from 0.01 to 1 (linear programming): 0.73 to 1.27 in the end."""
 _SAFETY = 1.01

@@ -25,9 +25,6 @@ class EventHub:
     Args:
         run: the run directory, or None: there are no files.
         observers: called with every event. One whose disk or pipe fails gets no more.
-
-    Attributes:
-        run: as given.
     """
 
     def __init__(self, run: RunDirectory | None, observers: list[Observer]) -> None:
@@ -89,9 +86,9 @@ class EventHub:
         if checkpoint is not None and "metrics" in checkpoint.meta:
             self._continue_metrics(checkpoint)
         self._files = [MetricsFile(run.metrics_path)]
+        first_step = 0 if checkpoint is None else checkpoint.step
         if tensorboard:
-            first = 0 if checkpoint is None else checkpoint.step
-            self._files.append(TensorBoardWriter(run.tensorboard_dir, first))
+            self._files.append(TensorBoardWriter(run.tensorboard_dir, first_step))
         for event in self._early:
             self._hand_out(event, self._files)
         self._observers[:0] = self._files
@@ -100,8 +97,7 @@ class EventHub:
             yield
         except BudgetError as error:
             is_trained = False
-            step = 0 if checkpoint is None else checkpoint.step
-            self._hand_out({"event": "end", "reason": str(error), "step": step}, self._files)
+            self._hand_out({"event": "end", "reason": str(error), "step": first_step}, self._files)
             raise
         finally:
             for output in self._files:

@@ -50,14 +50,6 @@ def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, dtype=dtype)
 
 
-def check_precision(name: str, device: torch.device) -> None:
-    """Raises ConfigError where this device cannot train in the asked precision."""
-    if device.type == "cpu" and name in ("fp16", "tf32"):
-        raise ConfigError(
-            Setting("precision", name), " needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
-        )
-
-
 def choose_precision(
     asked: Precision,
     device: torch.device,
@@ -72,71 +64,60 @@ def choose_precision(
         about: the model and the batch, which the seconds are remembered for.
         time_pass: returns the seconds of a forward and backward pass in the precision of that
             name; may switch TF32 on or off. None leaves a precision that is asked for untimed.
+
+    Raises:
+        ConfigError: this device cannot train in the asked precision.
     """
-    check_precision(asked, device)
+    if device.type == "cpu" and asked in ("fp16", "tf32"):
+        raise ConfigError(
+            Setting("precision", asked), " needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
+        )
     if time_pass is None:
         allow_tf32(asked)
         return PrecisionChoice(asked, "as asked")
-    times = _PassTimes(device, about, time_pass)
-    choice = _choose(asked, device, times)
+    threads, measured = torch.get_num_threads(), list[str]()
+    # Earlier versions remembered times of a busy machine, without "quiet".
+    machine = {**hardware.machine(device.type, threads), **about, "quiet": True}
+
+    def seconds_of(name: str) -> float:
+        of = {**machine, "precision": name}
+        known = (measurements.recall("pass", of) or {}).get("seconds")
+        if isinstance(known, float) and 0 < known < math.inf:
+            return known
+        measured.append(name)
+        with measurements.CpuTimer(threads) as timer:
+            seconds = time_pass(name)
+        # While a GPU computes, the cores are idle.
+        if device.type != "cpu" or not timer.was_busy(_QUIET_SHARE):
+            measurements.remember("pass", of, {"seconds": seconds})
+        return seconds
+
+    choice = _choose(asked, device, seconds_of)
     allow_tf32(choice.name)
-    return replace(choice, is_recalled=times.is_recalled)
+    return replace(choice, is_recalled=not measured)
 
 
-def _choose(asked: Precision, device: torch.device, times: _PassTimes) -> PrecisionChoice:
+def _choose(
+    asked: Precision, device: torch.device, seconds_of: Callable[[str], float]
+) -> PrecisionChoice:
     if asked != "auto":
-        return PrecisionChoice(asked, "as asked", times.of(asked))
+        return PrecisionChoice(asked, "as asked", seconds_of(asked))
     if device.type == "cpu" and bf16_instructions() is None:
-        return PrecisionChoice("fp32", "this CPU has no bf16 instructions", times.of("fp32"))
+        return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
-    full, half = times.of(full_name), times.of("bf16")
+    full, half = seconds_of(full_name), seconds_of("bf16")
     times_text = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
     if full > _MIN_GAIN * half:
         return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times_text}", half)
     return PrecisionChoice(full_name, f"bf16 gains too little here: {times_text}", full)
 
 
-class _PassTimes:
-    """Seconds of a forward and backward pass by precision: recalled, else measured and stored.
-
-    Attributes:
-        is_recalled: whether none was measured just now.
-    """
-
-    def __init__(
-        self, device: torch.device, about: Mapping[str, Any], time_pass: Callable[[str], float]
-    ) -> None:
-        self._time_pass, self._threads = time_pass, torch.get_num_threads()
-        self._on_cpu = device.type == "cpu"
-        machine = hardware.machine(device.type, self._threads)
-        self._about = {**machine, **about, "quiet": True}  # earlier ones may be of a busy machine
-        self.is_recalled = True
-
-    def of(self, name: str) -> float:
-        """Returns the seconds in the precision of that name."""
-        about = {**self._about, "precision": name}
-        known = (measurements.recall("pass", about) or {}).get("seconds")
-        if isinstance(known, float) and 0 < known < math.inf:
-            return known
-        self.is_recalled = False
-        with measurements.CpuTimer(self._threads) as timer:
-            seconds = self._time_pass(name)
-        is_busy = self._on_cpu and timer.was_busy(_QUIET_SHARE)  # a GPU leaves the cores idle
-        if not is_busy:
-            measurements.remember("pass", about, {"seconds": seconds})
-        return seconds
-
-
 def pass_seconds(
     model: nn.Module, forward: Callable[[], torch.Tensor], name: str, device: torch.device
 ) -> float:
-    """Returns the median seconds of a forward and backward pass.
+    """Returns the median seconds of a forward and backward pass; `forward` returns its loss.
 
-    Args:
-        model: its gradients are cleared; its weights and the RNG are left alone.
-        forward: returns the loss of one pass.
-        name: of the precision.
-        device: where the model is.
+    Weights and random numbers are left alone, gradients are cleared.
     """
     allow_tf32(name)
     generator_state = torch.get_rng_state()

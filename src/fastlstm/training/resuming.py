@@ -22,11 +22,6 @@ def checkpoint_to_resume(
 ) -> Checkpoint | None:
     """Returns the newest intact checkpoint to continue from, None to start.
 
-    Args:
-        run: the locked run directory.
-        resume: continue where there is a checkpoint.
-        say: receives the level and text of a message.
-
     Raises:
         RunDirectoryError: there is a run, and it is not to be resumed.
         CorruptFileError: all its checkpoints are damaged.
@@ -55,13 +50,7 @@ def checkpoint_to_resume(
 def remaining(
     run: RunDirectory, checkpoint: Checkpoint, stop_criterion: StopCriterion, notes: list[str]
 ) -> StopCriterion:
-    """Returns the end of a resumed run.
-
-    Args:
-        run: its directory.
-        checkpoint: the checkpoint that it continues from.
-        stop_criterion: as the options say.
-        notes: receives a sentence where nothing is left to train.
+    """Returns when a resumed run ends; `notes` receives a message if nothing is left to train.
 
     Raises:
         BudgetError: the run ended by this very budget before.
@@ -93,7 +82,7 @@ def resumed_config(
     Args:
         new: the options now.
         names: of the options that are set; the others are defaults.
-        resolved: the resolved options of the run.
+        resolved: of the run.
         first: those of its first start, as the user set them.
         may_change: names of options that a resumed run may change.
 

@@ -66,12 +66,7 @@ class StopCriterion:
         return min(1.0, (elapsed_s - setup_s) / max(left_s - reserve_s, 0.25 * left_s))
 
     def require_steps(self, step: int, setup_s: float) -> None:
-        """Raises BudgetError when the budget was over before the first step, or the first new one.
-
-        Args:
-            step: optimizer steps done.
-            setup_s: seconds of set-up.
-        """
+        """Raises BudgetError if the budget was over before the first step, or the first new one."""
         if step == 0:
             raise BudgetError(
                 f"trained 0 steps: the budget was too small for set-up, which took {setup_s:.1f} s"
@@ -85,11 +80,7 @@ class StopCriterion:
 
 
 class SaveTimes:
-    """When the next checkpoint is due: 15 s after the first step, then once a minute.
-
-    Args:
-        every: steps between checkpoints instead; None is by time.
-    """
+    """When the next checkpoint is due: by steps, or after 15 s and then once a minute."""
 
     def __init__(self, every: int | None) -> None:
         self._every, self._interval_s, self._last_s = every, _FIRST_SAVE_S, time.perf_counter()
@@ -109,10 +100,7 @@ class SaveTimes:
 def learning_rate_factor(progress: float, warmup: float, cooldown: float) -> float:
     """Returns the share of the peak learning rate: linear up, flat, linear down to zero.
 
-    Args:
-        progress: how much of the run is done, 0..1.
-        warmup: share of the run spent going up.
-        cooldown: share of the run, at its end, spent going down.
+    All three arguments are shares of the run, 0..1.
     """
     if progress < warmup:
         return max(progress / warmup, 0.01)

@@ -151,14 +151,7 @@ class RunSession(EventHub):
     def announce(
         self, task: Task, plan: TrainingPlan, checkpoint: Checkpoint | None, about: Event
     ) -> None:
-        """Emits the `start` event, then the notes.
-
-        Args:
-            task: what is trained.
-            plan: how.
-            checkpoint: the checkpoint that it continues from.
-            about: what the event holds beside what all tasks share.
-        """
+        """Emits the `start` event, with what `about` adds to it, then the notes."""
         self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
         for note in self.notes:
             self.say("info", note)
@@ -208,11 +201,7 @@ class RunSession(EventHub):
 
 @contextmanager
 def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
-    """Creates and locks a run directory; one that was not used is removed again.
-
-    Args:
-        path: of the directory; None has none.
-    """
+    """Creates and locks a run directory, if any; one that was not used is removed again."""
     if path is None:
         yield None
         return

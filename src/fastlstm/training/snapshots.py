@@ -29,12 +29,7 @@ class Snapshots(Protocol):
 
 
 class RunSnapshots:
-    """Checkpoints of a run directory.
-
-    Args:
-        run: the locked run directory.
-        keep: how many checkpoints to keep.
-    """
+    """The newest `keep` checkpoints of a locked run directory."""
 
     def __init__(self, run: RunDirectory, keep: int) -> None:
         self._run, self._keep = run, keep

@@ -162,12 +162,9 @@ class TrainingState:
     def restore(
         self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
     ) -> dict[str, int]:
-        """Puts a checkpoint back and returns the loader's position.
+        """Puts what `capture` returned back and returns the loader's position.
 
-        Args:
-            tensors: by file stem, as captured.
-            meta: plain values, as captured.
-            keep_guard: keep today's trouble counters (a roll-back must not forget them).
+        A roll-back keeps the counters of `guard`, or it would be repeated for ever.
         """
         require_like(dict(self.model.named_parameters()), tensors["model"], "model")
         # Not strict: of tied weights one is stored, and buffers came later than format 1.

@@ -12,15 +12,12 @@ if TYPE_CHECKING:
 
 
 class Stepper:
-    """Takes optimizer steps on a training state.
+    """Takes optimizer steps on the state of a trainer.
 
     A batch runs in `accumulate` parts whose losses add up to the mean loss of the whole, so the
     gradient is that of the big batch. A GPU that runs out of memory gets the same batch again in
-    twice as many parts.
-
-    Args:
-        trainer: of the run; its callbacks see the gradients before they are clipped, and the
-            weights before they are averaged.
+    twice as many parts. Callbacks see the gradients before they are clipped, and the weights before
+    they are averaged.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -31,12 +28,7 @@ class Stepper:
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.
 
-        Args:
-            batch: of the task's loader.
-            factor: share of the peak learning rate.
-
-        Returns:
-            Mean loss and the gradient norm before clipping.
+        Returns the mean loss and the gradient norm before clipping; see `Trainer.step`.
         """
         loss = self._forward_backward(batch)
         scaler, optimizers = self._state.scaler, self._state.optimizers

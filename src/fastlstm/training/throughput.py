@@ -13,10 +13,6 @@ _LOG_INTERVAL_S = 1.0
 class ThroughputMeter:
     """Collects steps between two `step` events.
 
-    Args:
-        task: for the operations per unit, and what a unit is.
-        ceiling_gflops: measured GEMM rate of the device, 0 if unmeasured.
-
     Attributes:
         evaluation_s: seconds of the newest evaluation, 0 before the first.
         save_s: seconds of the newest checkpoint.
@@ -62,11 +58,7 @@ class ThroughputMeter:
         return time.perf_counter() - self._since >= _LOG_INTERVAL_S
 
     def take(self, wait_s: float) -> dict[str, Any]:
-        """Returns the rates since the last call.
-
-        Args:
-            wait_s: seconds that the loop has waited for the loader in all.
-        """
+        """Returns the rates since the last call; `wait_s` is what `Loader.wait_s` is now."""
         units, seconds = max(self._units, 1), max(self._seconds, 1e-9)
         gflops = units / seconds * self._task.flop_per_unit / 1e9
         ceiling = self._ceiling_gflops

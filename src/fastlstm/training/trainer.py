@@ -194,12 +194,8 @@ class Trainer:
             raise Stopped("stopped while training")
         name = getattr(self.stop, "name", None) or "request"
         self.emit(end_event(self, f"stopped by {name}", self._run_path))
-        saved = f"checkpoint-{self.saver.saved_step} is saved"
-        raise Stopped(
-            f"stopped by {name}; {saved}, the same command with ",
-            Setting("resume", True),
-            " continues it",
-        )
+        saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
+        raise Stopped(f"{saved}, the same command with ", Setting("resume", True), " continues it")
 
     def end(self, reason: str) -> None:
         """Ends training after the present step; the run is evaluated, saved and published.
@@ -287,10 +283,11 @@ class Trainer:
         average = self.state.average
         with average.applied() if average is not None else nullcontext():
             score = self.task.evaluate(progress.scored, self.stop, self._watch)
-            is_finite = math.isfinite(score.loss)
-            culprit = f"validation loss (weight {bad_weight(self.model)})"
+            is_finite, culprit = math.isfinite(score.loss), ""
             if is_finite:
                 self._record(score, started)
+            else:
+                culprit = f"validation loss (weight {bad_weight(self.model)})"
         seconds = time.perf_counter() - started
         self.progress.add("evaluations", seconds)
         if not is_finite:  # only now: within the block the model holds the averaged weights

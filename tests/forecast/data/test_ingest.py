@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest, without_views
+from fastlstm.forecast.data.ingest import Codes, TableIngest, without_views
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import Roles
@@ -20,7 +20,7 @@ def ingested(
     batch_rows: int = 2,
     missing: tuple[float, ...] = (),
     **given: Any,
-) -> IngestResult:
+) -> TableIngest:
     """Takes a table in, some rows at a time; y is the target."""
     roles = Roles(("y",), given.get("time"), given.get("series"), given.get("past", ()), (),
                   given.get("static", ()), given.get("categorical", ()))  # fmt: skip
@@ -28,12 +28,13 @@ def ingested(
     problems = Problems("t")
     batches = records._table.to_batches(max_chunksize=2)
     records.batches = lambda types: iter([b.select(list(types)) for b in batches])  # type: ignore
-    found = TableIngest(work, records, roles, problems, None, Codes(missing), None, {}).run(None)
+    found = TableIngest(work, records, roles, problems, None, Codes(missing), None, {})
+    found.run(None)
     problems.raise_all()
     return found
 
 
-def values(found: IngestResult, num_columns: int = 1) -> list[list[float]]:
+def values(found: TableIngest, num_columns: int = 1) -> list[list[float]]:
     rows = np.fromfile(found.values, dtype=np.float32).reshape(-1, num_columns)
     return [[float(v) for v in row] for row in rows]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fastlstm.forecast.data.names import Names, canonical, text_of_number, without_nan
+from fastlstm.forecast.data.names import Names, canonical, without_nan
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def test_names_are_compared_by_their_text(name: Any, text: str) -> None:
 
 @pytest.mark.parametrize(("text", "plain"), [("7.0", "7"), ("-3.00", "-3"), ("7.5", "7.5")])
 def test_a_fraction_of_zeros_is_dropped(text: str, plain: str) -> None:
-    assert text_of_number(text) == plain
+    names = Names(pa.float64())  # read as text
+    names.number(pa.array([text]))
+    assert names.plain() == [plain]
 
 
 def test_names_are_numbered_in_order_of_first_appearance() -> None:

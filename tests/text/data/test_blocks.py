@@ -155,7 +155,7 @@ def test_json_lines_join_their_texts(tmp_path: Path) -> None:
     [
         ('{"text": ', "line 2: invalid JSON"),
         ("[1]", "line 2: expected a JSON object, got list"),
-        ('{"body": "x", "id": 1}', "no field 'text'; its fields are: body, id.*text_field="),
+        ('{"body": "x", "id": 1}', "no field 'text'; its fields: body, id.*text_field="),
         ('{"text": 3}', "field 'text' is int, expected a string"),
         (r'{"text": "\ud800"}', "an unpaired surrogate"),
         (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),

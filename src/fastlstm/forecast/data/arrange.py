@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, counted
-from fastlstm.forecast.data.ingest import IngestResult
+from fastlstm.forecast.config import Disorder, Duplicates, Gaps
+from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.table import Segments, row_blocks
 from fastlstm.forecast.data.timeline import (
     BUSINESS_DAYS,
@@ -40,9 +41,9 @@ class Policy:
         gaps: split a series, so that no window crosses them, or are filled with empty rows.
     """
 
-    disorder: Literal["error", "sort"] = "error"
-    duplicates: Literal["error", "first", "last"] = "error"
-    gaps: Literal["split", "fill"] = "split"
+    disorder: Disorder = "error"
+    duplicates: Duplicates = "error"
+    gaps: Gaps = "split"
 
 
 class Arrangement:
@@ -50,7 +51,6 @@ class Arrangement:
 
     Args:
         ingested: result of the first pass; its files are rearranged.
-        num_columns: C.
         policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: frequency of another table; used if the times fit it.
@@ -63,13 +63,12 @@ class Arrangement:
 
     def __init__(
         self,
-        ingested: IngestResult,
-        num_columns: int,
+        ingested: TableIngest,
         policy: Policy,
         origin: str,
         like: Frequency | None = None,
     ) -> None:
-        self._in, self._columns, self._policy, self._origin = ingested, num_columns, policy, origin
+        self._in, self._policy, self._origin = ingested, policy, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._num_in_series = ingested.counts.copy()
@@ -91,9 +90,8 @@ class Arrangement:
             return Segments(np.arange(len(counts)), first, counts, np.zeros_like(first))
         self._order()
         self._remove_duplicates()
-        times = self._map("times")
-        self.frequency = self._find_frequency(times)
-        segments = self._cut(times)
+        self.frequency = self._find_frequency()
+        segments = self._cut()
         if self._policy.gaps == "fill" and self.counts["gaps"]:
             segments = self._fill(segments)
         return segments
@@ -101,7 +99,7 @@ class Arrangement:
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
         is_values = name == "values"
         dtype: type = np.float32 if is_values else np.int64
-        shape = (self.num_rows, self._columns) if is_values else (self.num_rows,)
+        shape = (self.num_rows, len(self._in.columns)) if is_values else (self.num_rows,)
         return np.memmap(self._paths[name], dtype=dtype, mode=mode, shape=shape)
 
     def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
@@ -129,7 +127,7 @@ class Arrangement:
         self.num_rows = num_rows
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        return row_blocks(0, self.num_rows, self._columns, _BLOCK_ROWS)
+        return row_blocks(0, self.num_rows, len(self._in.columns), _BLOCK_ROWS)
 
     def _group(self) -> None:
         """Makes the rows of every series adjacent, in their original order."""
@@ -164,25 +162,20 @@ class Arrangement:
         return np.asarray(np.searchsorted(ends, rows, side="right"), dtype=np.int64)
 
     def _neighbours(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.bool_]]]:
-        """Yields ``(first row, time since the row before, is of the same series)`` per block."""
+        """Yields a row, the times from the row before it on, and `_is_same` of these, per block."""
         times = self._map("times")
         for first, last in self._blocks():
             begin = max(first - 1, 0)
-            yield begin + 1, np.diff(times[begin:last]), self._is_same(begin, last)
+            yield begin + 1, times[begin:last], self._is_same(begin, last)
 
     def _order(self) -> None:
         """Checks that times increase within each series, or sorts them."""
-        for first, step, same in self._neighbours():
-            back = np.flatnonzero((step < 0) & same)
-            if len(back):
+        for first, times, same in self._neighbours():
+            if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._policy.disorder == "error":
-                    raise self._fault(
-                        first + int(back[0]),
-                        "is earlier than the row before",
-                        Setting("disorder", "sort"),
-                    )
-                self._sort()
-                return
+                    row, cure = first + int(back[0]), Setting("disorder", "sort")
+                    raise self._fault(row, "is earlier than the row before", cure)
+                return self._sort()
 
     def _sort(self) -> None:
         files = {name: self._map(name, "r+") for name in ("values", "times")}
@@ -199,8 +192,8 @@ class Arrangement:
 
     def _remove_duplicates(self) -> None:
         num_duplicates = 0
-        for first, step, same in self._neighbours():
-            double = np.flatnonzero((step == 0) & same)
+        for first, times, same in self._neighbours():
+            double = np.flatnonzero((np.diff(times) == 0) & same)
             if len(double) and self._policy.duplicates == "error":
                 raise self._fault(
                     first + int(double[0]), "has the same time as the row before",
@@ -217,7 +210,7 @@ class Arrangement:
 
         def places(first: int, last: int) -> NDArray[np.int64]:
             nonlocal done
-            # A row is dropped if its neighbour on the side of the kept one has the same time.
+            # A row is dropped if the row before it (or after it, to keep the last) has its time.
             begin, end = max(first - 1 + shift, 0), min(last + shift, self.num_rows)
             double = (np.diff(times[begin:end]) == 0) & self._is_same(begin, end)
             edge = np.zeros(last - first - len(double), dtype=np.bool_)
@@ -235,16 +228,14 @@ class Arrangement:
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        apart: list[object] = []
-        if self._in.series == [""]:  # no column tells series apart
-            apart = [
-                "if the table has several series, name their column with ",
-                Setting("series", ...), "; otherwise ",
-            ]  # fmt: skip
-        where = f"{self._origin}: {series}{named}{shown}, {what}; "
-        return DataError(where, *apart, "correct it, or give ", *cure)
+        where: list[object] = [f"{self._origin}: {series}{named}{shown}, {what}; "]
+        if self._in.series == [""]:  # there is no column of series
+            where += ["if the table has several series, name their column with "]
+            where += [Setting("series", ...), "; otherwise "]
+        return DataError(*where, "correct it, or give ", *cure)
 
-    def _find_frequency(self, times: NDArray[np.int64]) -> Frequency:
+    def _find_frequency(self) -> Frequency:
+        times = self._map("times")
         sample = np.asarray(times[:_BLOCK_ROWS])
         same, like = self._is_same(0, len(sample)), self._like
         is_alike = like is not None and (like.unit == "rows") != self._in.has_clock
@@ -257,28 +248,25 @@ class Arrangement:
             return DAYS
         return frequency
 
-    def _cut(self, times: NDArray[np.int64]) -> Segments:
+    def _cut(self) -> Segments:
         """Cuts the rows at gaps and where a new series begins."""
         cuts = [np.zeros(1, dtype=np.int64)]
-        for first, last in self._blocks():
-            begin = max(first - 1, 0)
-            same = self._is_same(begin, last)
-            off = np.flatnonzero(~self.frequency.are_whole_steps(times[begin:last]) & same)
+        for first, times, same in self._neighbours():
+            off = np.flatnonzero(~self.frequency.are_whole_steps(times) & same)
             if len(off):
                 raise self._fault(
-                    begin + 1 + int(off[0]),
+                    first + int(off[0]),
                     f"is not a whole number of steps ({self.frequency}) after the row before",
-                    Setting("ignore", ...),
-                    " with the time column to count rows instead",
-                )
-            gap = same & (np.diff(self.frequency.ticks(times[begin:last])) != 1)
+                    Setting("ignore", ...), " with the time column to count rows instead",
+                )  # fmt: skip
+            gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
-            cuts.append(begin + 1 + np.flatnonzero(gap | ~same))
+            cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
         series = self._series_of(rows)
         self._check_mixed(series, lengths)
-        return Segments(series, rows, lengths, np.asarray(times[rows], dtype=np.int64))
+        return Segments(series, rows, lengths, np.asarray(self._map("times")[rows]))
 
     def _check_mixed(self, series: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Refuses a series with mostly isolated rows: it has another frequency."""
@@ -312,8 +300,7 @@ class Arrangement:
 
         def places(first: int, last: int) -> NDArray[np.int64]:
             rows = np.arange(first, last)
-            segment = np.searchsorted(segments.first_rows, rows, side="right") - 1
-            return np.asarray(rows + before[segment])
+            return np.asarray(rows + before[segments.of_rows(rows)])
 
         self._move(new_rows, places, fill_missing=True)
         starts = np.flatnonzero(np.concatenate([[True], ~same]))

@@ -44,7 +44,7 @@ class ChunkBatch(NamedTuple):
 
 
 class _Epoch(NamedTuple):
-    """All chunks of an epoch, place after place."""
+    """All chunks of an epoch, in the order of their places; see `ChunkBatch`."""
 
     number: int
     rows: NDArray[np.int64]

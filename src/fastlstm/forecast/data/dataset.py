@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,11 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.data.arrange import Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
-from fastlstm.forecast.data.ingest import Codes, IngestResult, TableIngest
+from fastlstm.forecast.data.ingest import Codes, TableIngest
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, open_records
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
-from fastlstm.forecast.data.stored_values import StoredValues, store_values
+from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
@@ -46,10 +47,9 @@ _FIRST_FIELDS = frozenset(
         *("time_zone", "is_wall"),
     }
 )
-"""Fields of PrepareOptions, and of what it holds, that this version of the cache began with."""
+"""Fields of PrepareOptions, and of what it holds, in the first version of this format."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
-Dtype = Literal["auto", "float32", "float16", "int16"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class SeriesDataset:
-    """A prepared table; see also `IngestResult`.
+    """A prepared table; see also `TableIngest`.
 
     Attributes:
         table: memory-mapped rows.
@@ -149,18 +149,17 @@ def prepare_table(
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = records.signature
     key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)
-    is_cached = signature is not None and not problems
     opened = partial(_open, key=key, name=records.name, started=started)
-    dataset = opened(cache.path(key), from_cache=True) if is_cached else None
-    if dataset is not None:
+    is_cacheable = signature is not None and not problems
+    if is_cacheable and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
     with cache.work_directory() as work:
         with problems.fatal():
             _prepare(work, records, roles, options, problems, on_progress)
         if (name := records.changed_file()) is not None:
             raise DataError(
-                f"{name} changed while it was being read; retry when nothing writes to it, or use a"
-                " copy"
+                f"{name} changed while it was being read; retry when nothing writes to it, or use"
+                " a copy"
             )
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -178,16 +177,13 @@ def _prepare(
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
 ) -> None:
-    """Writes an entry's files into `work`.
-
-    Raises:
-        DataError: all errors of the table that can be found at once.
-    """
+    """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
     like, form, codes = options.like, options.time_format, options.codes
 
-    def read(origins: dict[str, float]) -> IngestResult:
-        table_ingest = TableIngest(work, records, roles, problems, form, codes, like, origins)
-        return table_ingest.run(on_progress)
+    def read(origins: dict[str, float]) -> TableIngest:
+        ingested = TableIngest(work, records, roles, problems, form, codes, like, origins)
+        ingested.run(on_progress)
+        return ingested
 
     ingested = read({})
     if ingested.num_rows == 0:
@@ -196,14 +192,10 @@ def _prepare(
     origins = {name: column.best_origin() for name, column in ingested.columns.items()}
     if any(origins.values()) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [
-        *roles.notes,
-        *_column_notes(ingested, roles, records.name, codes.missing, problems),
-        *ingested.notes,
-    ]
+    notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
+    notes += ingested.notes
     frequency = None if like is None else like.frequency
-    width = len(roles.values)
-    arrangement = Arrangement(ingested, width, options.policy, records.name, frequency)
+    arrangement = Arrangement(ingested, options.policy, records.name, frequency)
     segments, num_rows = arrangement.run(), arrangement.num_rows
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
@@ -225,7 +217,7 @@ def _prepare(
 
 def _schema(
     roles: Roles,
-    ingested: IngestResult,
+    ingested: TableIngest,
     arrangement: Arrangement,
     stored: StoredValues,
     notes: list[str],
@@ -253,27 +245,20 @@ def _open_table(
     directory: Path, schema: Any, columns: tuple[str, ...], num_series: int
 ) -> Table | None:
     """Opens the rows of an entry; None if they do not match the schema."""
-    dtype, num_rows = np.dtype(schema["dtype"]), schema["num_rows"]
+    dtype, shape = np.dtype(schema["dtype"]), (schema["num_rows"], len(columns))
     path = directory / "values.bin"
-    if dtype.name not in DTYPES:
+    if dtype.name not in DTYPES or path.stat().st_size != math.prod(shape) * dtype.itemsize:
         return None
-    if path.stat().st_size != num_rows * len(columns) * dtype.itemsize:
-        return None
-    values = np.memmap(path, dtype=dtype, mode="r", shape=(num_rows, len(columns)))
+    values = np.memmap(path, dtype=dtype, mode="r", shape=shape)
     rows = np.load(directory / "segments.npy", allow_pickle=False)
     segments = Segments(*(np.ascontiguousarray(row) for row in rows))
-    if rows.dtype != np.int64 or not segments.cover(num_rows, num_series):
+    if rows.dtype != np.int64 or not segments.cover(len(values), num_series):
         return None  # the native code trusts them
-    table = Table(
-        values,
-        columns,
-        segments,
-        np.asarray(schema["scale"], dtype=np.float32),
-        np.asarray(schema["offset"], dtype=np.float32),
-        np.asarray(schema["origin"], dtype=np.float64),
-    )
-    sizes = {len(table.scale), len(table.offset), len(table.origin)}
-    return table if sizes == {len(columns)} else None
+    scale, offset = (np.asarray(schema[name], np.float32) for name in ("scale", "offset"))
+    origin = np.asarray(schema["origin"], dtype=np.float64)
+    if {len(scale), len(offset), len(origin)} != {len(columns)}:
+        return None
+    return Table(values, columns, segments, scale, offset, origin)
 
 
 def _open(
@@ -296,10 +281,7 @@ def _open(
             series=tuple(names["series"]),
             statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
             categories=names["categories"],
-            time_zone=schema["time_zone"],
-            has_clock=schema["has_clock"],
-            has_missing=schema["has_missing"],
-            is_wall=schema["is_wall"],
+            **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
             constant=tuple(schema["constant"]),
             notes=tuple(Message(text, flags=flags) for text, flags in schema["notes"]),
             name=name,
@@ -312,7 +294,7 @@ def _open(
 
 
 def _column_notes(
-    ingested: IngestResult, roles: Roles, origin: str, known: Sequence[float], problems: Problems
+    ingested: TableIngest, roles: Roles, origin: str, codes: Sequence[float], problems: Problems
 ) -> list[str]:
     """Returns notes on the columns; a column without any value is an error."""
     notes = []
@@ -321,11 +303,8 @@ def _column_notes(
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
-            error = DataError(
-                f"{origin}: column '{name}' has no values; leave it out with ",
-                Setting("ignore", [name]),
-            )
-            problems.add(error, name)
+            what = f"{origin}: column '{name}' has no values; leave it out with "
+            problems.add(DataError(what, Setting("ignore", [name])), name)
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
@@ -340,20 +319,14 @@ def _column_notes(
                 f" loses steps below {np.spacing(np.float32(largest)):g}; use differences if such"
                 " steps matter"
             )
-        notes += [
-            Message(
-                f"column '{name}' is {shown(code)} in {counted(column.sentinels[code], 'row')}: if"
-                " that means no value, give ",
-                _codes("missing_value", *known, code),
-            )
-            for code in column.near_sentinels()
-        ]
+        for code in column.near_sentinels():
+            rows = counted(column.sentinels[code], "row")
+            what = f"column '{name}' is {shown(code)} in {rows}: if that means no value, give "
+            notes.append(Message(what, _codes("missing_value", *codes, code)))
     return notes
 
 
-def _refuse_sentinels(
-    ingested: IngestResult, codes: Codes, origin: str, problems: Problems
-) -> None:
+def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems: Problems) -> None:
     for name, column in (ingested.columns | ingested.static_columns).items():
         if far := column.far_sentinels():
             low, high = column.others
@@ -362,12 +335,10 @@ def _refuse_sentinels(
             error = DataError(
                 f"{origin}: column '{name}' is {' and '.join(map(shown, far))} in {count} and"
                 f" between {low:g} and {high:g} in all others, which looks like a code for no"
-                " value; give ",
-                _codes("missing_value", *codes.missing, *far),
-                " if it is one, or ",
-                _codes("keep_value", *codes.kept, *far),
+                " value; give ", _codes("missing_value", *codes.missing, *far),
+                " if it is one, or ", _codes("keep_value", *codes.kept, *far),
                 " if it is a value",
-            )
+            )  # fmt: skip
             problems.add(error, name)
 
 
@@ -375,10 +346,11 @@ def _codes(name: str, *values: float) -> Setting:
     return Setting(name, values[0] if len(values) == 1 else values)
 
 
-def _time_notes(arrangement: Arrangement, ingested: IngestResult, policy: Policy) -> list[str]:
+def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:
     counts, notes = arrangement.counts, []
-    num_series = len(ingested.series)
-    what = counted(arrangement.num_rows, "row") + (f", {num_series:,} series" * (num_series > 1))
+    what = counted(arrangement.num_rows, "row")
+    if len(ingested.series) > 1:
+        what += f", {len(ingested.series):,} series"
     is_step = ingested.times and arrangement.frequency != ROWS
     notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:

@@ -90,16 +90,12 @@ class StepErrors:
     """
 
     def __init__(self, horizon: int, num_targets: int) -> None:
-        self._count = np.zeros((horizon, num_targets), dtype=np.int64)
-        self._absolute = np.zeros((horizon, num_targets))
-        self._squared = np.zeros((horizon, num_targets))
+        self._sums = np.zeros((3, horizon, num_targets))  # values, absolute and squared errors
 
     def add(self, forecast: Values, actual: Values) -> None:
         """Adds a batch; both have shape ``(B, h, C)``, NaN where missing."""
         error = np.abs(forecast.astype(np.float64) - actual)
-        self._count += (~np.isnan(error)).sum(0)
-        self._absolute += np.nansum(error, 0)
-        self._squared += np.nansum(error**2, 0)
+        self._sums += [(~np.isnan(error)).sum(0), np.nansum(error, 0), np.nansum(error**2, 0)]
 
     def result(self, target: int, first: int = 1, last: int | None = None) -> dict[str, float]:
         """Returns num_values of one target, and mse and mae if there are values.
@@ -109,12 +105,10 @@ class StepErrors:
             first: first step ahead, from 1.
             last: last step ahead, inclusive; None for the horizon.
         """
-        part = (slice(first - 1, last), target)
-        count = int(self._count[part].sum())
+        count, absolute, squared = self._sums[:, first - 1 : last, target].sum(1).tolist()
         if not count:
             return {"num_values": 0}
-        mse, mae = (float(sums[part].sum()) / count for sums in (self._squared, self._absolute))
-        return {"num_values": count, "mse": mse, "mae": mae}
+        return {"num_values": int(count), "mse": squared / count, "mae": absolute / count}
 
 
 class QuantileScores:
@@ -188,14 +182,14 @@ class QuantileScores:
         return measures | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
 
 
-def _finite(quantiles: Values, known: slice | list[int]) -> Values:
-    """Returns quantiles ``(…, levels)``, infinite ones clipped to the finite ones of `known`."""
+def _finite(quantiles: Values, inner: slice | list[int]) -> Values:
+    """Returns quantiles ``(…, levels)``, infinite ones clipped to the finite ones of `inner`."""
     is_finite = np.isfinite(quantiles)
     if is_finite.all():
         return quantiles
-    some, is_known = quantiles[..., known], is_finite[..., known]
-    low = np.where(is_known, some, np.inf).min(-1, keepdims=True)
-    high = np.where(is_known, some, -np.inf).max(-1, keepdims=True)
+    some, is_inside = quantiles[..., inner], is_finite[..., inner]
+    low = np.where(is_inside, some, np.inf).min(-1, keepdims=True)
+    high = np.where(is_inside, some, -np.inf).max(-1, keepdims=True)
     ends = np.where(np.isneginf(quantiles), low, np.where(np.isposinf(quantiles), high, quantiles))
     return np.asarray(ends)
 

@@ -51,47 +51,8 @@ class Codes:
     kept: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class IngestResult:
-    """Result of the first pass.
-
-    Attributes:
-        num_rows: N.
-        values: file of (N, C) float32.
-        times: file of (N,) int64: microseconds or whole numbers; None without a time column.
-        codes: file of (N,) int32: each row's series number; empty if `is_grouped`.
-        series: names of the series in order of first appearance.
-        counts: rows of each series, shape ``(S,)``.
-        is_grouped: the rows of every series are adjacent.
-        columns: statistics by column.
-        static_columns: statistics by static column, over one number per series.
-        statics: one number per series, by static column; categories as their number.
-        categories: names by number, by categorical column.
-        time_zone: of the times, or None.
-        has_clock: times are dates and times; else whole numbers.
-        is_wall: times are local times of the zone, else UTC.
-        notes: findings about times and names.
-    """
-
-    num_rows: int
-    values: Path
-    times: Path | None
-    codes: Path
-    series: list[Any]
-    counts: NDArray[np.int64]
-    is_grouped: bool
-    columns: dict[str, ColumnStats]
-    static_columns: dict[str, ColumnStats]
-    statics: dict[str, list[float]]
-    categories: dict[str, list[Any]]
-    time_zone: str | None
-    has_clock: bool
-    is_wall: bool
-    notes: list[str]
-
-
 class TableIngest:
-    """The files of a table, and the statistics of what was written to them.
+    """The rows of a table in files, in the order they come, and their statistics.
 
     Args:
         work: directory of the files.
@@ -102,6 +63,23 @@ class TableIngest:
         codes: sentinel values.
         like: timeline of a table that this one must match, or None.
         origins: subtracted from the values, by column; default 0.
+
+    Attributes:
+        values: file of (N, C) float32.
+        times: file of (N,) int64: microseconds or whole numbers; None without a time column.
+        codes: file of (N,) int32: each row's series number; empty if `is_grouped`.
+        num_rows: N.
+        is_grouped: the rows of every series are adjacent.
+        columns: statistics by column.
+        static_columns: statistics by static column, over one number per series.
+        statics: one number per series, by static column; categories as their number.
+        series: names of the series in order of first appearance; these and the next after `run`.
+        counts: rows of each series, shape ``(S,)``.
+        categories: names by number, by categorical column.
+        time_zone: of the times, or None.
+        has_clock: times are dates and times; else whole numbers.
+        is_wall: times are local times of the zone, else UTC.
+        notes: findings about times and names.
     """
 
     def __init__(
@@ -115,32 +93,43 @@ class TableIngest:
         like: Timeline | None,
         origins: Mapping[str, float],
     ) -> None:
-        self._work, self._roles, self._records = work, roles, records
+        self._roles, self._records, self._problems = roles, records, problems
         self._name, self._is_parsed = records.name, records.is_parsed
-        self._problems, self._time_format, self._like = problems, time_format, like
+        self._time_format, self._like = time_format, like
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
-        self._columns = {
-            name: ColumnStats(
-                codes.kept, origins.get(name, 0.0), is_category=name in roles.categorical
-            )
-            for name in (*roles.values, *roles.static)
-        }
-        self._series = self._names(roles.series)
-        self._counts: list[int] = []
-        self._statics: dict[str, list[float]] = {name: [] for name in roles.static}
-        self._categories = {name: self._names(name) for name in roles.categorical}
-        self._rows, self._last_code, self._is_grouped = 0, -1, True
-        self._times = (
-            None if roles.time is None else TimeReader(roles.time, self._name, time_format)
+        self.values, self.codes = work / "values.f32", work / "codes.i32"
+        self.times = None if roles.time is None else work / "times.i64"
+        self.num_rows, self.is_grouped, self._last_code = 0, True, -1
+        self.columns, self.static_columns = (
+            {
+                name: ColumnStats(
+                    codes.kept, origins.get(name, 0.0), is_category=name in roles.categorical
+                )
+                for name in names
+            }
+            for names in (roles.values, roles.static)
         )
-        self._files: dict[str, FileIO] = {}
+        self.statics: dict[str, list[float]] = {name: [] for name in roles.static}
+        self.series: list[Any] = [""]
+        self.counts = np.zeros(0, dtype=np.int64)
+        self.categories: dict[str, list[Any]] = {}
+        self.time_zone: str | None = None
+        self.has_clock, self.is_wall = True, False
+        self.notes: list[str] = []
+        self._counts: list[int] = []
+        self._series = self._names(roles.series)
+        self._categories = {name: self._names(name) for name in roles.categorical}
+        self._reader: TimeReader | None = None
+        if roles.time is not None:
+            self._reader = TimeReader(roles.time, self._name, time_format)
+        self._files: dict[Path, FileIO] = {}
 
     def _names(self, column: str | None) -> Names:
         return Names(
             self._records.schema.field(column).type if column and self._is_parsed else None
         )
 
-    def run(self, on_progress: Callable[[int, int | None], None] | None) -> IngestResult:
+    def run(self, on_progress: Callable[[int, int | None], None] | None) -> None:
         """Writes all rows; a thread reads the next batch meanwhile.
 
         Args:
@@ -151,9 +140,8 @@ class TableIngest:
         """
         batches = _Batches(self._records, self._types())
         with ExitStack() as files, Prefetcher(batches, depth=2) as prefetcher:
-            for name in ("values.f32", "times.i64", "codes.i32"):
-                file = (self._work / name).open("wb", buffering=0)
-                self._files[name] = files.enter_context(file)
+            for path in filter(None, (self.values, self.times, self.codes)):
+                self._files[path] = files.enter_context(path.open("wb", buffering=0))
             while True:
                 try:
                     batch, done_bytes = prefetcher.next()
@@ -162,10 +150,10 @@ class TableIngest:
                 self._add(batch)
                 if on_progress is not None:
                     on_progress(done_bytes, self._records.total_bytes)
-        return self._result()
+        self._finish()
 
-    def _append(self, name: str, values: NDArray[Any]) -> None:
-        append(self._files[name], np.ascontiguousarray(values).data.cast("B"))
+    def _append(self, path: Path, values: NDArray[Any]) -> None:
+        append(self._files[path], np.ascontiguousarray(values).data.cast("B"))
 
     def _types(self) -> dict[str, pa.DataType]:
         """Returns the columns to read, and the types that a CSV's are parsed as."""
@@ -193,73 +181,60 @@ class TableIngest:
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
-            values, column = self._numbers(name, batch.column(name)), self._columns[name]
-            stored = column.stored(values)
+            values, stats = self._numbers(name, batch.column(name)), self.columns[name]
+            stored = stats.stored(values)
             rows[:, position] = stored
-            infinite = column.add(values, stored)
+            infinite = stats.add(values, stored)
             if infinite is not None:
                 self._problems.add(self._infinite(name, infinite), name)
         self._add_statics(batch, codes)
-        self._append("values.f32", rows)
-        if self._times is not None and self._roles.time is not None:
-            column = self._without_null_words(batch.column(self._roles.time))
-            self._refuse_nulls(column, self._roles.time, "time")
-            self._append("times.i64", self._times.read(column, self._rows))
-        self._rows += num
+        self._append(self.values, rows)
+        if self.times is not None and self._reader is not None:
+            column = self._without_null_words(batch.column(self._reader.name))
+            self._refuse_nulls(column, self._reader.name, "time")
+            self._append(self.times, self._reader.read(column, self.num_rows))
+        self.num_rows += num
 
     def _infinite(self, name: str, row: int) -> DataError:
         return DataError(
             f"{self._name}: column '{name}' is infinite, or beyond float32, in row"
-            f" {self._rows + row + 1}; leave missing values empty"
+            f" {self.num_rows + row + 1}; leave missing values empty"
         )
 
-    def _result(self) -> IngestResult:
-        for name, known in self._statics.items():
-            values = np.asarray(known, dtype=np.float64)
-            self._columns[name].add(values, self._columns[name].stored(values))
-        path, times = self._work / "times.i64", self._times
-        is_wall = times is not None and self._rows > 0 and times.finish(path, self._like)
-        return IngestResult(
-            num_rows=self._rows,
-            values=self._work / "values.f32",
-            times=None if times is None else path,
-            codes=self._work / "codes.i32",
-            series=self._series.plain() if self._roles.series is not None else [""],
-            counts=np.array(self._counts, dtype=np.int64),
-            is_grouped=self._is_grouped,
-            columns={name: self._columns[name] for name in self._roles.values},
-            static_columns={name: self._columns[name] for name in self._roles.static},
-            statics=self._statics,
-            categories={name: names.plain() for name, names in self._categories.items()},
-            time_zone=None if times is None else times.time_zone,
-            has_clock=times is None or times.has_clock,
-            is_wall=is_wall,
-            notes=self._notes(),
-        )
-
-    def _notes(self) -> list[str]:
-        notes = [] if self._times is None else self._times.notes()
-        named = {} if self._roles.series is None else {self._roles.series: self._series}
-        for column, names in (named | self._categories).items():
-            notes += names.notes(column)
+    def _finish(self) -> None:
+        for name, values in self.statics.items():
+            numbers, stats = np.asarray(values, dtype=np.float64), self.static_columns[name]
+            stats.add(numbers, stats.stored(numbers))
+        self.counts = np.array(self._counts, dtype=np.int64)
+        if self.times is not None and self._reader is not None:
+            if self.num_rows > 0:
+                self.is_wall = self._reader.finish(self.times, self._like)
+            self.time_zone, self.has_clock = self._reader.time_zone, self._reader.has_clock
+            self.notes += self._reader.notes()
+        named = dict(self._categories)
+        if self._roles.series is not None:
+            self.series = self._series.plain()
+            named = {self._roles.series: self._series} | named
+        self.categories = {name: names.plain() for name, names in self._categories.items()}
+        for column, names in named.items():
+            self.notes += names.notes(column)
             plain = map(str, names.plain() if self._is_parsed else ())
             if words := ", ".join(repr(name) for name in plain if name in NULL_WORDS):
-                notes.append(f"column '{column}': {words} is read as a name, not as missing")
-        return notes
+                self.notes.append(f"column '{column}': {words} is read as a name, not as missing")
 
     def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
         if self._roles.series is None:
-            self._counts = [self._rows + batch.num_rows]
+            self._counts = [self.num_rows + batch.num_rows]
             return np.zeros(batch.num_rows, dtype=np.int32)
         column = without_nan(batch.column(self._roles.series))
         self._refuse_nulls(column, self._roles.series, "series")
         codes = self._numbered(self._series, self._roles.series, column).astype(np.int32)
         is_grouped = int(codes[0]) >= self._last_code and bool((np.diff(codes) >= 0).all())
-        if self._is_grouped and not is_grouped:
+        if self.is_grouped and not is_grouped:
             self._write_codes()
-            self._is_grouped = False
-        if not self._is_grouped:
-            self._append("codes.i32", codes)
+            self.is_grouped = False
+        if not self.is_grouped:
+            self._append(self.codes, codes)
         self._counts += [0] * (len(self._series) - len(self._counts))
         counts = np.bincount(codes)
         for code in np.flatnonzero(counts).tolist():
@@ -272,7 +247,7 @@ class TableIngest:
         for code, count in enumerate(self._counts):
             for first in range(0, count, _ROWS):
                 part = np.full(min(_ROWS, count - first), code, dtype=np.int32)
-                self._append("codes.i32", part)
+                self._append(self.codes, part)
 
     def _numbered(self, names: Names, name: str, column: pa.Array) -> NDArray[np.int64]:
         try:
@@ -306,7 +281,7 @@ class TableIngest:
         kinds, kind = pa.types, column.type
         if is_text(kind):
             column = self._without_null_words(column)
-            column = numbers_of(column, self._name, name, self._rows)
+            column = numbers_of(column, self._name, name, self.num_rows)
         elif kinds.is_boolean(kind) or kinds.is_decimal(kind) or kinds.is_null(kind):
             column = column.cast(pa.float64())
         elif not (kinds.is_floating(kind) or kinds.is_integer(kind)):
@@ -319,44 +294,42 @@ class TableIngest:
         return without_null_words(column) if is_csv_text else column
 
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
-        for name, known in self._statics.items():
+        for name, statics in self.statics.items():
             values = self._numbers(name, batch.column(name))
-            first = np.flatnonzero(np.diff(codes, prepend=-1))
-            known += [float("nan")] * (len(self._counts) - len(known))
-            for row in first.tolist():
-                if np.isnan(known[codes[row]]):
-                    known[codes[row]] = float(values[row])
+            statics += [float("nan")] * (len(self._counts) - len(statics))
+            for row in np.flatnonzero(np.diff(codes, prepend=-1)).tolist():
+                if np.isnan(statics[codes[row]]):
+                    statics[codes[row]] = float(values[row])
             if len(infinite := np.flatnonzero(np.isinf(values))):
                 self._problems.add(self._infinite(name, int(infinite[0])), name)
-            expected = np.asarray(known, dtype=np.float64)[codes]
+            expected = np.asarray(statics, dtype=np.float64)[codes]
             differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
             if differs.any():
-                row = int(np.flatnonzero(differs)[0])
+                row = int(differs.argmax())
                 series = "" if self._roles.series is None else self._series[codes[row]]
                 error = DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
-                    f" row {self._rows + row + 1}; expected one value per series"
+                    f" row {self.num_rows + row + 1}; expected one value per series"
                 )
                 self._problems.add(error, name)
 
     def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
         if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise DataError(f"{self._name}: row {self._rows + row + 1} has no {what} ('{name}')")
+            row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+            raise DataError(f"{self._name}: row {self.num_rows + row + 1} has no {what} ('{name}')")
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns a batch with string views (of polars) as plain strings, which can be compared."""
-    for place, field_ in enumerate(batch.schema):
-        column, kind = batch.column(place), field_.type
-        if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
-            names = column.dictionary.cast(pa.large_string())
-            column = pa.DictionaryArray.from_arrays(column.indices, names)
-        elif pa.types.is_string_view(kind):
-            column = column.cast(pa.large_string())
-        else:
-            continue
-        batch = batch.set_column(place, field_.name, column)
+    for place, name in enumerate(batch.schema.names):
+        column = batch.column(place)
+        is_encoded = pa.types.is_dictionary(column.type)
+        texts = column.dictionary if is_encoded else column
+        if pa.types.is_string_view(texts.type):
+            texts = texts.cast(pa.large_string())
+            if is_encoded:
+                texts = pa.DictionaryArray.from_arrays(column.indices, texts)
+            batch = batch.set_column(place, name, texts)
     return batch
 
 

@@ -27,7 +27,7 @@ class SeasonalNaive:
     """
 
     def __init__(self, table: Table, num_targets: int, season: int) -> None:
-        self._season = season
+        self._num_targets, self._season = num_targets, season
         self._of_season = _FilledRows(table, num_targets, season)
         self._last = _FilledRows(table, num_targets, 1)
         self._segments = table.segments
@@ -43,12 +43,10 @@ class SeasonalNaive:
             horizon: steps.
         """
         segments = self._segments.of_rows(origins - 1)
-        parts = [
-            self._of_segment(int(segment), origins[segments == segment], horizon)
-            for segment in np.unique(segments)
-        ]
-        forecast = np.concatenate(parts)
-        forecast[np.argsort(segments, kind="stable")] = np.concatenate(parts)
+        forecast = np.empty((len(origins), horizon, self._num_targets), dtype=np.float32)
+        for segment in np.unique(segments).tolist():
+            is_here = segments == segment
+            forecast[is_here] = self._of_segment(segment, origins[is_here], horizon)
         return forecast
 
     def _of_segment(
@@ -131,9 +129,8 @@ def seasonal_error(
         is_pair = (of[season:] == of[:-season]) & (numbers[season:] < ends[of[season:]])
         error = np.abs(rows[season:] - rows[:-season])[is_pair]
         series = segments.series[of[season:][is_pair]]
-        for column in range(num_targets):
-            is_there = ~np.isnan(error[:, column])
-            which = series[is_there]
-            total[:, column] += np.bincount(which, error[is_there, column], num_series)
-            count[:, column] += np.bincount(which, minlength=num_series)
+        for column, errors in enumerate(error.T):
+            is_there = ~np.isnan(errors)
+            total[:, column] += np.bincount(series[is_there], errors[is_there], num_series)
+            count[:, column] += np.bincount(series[is_there], minlength=num_series)
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_WHOLE = re.compile(r"(-?\d+)\.0+")
+_without_fraction = partial(re.compile(r"^(-?\d+)\.0+\Z").sub, r"\1")
+"""Returns the text of a number without a fraction of zeros: "7" for "7.0"."""
 
 
 def canonical(name: Any) -> str:
@@ -22,12 +24,6 @@ def canonical(name: Any) -> str:
     if isinstance(name, float | Decimal) and name == name and name % 1 == 0:
         return str(int(name))
     return str(name)
-
-
-def text_of_number(text: str) -> str:
-    """Returns the text of a number without a fraction of zeros: "7" for "7.0"."""
-    match = _WHOLE.fullmatch(text)
-    return text if match is None else match[1]
 
 
 class Names:
@@ -41,9 +37,9 @@ class Names:
         self._numbers: dict[str, int] = {}
         self._values: list[Any] = []
         self._same: dict[str, tuple[Any, Any]] = {}
-        self._read: Callable[[str], str] | None = None
+        self._read: Callable[[str], str] = str
         if kind is not None and pa.types.is_floating(kind):
-            self._read = text_of_number
+            self._read = _without_fraction
         elif kind is not None and pa.types.is_boolean(kind):
             self._read = str.lower
 
@@ -81,14 +77,14 @@ class Names:
         return np.asarray(numbers[places])
 
     def _of(self, value: Any) -> int:
-        if self._read is not None and isinstance(value, str):
+        if isinstance(value, str):
             value = self._read(value)
         name = canonical(value)
         number = self._numbers.setdefault(name, len(self._values))
         if number == len(self._values):
             self._values.append(value)
-        elif (known := self._values[number]) != value or type(known) is not type(value):
-            self._same.setdefault(name, (known, value))
+        elif (first := self._values[number]) != value or type(first) is not type(value):
+            self._same.setdefault(name, (first, value))
         return number
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.dataset import Dtype, PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 

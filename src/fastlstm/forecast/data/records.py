@@ -140,10 +140,8 @@ class ParquetRecords(FileRecords):
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         # Texts are read as dictionaries: repeated ones are not expanded.
         texts = [name for name in types if is_text(self.schema.field(name).type)]
-        with (
-            self._reading(),
-            pq.ParquetFile(self.path, memory_map=True, read_dictionary=texts) as file,
-        ):
+        options: Any = {"memory_map": True, "read_dictionary": texts}
+        with self._reading(), pq.ParquetFile(self.path, **options) as file:
             num_rows, done = max(1, file.metadata.num_rows), 0
             size = rows_at_once(len(types), _BATCH_ROWS)
             for batch in file.iter_batches(size, columns=list(types)):
@@ -169,12 +167,8 @@ class ArrowRecords(FileRecords):
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
-        with (
-            self._reading(),
-            pa.memory_map(str(self.path)) as source,
-            ipc.open_file(source) as file,
-        ):
-            yield source, file
+        with self._reading(), pa.memory_map(str(self.path)) as source:
+            yield source, ipc.open_file(source)
 
 
 class CsvRecords(FileRecords):
@@ -377,8 +371,7 @@ def damaged(name: str, error: Exception) -> DataError:
 
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(is_kind(kind) for is_kind in kinds)
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def without_null_words(column: pa.Array) -> pa.Array:
@@ -387,8 +380,7 @@ def without_null_words(column: pa.Array) -> pa.Array:
 
 
 def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    for place, name in enumerate(batch.schema.names):
-        column = batch.column(place)
+    for place, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
         if is_text(column.type):
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
             batch = batch.set_column(place, name, column)
@@ -396,17 +388,7 @@ def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.Array:
-    """Returns texts as float64.
-
-    Args:
-        texts: a column, or a part of it.
-        origin: name of the table in messages.
-        column: its name.
-        first_row: row number of its first entry, from 0.
-
-    Raises:
-        DataError: a text is not a number.
-    """
+    """Returns texts from row `first_row` on as float64; raises DataError for another text."""
 
     def read(part: pa.Array) -> pa.Array:
         return pc.utf8_trim_whitespace(part).cast(pa.float64())

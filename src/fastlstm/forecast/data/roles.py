@@ -193,16 +193,13 @@ def _check_roles(roles: Roles, origin: str) -> None:
     for role in ("time", "series", "target", "past", "future", "static"):
         for name in _columns(roles, role):
             if name in seen:
-                raise DataError(
-                    f"{origin}: column '{name}' cannot be both {seen[name]} and {role}; choose one"
-                    " role"
-                )
+                what = f"column '{name}' cannot be both {seen[name]} and {role}"
+                raise DataError(f"{origin}: {what}; choose one role")
             if name in RESERVED:
                 raise DataError(
                     f"{origin}: the column name '{name}' is reserved for tables of forecasts;"
-                    " rename it, or leave it out with ",
-                    Setting("ignore", ...),
-                )
+                    " rename it, or leave it out with ", Setting("ignore", ...),
+                )  # fmt: skip
             seen[name] = role
     if roles.time is None and "step" in roles.target:
         raise DataError(f"{origin}: the target name 'step' is reserved for forecasts; rename it")

@@ -18,13 +18,7 @@ from fastlstm.forecast.data.window_index import WindowIndex, index_windows
 
 @dataclass(frozen=True)
 class Split:
-    """The ends (exclusive) of each part in every segment; rows of the table, ``(S,)``, int64.
-
-    Attributes:
-        train_ends: of the training rows.
-        valid_ends: of the validation rows.
-        test_ends: of the test rows.
-    """
+    """The ends (exclusive) of each part in every segment; rows of the table, ``(S,)``, int64."""
 
     train_ends: NDArray[np.int64]
     valid_ends: NDArray[np.int64]
@@ -56,18 +50,15 @@ class Split:
         except DataError as error:
             if before is None:
                 raise DataError(f"{part} part: ", *error.args) from error
-            rows = int((ends[part] - before).max(initial=0))
-            longest = f"its longest segment without gaps has {counted(rows, 'row')}"
-            reason, smaller = f"{longest}, the horizon needs {horizon}", "horizon"
-            if rows >= horizon:
-                reason = f"no segment has {input_size} rows of input and {horizon} to forecast"
-                smaller = "input_size"
+            rows, smaller = int((ends[part] - before).max(initial=0)), "input_size"
+            reason = f"no segment has {input_size} rows of input and {horizon} to forecast"
+            if rows < horizon:
+                longest = f"its longest segment without gaps has {counted(rows, 'row')}"
+                reason, smaller = f"{longest}, the horizon needs {horizon}", "horizon"
             raise DataError(
-                f"{part} part: {reason}; give more rows, a smaller ",
-                Setting(smaller),
-                " or another ",
-                Setting("split"),
-            ) from error
+                f"{part} part: {reason}; give more rows, a smaller ", Setting(smaller),
+                " or another ", Setting("split"),
+            ) from error  # fmt: skip
 
 
 def split_table(
@@ -85,19 +76,15 @@ def split_table(
     """
     segments = table.segments
     starts = frequency.ticks(segments.start_times)
-    first = int(starts.min())
     parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
     last = int((starts + segments.num_rows).max())
     if isinstance(parts[0], float):
         cuts = [_tick_of_share(segments, starts, share) for share in np.cumsum(parts)[:2]]
     else:
-        cuts = [first + int(count) for count in np.cumsum(parts)]
+        cuts = [int(starts.min() + count) for count in np.cumsum(parts)]
         last = cuts.pop() if len(cuts) == 3 else last
-    return Split(*(_rows_before(segments, starts, cut) for cut in (*cuts, last)))
-
-
-def _rows_before(segments: Segments, starts: NDArray[np.int64], tick: int) -> NDArray[np.int64]:
-    return segments.first_rows + np.clip(tick - starts, 0, segments.num_rows)
+    rows = segments.num_rows
+    return Split(*(segments.first_rows + (cut - starts).clip(0, rows) for cut in (*cuts, last)))
 
 
 def _tick_of_share(segments: Segments, starts: NDArray[np.int64], share: float) -> int:

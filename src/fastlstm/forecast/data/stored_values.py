@@ -15,6 +15,7 @@ from fastlstm.forecast.data.column_stats import ColumnMoments, ColumnStats
 from fastlstm.forecast.data.table import MISSING_INT16, row_blocks
 from fastlstm.system.storage import append
 
+Dtype = Literal["auto", "float32", "float16", "int16"]
 _STEPS = 65_534
 """Steps between the smallest and the largest int16; -32768 stands for missing values."""
 
@@ -39,7 +40,7 @@ class StoredValues:
 def store_values(
     work: Path,
     num_rows: int,
-    dtype: Literal["auto", "float32", "float16", "int16"],
+    dtype: Dtype,
     columns: Sequence[ColumnStats],
     names: Sequence[str],
 ) -> StoredValues:
@@ -74,15 +75,11 @@ def store_values(
         if column.is_category and column.high > limit:
             raise DataError(
                 f"column '{name}' has {column.high + 1:.0f} names, {kind} can number {limit + 1};"
-                " give ",
-                Setting("dtype", "float32"),
-            )
+                " give ", Setting("dtype", "float32"),
+            )  # fmt: skip
         if kind == "float16" and (largest := max(map(abs, _range(column)))) > 65_504:
-            raise DataError(
-                f"column '{name}' reaches {largest:g}, the limit of float16 is 65504; give ",
-                Setting("dtype", "int16"),
-                " or float32",
-            )
+            what = f"column '{name}' reaches {largest:g}, the limit of float16 is 65504; give "
+            raise DataError(what, Setting("dtype", "int16"), " or float32")
     values = np.memmap(source, dtype=np.float32, mode="r", shape=(num_rows, num))
     error, spread = _convert(values, target, kind, scale, offset)
     source.unlink()

@@ -36,12 +36,13 @@ class TimeReader:
         time_format: strptime format, or the unit of whole numbers since 1970.
 
     Attributes:
+        name: of the column.
         time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
     """
 
     def __init__(self, name: str, origin: str, time_format: str | None = None) -> None:
-        self._name, self._origin, self._format = name, origin, time_format
+        self.name, self._origin, self._format = name, origin, time_format
         self._where = f"{origin}: the times in '{name}'"
         self._kind: str | None = None
         self._low, self._high = _INT64.max, _INT64.min
@@ -104,14 +105,13 @@ class TimeReader:
             self.time_zone, is_wall = like.time_zone, like.is_wall
         times = np.memmap(path, dtype=np.int64, mode="r+")
         try:
-            self._wall(times[:1])
+            wall, days = self._wall(times[:_ROWS])
         except pa.ArrowInvalid:
             raise DataError(
                 f"{self._where} have the time zone {self.time_zone!r:.60}, which this system does"
                 " not know; convert them to another"
             ) from None
         blocks = [slice(*block) for block in row_blocks(0, len(times), 1, _ROWS)]
-        wall, days = self._wall(times[:_ROWS])
         hour = most_frequent(wall - days)
         if is_wall is None:
             is_wall = self._low != self._high and all(
@@ -129,23 +129,19 @@ class TimeReader:
         for unit, per_second in EPOCH_UNITS.items():
             if low * per_second <= self._low and self._high <= high * per_second:
                 shown = show_time(self._low * 10**6 // per_second)
-                return [
-                    Message(
-                        f"the times in '{self._name}' are read as plain whole numbers; if they"
-                        f" count time since 1970 ({self._low} would be {shown}), give ",
-                        Setting("time_format", unit),
-                    )
-                ]
+                note = (
+                    f"the times in '{self.name}' are read as plain whole numbers; if they count"
+                    f" time since 1970 ({self._low} would be {shown}), give "
+                )
+                return [Message(note, Setting("time_format", unit))]
         return []
 
     def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
         kind = column.type
         if self._format is not None and self._format in EPOCH_UNITS:
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-                raise DataError(
-                    f"{self._origin}: column '{self._name}' is {kind}, expected numbers for ",
-                    Setting("time_format", self._format),
-                )
+                what = f"{self._origin}: column '{self.name}' is {kind}, expected numbers for "
+                raise DataError(what, Setting("time_format", self._format))
             self._require_years(column, self._format, first_row)
             if pa.types.is_floating(kind):
                 return micro_of_floats(column, 10**6 / EPOCH_UNITS[self._format])
@@ -160,10 +156,9 @@ class TimeReader:
             return column.cast(pa.timestamp("s"))
         if not pa.types.is_timestamp(kind):
             raise DataError(
-                f"{self._origin}: column '{self._name}' is {kind}, expected times or whole numbers;"
-                " for seconds since 1970, give ",
-                Setting("time_format", "s"),
-            )
+                f"{self._origin}: column '{self.name}' is {kind}, expected times or whole numbers;"
+                " for seconds since 1970, give ", Setting("time_format", "s"),
+            )  # fmt: skip
         return column
 
     def _micro(self, column: pa.Array, zone: str | None, first_row: int) -> NDArray[np.int64]:
@@ -174,9 +169,9 @@ class TimeReader:
         except pa.ArrowInvalid:
             values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
             limit = _INT64.max // (10**6 // EPOCH_UNITS[column.type.unit])
-            row = int(np.flatnonzero((values > limit) | (values < -limit))[0])
+            row = int(((values > limit) | (values < -limit)).argmax())
             raise DataError(
-                f"{self._origin}: the time of row {first_row + row + 1} in '{self._name}' is"
+                f"{self._origin}: the time of row {first_row + row + 1} in '{self.name}' is"
                 f" {values[row]} {column.type.unit} since 1970, which does not fit 64 bits of"
                 " microseconds; correct it or drop the row"
             ) from None
@@ -190,17 +185,16 @@ class TimeReader:
         if not is_beyond.any() and (int(values.min()) < first or int(values.max()) > last):
             is_beyond = (values < max(first, _INT64.min)) | (values > min(last, _INT64.max))
         if is_beyond.any():
-            row = int(np.flatnonzero(is_beyond)[0])
+            row = int(is_beyond.argmax())
             raise DataError(
                 f"{self._where} cannot be read: row {first_row + row + 1} has {values[row]};"
-                " expected the years 1 to 9999 with ",
-                Setting("time_format", unit),
-            )
+                " expected the years 1 to 9999 with ", Setting("time_format", unit),
+            )  # fmt: skip
 
     def _require_kind(self, kind: str, first_row: int) -> None:
         if self._kind is not None and kind != self._kind:
             raise DataError(
-                f"{self._origin}: column '{self._name}' starts with {self._kind} and has {kind}"
+                f"{self._origin}: column '{self.name}' starts with {self._kind} and has {kind}"
                 f" from row {first_row + 1}; convert all to one kind"
             )
         self._kind = kind
@@ -213,10 +207,8 @@ class TimeReader:
             hint: tuple[object, ...] = hint_for_time(str(value))
             if self._format is not None:
                 hint = ("expected the format of ", Setting("time_format", self._format))
-            raise DataError(
-                f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; ",
-                *hint,
-            ) from error
+            what = f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; "
+            raise DataError(what, *hint) from error
 
     def _refuse_dates(self) -> None:
         if self._date_formats and self._low != self._high:
@@ -225,10 +217,9 @@ class TimeReader:
             raise DataError(
                 f"{self._where} are whole numbers that look like dates ({self._low} as"
                 f" {show_time(first.cast(pa.int64())[0].as_py())}); give ",
-                Setting("time_format", form),
-                ", or count rows instead with ",
-                Setting("ignore", [self._name]),
-            )
+                Setting("time_format", form), ", or count rows instead with ",
+                Setting("ignore", [self.name]),
+            )  # fmt: skip
 
     def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns local times and the midnight before each."""

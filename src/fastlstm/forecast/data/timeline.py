@@ -145,8 +145,7 @@ class Timeline:
 
 def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns each time's week number and weekday; Monday is 0."""
-    weeks, days = np.divmod(times // _DAY + _MONDAY, 7)
-    return np.asarray(weeks), np.asarray(days)
+    return np.divmod(times // _DAY + _MONDAY, 7)
 
 
 def are_business_days(times: NDArray[np.int64]) -> bool:
@@ -204,16 +203,15 @@ def find_frequency(
     share = counts.max() / len(steps)
     on_grid = float(counts[values % usual == 0].sum() / len(steps))
     if share < 0.5 or on_grid < 0.9:
+        order = np.argsort(-counts, kind="stable")[:3]
         shown = ", ".join(
             f"{Frequency(int(v)) if has_clock else v} ({c / len(steps):.0%})"
-            for v, c in sorted(zip(values, counts, strict=True), key=lambda pair: -pair[1])[:3]
+            for v, c in zip(values[order], counts[order], strict=True)
         )
         raise DataError(
             f"{origin}: the times have no regular frequency (most often {shown}); resample them, or"
-            " count rows by leaving the time column out (",
-            Setting("ignore", ...),
-            ")",
-        )
+            " count rows by leaving the time column out (", Setting("ignore", ...), ")",
+        )  # fmt: skip
     if not has_clock:
         return Frequency(usual, "rows")
     if usual == _DAY and are_business_days(times):

@@ -63,22 +63,12 @@ class WindowBatch(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Batches being copied, and the memory that the thread writes to.
-
-    Attributes:
-        job: number in the queue.
-        epoch: of its batches.
-        first: number of its first batch.
-        numbers: windows to copy, shape ``(batches, B)``.
-        rows: first row of each.
-        runs: run of each in the index.
-        values: shape ``(batches, B, length, C)``.
-    """
+    """Batches from number `first` of an epoch, and the memory that the thread writes to."""
 
     job: int
     epoch: int
     first: int
-    numbers: NDArray[np.int64]
+    numbers: NDArray[np.int64]  # of the windows, shape (batches, B)
     rows: NDArray[np.int64]
     runs: NDArray[np.int64]
     values: Tensor

@@ -104,16 +104,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns: int) -> None:
     """Raises ConfigError unless `pairs` are positions of columns and numbers of names."""
-    places = set()
+    places: set[int] = set()
     for pair in pairs:
-        if len(pair) != 2 or not all(type(number) is int for number in pair):
-            raise ConfigError(
-                f"{name} holds {pair!r:.60}, expected the position of a column and a count"
-            )
-        place, size = pair
+        is_pair = len(pair) == 2 and all(type(number) is int for number in pair)
+        place, size = pair if is_pair else (-1, 0)
         if not 0 <= place < num_columns or place in places or not 0 <= size <= 1 << 24:
             raise ConfigError(
                 f"{name} holds {pair!r:.60}, expected each of {num_columns} columns at most once,"
-                f" with up to {1 << 24} names"
+                f" by position, with a number of names up to {1 << 24}"
             )
         places.add(place)

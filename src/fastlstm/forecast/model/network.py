@@ -60,15 +60,7 @@ class RecurrentState(NamedTuple):
 
 
 class ForecastNetwork(nn.Module):
-    """The network.
-
-    Args:
-        config: its architecture.
-
-    Attributes:
-        config: the same.
-        output: meaning of the last layer's numbers.
-    """
+    """The network of a `config`; `output` is the meaning of its last layer's numbers."""
 
     def __init__(self, config: ForecasterConfig) -> None:
         super().__init__()
@@ -129,7 +121,7 @@ class ForecastNetwork(nn.Module):
                 f" {L} + {h} steps of {counted(columns, 'column')}"
             )
         if config.stateful:
-            return self._read(values, statics, None, 1)[0]
+            return self.read_chunk(values, statics, origins=1)[0]
         targets = values[:, :L, :C]
         is_there = ~targets.isnan() if config.has_missing else None
         shift, scale = self._level(targets, is_there)
@@ -146,39 +138,28 @@ class ForecastNetwork(nn.Module):
         )
 
     def read_chunk(
-        self, values: Tensor, statics: Tensor | None = None, carried: RecurrentState | None = None
+        self,
+        values: Tensor,
+        statics: Tensor | None = None,
+        carried: RecurrentState | None = None,
+        origins: int | None = None,
     ) -> tuple[Tensor, RecurrentState]:
-        """Returns forecasts after every patch of a chunk, and the state after it.
+        """Returns forecasts after the patches of a chunk, and the state after it.
 
         Args:
             values: shape ``(B, n * s + h, C + P + F)``: n input patches and the horizon.
             statics: shape ``(B, S)``.
             carried: state after the chunk before; None starts from zero.
+            origins: number of patch ends to forecast from, the last ones; default n.
 
         Returns:
-            Parameters of the output, shape ``(B * n, h, C, num_parameters)``, in the order of
-            `horizons`; and the state.
+            Parameters of the output, shape ``(B * origins, h, C, num_parameters)``, in the order
+            of `horizons`; and the state.
         """
-        origins = (values.shape[1] - self.config.horizon) // self.config.patch
-        return self._read(values, statics, carried, origins)
-
-    def horizons(self, values: Tensor, origins: int) -> Tensor:
-        """Returns the h rows after each of a chunk's last origins, ``(B * origins, h, columns)``.
-
-        Args:
-            values: shape ``(B, n * s + h, columns)``.
-            origins: number of patch ends to forecast from.
-        """
-        s, h = self.config.patch, self.config.horizon
-        rows = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
-        return rows.transpose(2, 3).flatten(0, 1)
-
-    def _read(
-        self, values: Tensor, statics: Tensor | None, carried: RecurrentState | None, origins: int
-    ) -> tuple[Tensor, RecurrentState]:
         config = self.config
         s, h, C, H = config.patch, config.horizon, config.num_targets, config.hidden_size
         B, steps = values.shape[0], values.shape[1] - h
+        origins = origins or steps // s
         targets = values[:, :steps, :C]
         is_there = ~targets.isnan() if config.has_missing else None
         shift, last = self._levels(targets, is_there, None if carried is None else carried.level)
@@ -201,6 +182,17 @@ class ForecastNetwork(nn.Module):
         level = last[:, last.shape[1] - origins :].nan_to_num(0.0).reshape(-1, 1, C)
         level = level.expand(-1, h, -1)
         return self.output.restored(decoded, torch.ones_like(level), level), after
+
+    def horizons(self, values: Tensor, origins: int) -> Tensor:
+        """Returns the h rows after each of a chunk's last origins, ``(B * origins, h, columns)``.
+
+        Args:
+            values: shape ``(B, n * s + h, columns)``.
+            origins: number of patch ends to forecast from.
+        """
+        s, h = self.config.patch, self.config.horizon
+        rows = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
+        return rows.transpose(2, 3).flatten(0, 1)
 
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
@@ -256,12 +248,8 @@ class ForecastNetwork(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Runs the LSTM over patches; returns outputs ``(steps / s, B * channels, ·)`` and state.
 
-        Args:
-            targets: normalised, shape ``(B, steps, C)``.
-            is_there: which targets are not missing, same shape.
-            past: features of the covariates, shape ``(B, steps, features)``.
-            static: embedded static values, shape ``(B, d)``.
-            state: of the LSTM before.
+        Targets are normalised, ``(B, steps, C)``; `past` are features of the covariates, `static`
+        is embedded, ``(B, d)``.
         """
         s, K = self.config.patch, self.num_channels
         B, steps = targets.shape[:2]
@@ -326,11 +314,7 @@ class ForecastNetwork(nn.Module):
     ) -> Tensor:
         """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next.
 
-        Args:
-            queries: of `_queries`.
-            state: of the LSTM after the input.
-            ahead: past and future columns of the horizon, shape ``(B, h, P + F)``.
-            static: embedded static values.
+        `state` is that after the input, `ahead` the covariates of the horizon ``(B, h, P + F)``.
         """
         s, config = self.config.patch, self.config
         rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)

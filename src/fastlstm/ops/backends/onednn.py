@@ -130,25 +130,11 @@ class _OneDNNLayer(torch.autograd.Function):
         if dy is None and dh is None and dc is None:
             return (None,) * 8
         *args, y, h, c, workspace = ctx.saved_tensors
+        d_state = (None if d is None else d.unsqueeze(0) for d in (dh, dc))
         dx, dw_ih, dw_hh, db, _, dh0, dc0 = torch.ops.aten.mkldnn_rnn_layer_backward(
-            *args,
-            y,
-            h,
-            c,
-            dy,
-            None if dh is None else dh.unsqueeze(0),
-            None if dc is None else dc.unsqueeze(0),
-            False,
-            _LSTM_MODE,
-            ctx.H,
-            1,
-            True,
-            True,
-            False,
-            [],
-            False,
-            workspace,
-        )
+            *args, y, h, c, dy, *d_state,
+            False, _LSTM_MODE, ctx.H, 1, True, True, False, [], False, workspace,
+        )  # fmt: skip
         gradients = (dx, dh0.squeeze(0), dc0.squeeze(0), dw_ih, dw_hh, db, db)
         places = zip(gradients, ctx.dtypes, ctx.needs_input_grad[1:], strict=True)
         return None, *(g.to(dtype) if dtype and needed else None for g, dtype, needed in places)

@@ -29,14 +29,11 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 
 @dataclass(frozen=True)
 class TextRules:
-    """How raw bytes become text.
+    """How raw bytes become text; the last three are options of `TrainConfig`.
 
     Attributes:
         is_text: bytes must be UTF-8 (for vocabularies char and bpe).
         cut: blocks end between characters, between BPE tokens, or anywhere.
-        text_field: field of a JSON-lines record.
-        keep_crlf: do not convert CRLF to LF.
-        invalid_utf8: refuse an invalid byte, or replace it by U+FFFD.
     """
 
     is_text: bool = True
@@ -90,9 +87,8 @@ class BlockReader:
             raise DataError(
                 f"{names}: {num_bytes >> 20} MiB without a word boundary, which BPE would encode"
                 " as one word; break the text into lines, or use ",
-                Setting("vocab", "char"),
-                " or byte",
-            )
+                Setting("vocab", "char"), " or byte",
+            )  # fmt: skip
 
     def _joined(self) -> Iterator[bytes]:
         """Yields the documents' pieces, with newlines between documents."""
@@ -248,8 +244,7 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
     if rules.text_field not in record:
         fields = ", ".join(sorted(map(str, record))[:8]) or "none"
         raise DataError(
-            f"{where}: no field '{rules.text_field}'; its fields are: {fields}."
-            " Name the text with ",
+            f"{where}: no field '{rules.text_field}'; its fields: {fields}. Name the text with ",
             Setting("text_field", ...),
         )
     text = record[rules.text_field]
@@ -269,15 +264,12 @@ def refuse_binary(head: bytes, name: str) -> None:
         )
     controls = len(head) - len(head.translate(None, _CONTROL))
     if b"\x00" in head or controls > 0.1 * len(head):
-        what = counted(controls, "control byte")
-        if b"\x00" in head:
-            what = f"a NUL at byte {head.index(0)}"
+        has_nul = b"\x00" in head
+        what = f"a NUL at byte {head.index(0)}" if has_nul else counted(controls, "control byte")
         raise DataError(
-            f"{name} looks like a binary file ({what}), expected UTF-8 text;"
-            " give a text file, or pass ",
-            Setting("vocab", "byte"),
-            " to model raw bytes",
-        )
+            f"{name} looks like a binary file ({what}), expected UTF-8 text; give a text file, or"
+            " pass ", Setting("vocab", "byte"), " to model raw bytes",
+        )  # fmt: skip
 
 
 def character_cut(data: bytes) -> int:

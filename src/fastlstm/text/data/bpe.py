@@ -133,9 +133,8 @@ def _library() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "a BPE vocabulary needs the tokenizers library: pip install 'fastlstm[bpe]' (or use ",
-            Setting("vocab", "char"),
-            " or byte)",
-        ) from error
+            Setting("vocab", "char"), " or byte)",
+        ) from error  # fmt: skip
     return tokenizers
 
 

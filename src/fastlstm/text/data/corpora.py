@@ -39,7 +39,7 @@ def corpus_files() -> list[Path]:
     files.sort()
     if not files:
         raise DataError(
-            f"this Python has no source of its standard library in {root}; use python-docs or a"
+            f"this Python lacks the source of its standard library in {root}; use python-docs or a"
             " file"
         )
     return files

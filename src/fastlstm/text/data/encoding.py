@@ -34,16 +34,13 @@ Progress = Callable[[int, int | None], object]
 
 @dataclass(frozen=True)
 class Pass:
-    """A parallel pass over a source.
+    """A parallel pass over a source without streams.
 
     Attributes:
-        source: documents, none of them a stream.
-        rules: how bytes become text.
         block_bytes: bytes per block; results do not depend on it.
         workers: threads; None uses every available core.
         should_stop: polled for every block.
         on_progress: called with bytes read, out of `num_passes` times the source.
-        num_passes: passes of the whole job.
     """
 
     source: Source
@@ -59,9 +56,7 @@ class Pass:
     ) -> Generator[tuple[bytes, Result]]:
         """Yields every block and its result of `function`, in order, computed by threads.
 
-        Args:
-            function: thread-safe.
-            index: number of this pass, for the progress.
+        `index` is the number of this pass, for the progress.
 
         Raises:
             DataError: invalid UTF-8; names the byte.
@@ -101,11 +96,9 @@ class Pass:
         name, offset = place or (self.source.name, error.start)
         return DataError(
             f"{name}: invalid UTF-8 at byte {offset}; convert the file to UTF-8, or pass ",
-            Setting("invalid_utf8", "replace"),
-            " (writes U+FFFD) or ",
-            Setting("vocab", "byte"),
-            " (accepts any bytes)",
-        )
+            Setting("invalid_utf8", "replace"), " (writes U+FFFD) or ",
+            Setting("vocab", "byte"), " (accepts any bytes)",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

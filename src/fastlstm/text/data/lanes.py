@@ -49,11 +49,6 @@ class Batch:
     index: int
 
 
-def largest_batch_size(num_tokens: int, seq_length: int) -> int:
-    """Returns the largest number of lanes for a text of `num_tokens`; 0 if T is too long."""
-    return num_tokens // (2 * seq_length)
-
-
 class Batches(LoaderPosition, ABC):
     """Endless iterator over the epochs of a text; resumable anywhere.
 
@@ -64,7 +59,7 @@ class Batches(LoaderPosition, ABC):
         seed: of everything random here.
 
     Raises:
-        DataError: fewer than ``2 * B * T`` tokens; names sizes that would fit.
+        DataError: fewer than ``2 * B * T`` tokens.
     """
 
     _source = "text"
@@ -99,19 +94,11 @@ class Batches(LoaderPosition, ABC):
         return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
     def _too_short(self) -> Message:
-        num, B, T = len(self._ids), self._batch_size, self._seq_length
-        batch, length = Setting("batch_size", B), Setting("seq_length", T)
-        fits: list[object] = []
-        if num >= 2 * T:
-            fits += [Setting("batch_size", largest_batch_size(num, T)), " or "]
-        if num >= 4 * B:
-            fits += [Setting("seq_length", num // (2 * B)), " or "]
-        if not fits:
-            fits = [Setting("batch_size", 1), " with ", Setting("seq_length", max(1, num // 2))]
-            fits += [" or "]
+        B, T = self._batch_size, self._seq_length
         return Message(
-            f"the training text has {counted(num, 'token')}, ", batch, " with ", length, " needs"
-            f" at least {2 * B * T}; it fits ", *fits[:-1], ", or give more text",
+            f"the training text has {counted(len(self._ids), 'token')}, ", Setting("batch_size", B),
+            " with ", Setting("seq_length", T), f" needs at least {2 * B * T:,}; make one of them"
+            " smaller or give more text",
         )  # fmt: skip
 
     @abstractmethod

@@ -9,22 +9,16 @@ from fastlstm.text.data.lanes import Batch, Batches
 
 
 class TextLoader:
-    """Hands out batches; the prefetching thread starts with the first one.
+    """Hands out lanes or windows; the prefetching thread starts with the first batch.
 
-    Args:
-        batches: lanes or windows, owned by the loader from now on.
-        should_stop: polled while waiting.
+    It owns the batches from now on, and polls `should_stop` while waiting.
     """
 
     def __init__(self, batches: Batches, should_stop: Callable[[], bool] | None = None) -> None:
         self._batches, self._should_stop = batches, should_stop
         self._ahead: Prefetcher[Batch] | None = None
         self._waited_s = 0.0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of one pass over the text."""
-        return self._batches.steps_per_epoch
+        self.steps_per_epoch = batches.steps_per_epoch
 
     @property
     def wait_s(self) -> float:
@@ -32,11 +26,7 @@ class TextLoader:
         return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
 
     def next(self) -> Batch:
-        """Returns the next batch.
-
-        Raises:
-            Stopped: `should_stop` returned True while waiting.
-        """
+        """Returns the next batch; raises Stopped where `should_stop` returned True."""
         if self._ahead is None:
             self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
         return self._ahead.next()

@@ -28,12 +28,9 @@ JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 
 @dataclass(frozen=True)
 class Document:
-    """A file, or bytes in memory.
+    """A file at `path`, or UTF-8 `data` in memory; `name` is for messages.
 
     Attributes:
-        name: in messages.
-        path: the file, or None for `data`.
-        data: UTF-8 bytes of text in memory.
         is_jsonl: every line is a JSON object with a document in its text field.
         is_stream: a pipe or stdin; readable once, so it is copied to a file first.
     """
@@ -58,13 +55,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Source:
-    """Documents in reading order.
-
-    Attributes:
-        name: as given by the user.
-        documents: at least one.
-        notes: remarks such as skipped files, a line each.
-    """
+    """At least one document, in reading order; `notes` are remarks such as skipped files."""
 
     name: str
     documents: tuple[Document, ...]

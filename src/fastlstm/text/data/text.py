@@ -79,11 +79,7 @@ class TextDataset(Entry):
     cache: TextCache
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
-        """Splits the text into train, validation and test parts.
-
-        Args:
-            spec: shares in percent.
-            files: parts that are files of their own, see `split_shares`: they are empty here.
+        """Splits the text into parts, see `split_shares`; those in `files` are empty.
 
         Raises:
             DataError: the text is too short.
@@ -173,21 +169,12 @@ def prepare_text(
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    Args:
-        source: see `fastlstm.text.data.sources.open_source`.
-        vocab: kind of vocabulary to build, unless `tokenizer` is given.
-        vocab_size: tokens to learn (bpe only).
-        text_field: field of JSON-lines records.
-        keep_crlf: do not convert CRLF to LF.
-        invalid_utf8: ``error`` stops at the first invalid byte, ``replace`` writes U+FFFD.
-        cache_dir: default `environment.cache_dir()`.
-        tokenizer: existing vocabulary, to resume a run or evaluate another text.
-        unknown: characters that `tokenizer` lacks: ``refuse`` raises, ``count`` leaves them out
-            and reports them.
-        on_progress: called with bytes done and the total in bytes, or None.
-        should_stop: polled every MB or 0.2 s.
-        block_bytes: bytes per block; results do not depend on it.
-        workers: threads; default is every available core.
+    Source and options are those of `TrainConfig`. An existing `tokenizer`, to resume a run or to
+    evaluate another text, takes the place of `vocab`; of characters that it lacks `unknown` says
+    whether to raise (``refuse``) or to leave them out and report them (``count``). Results do not
+    depend on `block_bytes` and `workers` (threads; default every available core). `on_progress` is
+    called with bytes done and the total in bytes, or None; `should_stop` is polled every MB or
+    0.2 s.
 
     Raises:
         DataError: the text cannot be used; says where and why.

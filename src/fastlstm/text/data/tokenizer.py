@@ -68,9 +68,9 @@ class Tokenizer(ABC):
         """Returns the ids of UTF-8 text without unknown characters; thread-safe, for files."""
         return self.encode(data.decode("utf-8"))
 
-    @abstractmethod
     def _fields(self) -> dict[str, Any]:
         """Returns the fields of `to_json` besides the kind."""
+        return {}
 
     @property
     def vocab_size(self) -> int:
@@ -124,12 +124,8 @@ class Tokenizer(ABC):
 class StreamDecoder:
     """Decodes ids as they arrive, holding back bytes of an incomplete character.
 
-    Args:
-        pieces: bytes of every id.
-        held: bytes held back by an earlier decoder.
-
     Raises:
-        ValueError: `held` is not an incomplete character.
+        ValueError: `held`, from an earlier decoder, is not an incomplete character.
     """
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
@@ -180,16 +176,20 @@ class CharTokenizer(Tokenizer):
         self._ascii = self._table[:256].astype(np.uint8).tobytes() if fits else None
 
     def encode(self, text: str) -> Ids:
-        """See `Tokenizer.encode`."""
         points = code_points(text)
-        unseen = np.flatnonzero(~self._known[points])
-        if len(unseen):
-            characters = [(chr(points[at]), int(at)) for at in unseen[:1000]]
-            raise UnknownCharacterError(describe_unseen(characters))
+        if not self._known[points].all():
+            raise UnknownCharacterError(describe_unseen(self.unknown_in(text)))
         return self._table[points]
 
+    def unknown_in(self, text: str) -> list[tuple[str, int]]:
+        """Returns the unknown characters in order, with the first position of each."""
+        points = code_points(text)
+        positions = np.flatnonzero(~self._known[points])
+        chars, first = np.unique(points[positions], return_index=True)
+        unknown = [(chr(c), int(positions[at])) for c, at in zip(chars, first, strict=True)]
+        return sorted(unknown, key=lambda pair: pair[1])
+
     def encode_utf8(self, data: bytes) -> Ids:
-        """See `Tokenizer.encode_utf8`."""
         if self._ascii is not None and data.isascii():
             return np.frombuffer(data.translate(self._ascii), np.uint8)
         return self._table.take(code_points(data.decode("utf-8")), mode="clip")
@@ -218,14 +218,6 @@ class KnownCharacters(CharTokenizer):
         """Returns the ids of the known characters of UTF-8 text."""
         return self.encode(data.decode("utf-8"))
 
-    def unknown_in(self, text: str) -> list[tuple[str, int]]:
-        """Returns up to ten unknown characters, with the first position of each."""
-        points = code_points(text)
-        places = np.flatnonzero(~self._known[points])
-        chars, first = np.unique(points[places], return_index=True)
-        unknown = sorted((int(places[at]), chr(c)) for c, at in zip(chars, first, strict=True))
-        return [(char, place) for place, char in unknown[:10]]
-
 
 def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
     """Returns ``'☃' at 12, 'ß' at 35`` for (character, position) pairs."""
@@ -234,11 +226,8 @@ def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
 
 def describe_unseen(characters: list[tuple[str, int]]) -> Message:
     """Returns the message for unknown characters, as (character, position) pairs."""
-    first: dict[str, int] = {}
-    for char, position in characters:
-        first.setdefault(char, position)
-    listed = ", ".join(f"{char!r} at {position}" for char, position in list(first.items())[:10])
-    more = f" and {len(first) - 10} more" if len(first) > 10 else ""
+    listed = ", ".join(f"{char!r} at {position}" for char, position in characters[:10])
+    more = f" and {len(characters) - 10} more" if len(characters) > 10 else ""
     return Message(
         f"characters that are not in the vocabulary: {listed}{more}; remove them, or train with ",
         Setting("vocab", "byte"), " or bpe, which encode any text",
@@ -254,15 +243,10 @@ class ByteTokenizer(Tokenizer):
         self.pieces = [bytes([byte]) for byte in range(256)]
 
     def encode(self, text: str) -> Ids:
-        """See `Tokenizer.encode`."""
         return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
     def encode_utf8(self, data: bytes) -> Ids:
-        """See `Tokenizer.encode_utf8`."""
         return np.frombuffer(data, np.uint8)
-
-    def _fields(self) -> dict[str, Any]:
-        return {}
 
 
 def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:

@@ -1,0 +1,105 @@
+"""Naive forecasts and their errors, against pandas and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fastlstm.forecast.data import naive
+from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
+from fastlstm.forecast.data.table import Segments, Table, table_from_array
+
+pd = pytest.importorskip("pandas")
+
+
+def table(rows: NDArray[np.float32], series: list[int], lengths: list[int]) -> Table:
+    """Rows ``(N, C)`` cut into segments of such lengths, of such series."""
+    num_rows = np.array(lengths)
+    first = np.cumsum(num_rows) - num_rows
+    segments = Segments(np.array(series), first, num_rows, 100 * np.arange(len(series)))
+    plain = table_from_array(rows)
+    return Table(rows, plain.columns, segments, plain.scale, plain.offset)
+
+
+def with_missing(num_rows: int, share: float) -> NDArray[np.float32]:
+    rng = np.random.default_rng(5)
+    y = rng.normal(size=num_rows).astype(np.float32)
+    y[rng.random(num_rows) < share] = np.nan
+    return y
+
+
+def test_gaps_in_time_are_no_pairs_and_no_seasons() -> None:
+    """The last value is carried over a gap; a season ends at it."""
+    rows = np.arange(20, dtype=np.float32)[:, None] ** 2
+    rows[10:12] = np.nan
+    source = table(rows, [0, 0], [10, 10])
+    last, seasonal = SeasonalNaive(source, 1, 1), SeasonalNaive(source, 1, 4)
+    origins = np.array([12, 13, 14, 19])
+    want = [[81, 81], [144, 144], [169, 169], [324, 324]]
+    assert last.forecast(origins, 2)[..., 0].tolist() == want
+    # rows 9, 10 of the season before 13, 14 lie behind the gap or are missing
+    want = [[81, 81, 81, 81], [144, 144, 144, 144], [169, 169, 144, 169], [225, 256, 289, 324]]
+    assert seasonal.forecast(origins, 4)[..., 0].tolist() == want
+    error = seasonal_error(source, np.array([10, 16]), 1, 4)
+    # of rows 14 and 15 the partner is missing
+    assert error.tolist() == [[np.mean([t**2 - (t - 4) ** 2 for t in range(4, 10)])]]
+
+
+def test_a_season_that_begins_behind_a_gap_is_the_last_value() -> None:
+    rows = np.arange(20, dtype=np.float32)[:, None]
+    forecast = SeasonalNaive(table(rows, [0, 0], [10, 10]), 1, 4).forecast(np.array([12, 14]), 4)
+    assert forecast[..., 0].tolist() == [[11, 11, 10, 11], [10, 11, 12, 13]]
+
+
+def test_forecasts_come_in_parts_and_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = with_missing(240, 0.6)
+    source, origins = table_from_array(y), np.arange(40, 200)
+    whole = SeasonalNaive(source, 1, 7).forecast(origins, 9)
+    monkeypatch.setattr(naive, "_BLOCK_ROWS", 10)
+    parted = SeasonalNaive(source, 1, 7)
+    parts = [parted.forecast(part, 9) for part in np.array_split(origins, 13)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    back = [parted.forecast(part, 9) for part in np.array_split(origins[::-1], 13)]
+    np.testing.assert_array_equal(np.concatenate(back)[::-1], whole)
+    by_season = pd.Series(y).groupby(np.arange(len(y)) % 7).ffill()
+    last = pd.Series(y).ffill()
+    for origin, forecast in zip(origins, whole[..., 0], strict=True):
+        want = by_season[origin - 7 + np.arange(9) % 7].fillna(last[origin - 1])
+        np.testing.assert_array_equal(forecast, want.to_numpy())
+    error = seasonal_error(source, np.array([150]), 1, 7)
+    assert error[0, 0] == pytest.approx(pd.Series(y[:150].astype(float)).diff(7).abs().mean())
+
+
+def test_series_are_apart_and_origins_in_any_order() -> None:
+    rows = np.arange(24, dtype=np.float32).reshape(-1, 2)
+    source = table(rows, [0, 1], [6, 6])
+    origins = np.array([9, 2, 12, 5, 8])
+    forecast = SeasonalNaive(source, 2, 2).forecast(origins, 3)
+    for origin, steps in zip(origins, forecast, strict=True):
+        np.testing.assert_array_equal(steps, rows[[origin - 2, origin - 1, origin - 2]])
+    only_first = SeasonalNaive(source, 1, 2).forecast(origins, 3)
+    np.testing.assert_array_equal(only_first, forecast[..., :1])
+
+
+def test_before_the_first_value_of_a_series_there_is_no_forecast() -> None:
+    y = np.array([1, 2, 3, np.nan, np.nan, 6], dtype=np.float32)[:, None]
+    source = table(y, [0, 1], [3, 3])
+    forecast = SeasonalNaive(source, 1, 1).forecast(np.array([3, 5, 6]), 2)
+    np.testing.assert_array_equal(forecast[..., 0], [[3, 3], [np.nan, np.nan], [6, 6]])
+
+
+def test_the_error_is_that_of_the_training_rows_of_each_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = np.stack([with_missing(60, 0.2), with_missing(60, 0.0)], 1)
+    source = table(y, [0, 1, 2], [30, 27, 3])
+    ends = np.array([20, 57, 60])
+    whole = seasonal_error(source, ends, 2, 4)
+    assert whole.shape == (3, 2)
+    for number, (first, last) in enumerate([(0, 20), (30, 57)]):
+        want = pd.DataFrame(y[first:last].astype(float)).diff(4).abs().mean()
+        np.testing.assert_allclose(whole[number], want.to_numpy())
+    assert np.isnan(whole[2]).all()  # three rows have no pair four rows apart
+    monkeypatch.setattr(naive, "_BLOCK_ROWS", 7)
+    np.testing.assert_allclose(seasonal_error(source, ends, 2, 4), whole)

@@ -1,0 +1,120 @@
+"""Tables as a configuration says: roles, how they are read, future covariates, counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastlstm import ForecastConfig
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.preparation import prepare, prepare_future, require_counts
+from series_frames import long_table, replaced
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
+
+
+def past(config: ForecastConfig | None = None, **columns: Any) -> SeriesDataset:
+    return prepare(long_table(**columns), config or ForecastConfig())
+
+
+def test_roles_are_those_of_the_configuration() -> None:
+    config = ForecastConfig(
+        target="temp", future="y", static="size", categorical="sky", ignore="spare"
+    )
+    columns = {"size": np.repeat([1.0, 2.0, 3.0], 50), "sky": ["a", "b"] * 75, "spare": [0] * 150}
+    roles = past(config, **columns).roles
+    assert (roles.target, roles.past, roles.future) == (("temp",), ("sky",), ("y",))
+    assert (roles.static, roles.categorical) == (("size",), ("sky",))
+    assert (roles.time, roles.series) == ("ds", "unique_id")
+
+
+def test_a_table_is_read_as_the_configuration_says() -> None:
+    table = replaced(replaced(long_table(), "y", 7, -9.0), "y", 8, -9999.0)
+    order = [1, 0, *range(2, 150), 149]  # not in order of time, and the last row twice
+    config = ForecastConfig(
+        disorder="sort", duplicates="first", gaps="fill", missing_value=-9, keep_value=-9999
+    )
+    dataset = prepare(table.take(order), config, dtype="float16")
+    assert dataset.table.num_rows == 150
+    assert np.isnan(dataset.table.rows(7, 8)[0, 0])
+    assert dataset.table.rows(8, 9)[0, 0] == np.float16(-9999)
+    assert dataset.table.values.dtype == np.float16
+    with pytest.raises(DataError, match="is earlier than the row before"):
+        prepare(table.take(order), ForecastConfig(duplicates="first", keep_value=(-9, -9999)))
+
+
+def test_times_have_the_format_of_the_configuration(tmp_path: Path) -> None:
+    days = [f"{day:02d}.03.2020" for day in range(1, 31)]
+    table = pa.table({"ds": days, "y": np.arange(30.0)})
+    dataset = prepare(table, ForecastConfig(time_format="%d.%m.%Y", cache_dir=str(tmp_path / "x")))
+    assert str(dataset.frequency) == "1 day"
+    assert (tmp_path / "x").is_dir()
+
+
+def test_progress_is_reported(tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", np.arange(100.0))
+    calls: list[tuple[int, int | None]] = []
+    prepare(tmp_path / "y.npy", ForecastConfig(target="0"), lambda *call: calls.append(call))
+    assert {total for _, total in calls} == {(tmp_path / "y.npy").stat().st_size}
+
+
+def test_a_future_table_has_series_times_and_future_columns() -> None:
+    config = ForecastConfig(future=("temp", "sky"), categorical=("sky", "kind"))
+    columns = {"sky": ["a", "b"] * 75, "kind": ["x"] * 150}
+    before = past(config, **columns)
+    table = long_table(num_rows=5, sky=["b", "a", "b"] * 5, spare=np.zeros(15))
+    future = prepare_future(table, config, before)
+    assert (future.roles.target, future.roles.past) == ((), ())
+    assert (future.roles.future, future.roles.categorical) == (("temp", "sky"), ("sky",))
+    assert (future.roles.time, future.roles.series) == (before.roles.time, before.roles.series)
+    assert future.table.columns == ("temp", "sky")
+    one_hour = prepare_future(long_table(num_rows=1, sky=["b"] * 3), config, before)
+    assert one_hour.frequency == before.frequency
+
+
+def test_a_future_table_needs_times_of_the_same_kind() -> None:
+    config = ForecastConfig(future="temp")
+    hours = long_table()["ds"].to_numpy()
+    in_zone = pa.array(hours).cast(pa.timestamp("us", "Europe/Berlin"))
+    table, zoned = long_table(), long_table(ds=in_zone)
+    plain = long_table(ds=np.tile(np.arange(50), 3))
+    for here, there, message in (
+        (zoned, table, "'ds' has time zone in the future table and no time zone in the past table"),
+        (table, zoned, "'ds' has no time zone in the future table and time zone in the past table"),
+        (plain, table, "'ds' has no times in the future table and times in the past table"),
+        (table, plain, "'ds' has times in the future table and no times in the past table"),
+    ):
+        with pytest.raises(DataError, match=message):
+            prepare_future(here, config, prepare(there, config))
+
+
+def test_counts_are_whole_numbers_from_zero_or_missing() -> None:
+    y = np.random.default_rng(1).poisson(3.0, 150).astype(np.float32)
+    y[::7] = np.nan
+    require_counts(past(y=y))
+
+
+@pytest.mark.parametrize(("value", "shown"), [(-1.0, "-1"), (2.5, "2.5")])
+def test_what_is_no_count_is_refused_with_its_row(value: float, shown: str) -> None:
+    y = np.ones(150, dtype=np.float32)
+    y[72] = value
+    message = f"target 'y' is {shown} in row 22 of series 's1', expected counts"
+    with pytest.raises(DataError, match=message):
+        require_counts(past(y=y))
+
+
+def test_counts_far_from_zero_and_covariates_are_no_errors() -> None:
+    y = 2.0**30 + np.arange(150) % 5  # stored minus an origin
+    dataset = past(y=y, temp=np.full(150, -0.5) + np.arange(150) / 300)
+    assert dataset.table.origin[0] != 0
+    require_counts(dataset)
+    with pytest.raises(DataError, match="target 'y' is -1"):
+        require_counts(past(y=-y))

@@ -1,0 +1,94 @@
+"""When torch's own `nn.LSTM` runs a layer, and how it runs lengths."""
+
+import pytest
+import torch
+
+import fastlstm
+from fastlstm.errors import KernelError
+from fastlstm.nn.layer_weights import flat_weights
+from fastlstm.nn.lengths import lanes_of, without_padding
+from fastlstm.nn.torch_fallback import (
+    active_transform,
+    is_beyond_torch,
+    is_left_to_reference,
+    is_torchs,
+    run_lengths,
+    run_on,
+)
+
+T, B, I, H = 6, 3, 5, 7  # noqa: E741
+X = torch.zeros(T, B, I)
+
+
+def test_only_what_no_kernel_runs_is_torchs():
+    assert not is_torchs(fastlstm.LSTM(I, H), X)
+    assert is_torchs(fastlstm.LSTM(I, H, proj_size=2), X)
+    assert is_torchs(fastlstm.LSTM(I, H), X.double())
+    assert not is_torchs(fastlstm.LSTM(I, H, zoneout=0.1), X.double())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"strict": True}, "leave out strict$"), ({"backend": "aten"}, "leave out backend 'aten'$")],
+)
+def test_a_strict_layer_and_one_with_a_backend_refuse_torchs(fields, message):
+    layer = fastlstm.LSTM(I, H, proj_size=2)
+    vars(layer).update(fields)
+    with pytest.raises(KernelError, match=message):
+        is_torchs(layer, X)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_transforms_are_seen_while_they_are_active():
+    seen = []
+
+    def look(x):
+        seen.append((active_transform(), is_beyond_torch()))
+        return x.sum()
+
+    look(X)
+    torch.func.grad(look)(X)
+    torch.func.vmap(look)(X)
+    torch.func.jvp(look, (X,), (X,))
+    transform = "torch.func transforms torch's operators only"
+    assert seen == [(None, False), (transform, False), (transform, True), (transform, True)]
+    layer = fastlstm.LSTM(I, H, zoneout=0.1)
+    left = []
+    torch.func.grad(lambda x: left.append(is_left_to_reference(layer)) or x.sum())(X)
+    assert (left, is_left_to_reference(layer)) == ([True], False)
+    layer.strict = True
+    with pytest.raises(KernelError, match=r"with zoneout would run on the reference, .* strict$"):
+        torch.func.grad(lambda x: is_left_to_reference(layer) or x.sum())(X)
+
+
+def test_other_weights_leave_the_layer_alone():
+    torch.manual_seed(0)
+    layer, other = fastlstm.LSTM(I, H), torch.nn.LSTM(I, H)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = torch.randn(T, B, I)
+    y, _ = run_on(layer, list(other.parameters()), x, None)
+    assert torch.equal(y, other(x)[0])
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("with_state", [True, False])
+def test_every_sequence_of_a_batch_with_lengths_runs_as_if_alone(padding, with_state):
+    torch.manual_seed(0)
+    layer = fastlstm.LSTM(I, H, 2, bidirectional=True)
+    lengths, x = [6, 0, 2], torch.randn(T, B, I)
+    state = torch.randn(2, 4, B, H).unbind() if with_state else None
+    lanes = lanes_of(lengths, padding, x)
+    x = without_padding(x, lanes)
+    y, h, c = run_lengths(layer, x, state, lanes, flat_weights(layer))
+    zero = torch.zeros(2, 4, B, H).unbind()
+    for k, (begin, end) in enumerate(zip(*(t.tolist() for t in lanes), strict=True)):
+        own = tuple(t[:, k : k + 1].contiguous() for t in state or zero)
+        if begin == end:
+            want, last = x.new_zeros(0, 1, 2 * H), own
+        else:
+            want, last = torch.nn.LSTM.forward(layer, x[begin:end, k : k + 1], own)
+        torch.testing.assert_close(y[begin:end, k : k + 1], want)
+        torch.testing.assert_close((h[:, k : k + 1], c[:, k : k + 1]), last)
+        assert not y[:begin, k].any()
+        assert not y[end:, k].any()

@@ -1,0 +1,120 @@
+"""One chart as SVG: axes, legend, colours and ids of a page."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fastlstm.report.charts import draw_charts
+from fastlstm.report.drawing import Band, Curve, draw, tick_text
+from fastlstm.report.history import read_history
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter("text")]
+
+
+def chart(*curves: Curve, unit: str = "steps", **axes: Any) -> str:
+    return draw(curves or [Curve([0, 1], [1.0, 2.0], "a", "a")], "t", unit, "y", name="n", **axes)
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "unit", "tick"),
+    [(100, "seconds", "100"), (600, "minutes", "10"), (36_000, "hours", "10")],
+)
+def test_time_is_in_the_unit_that_fits(longest_s: int, unit: str, tick: str) -> None:
+    shown = texts(chart(Curve([0, longest_s], [1.0, 2.0], "a", "a"), unit="time"))
+    assert unit in shown
+    assert tick in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"), [([1.0, 2.1], True), ([1.0, 1.9], False), ([0.0, 9.0], False)]
+)
+def test_a_logarithmic_axis_is_for_positive_values_far_apart(
+    values: list[float], is_log: bool
+) -> None:
+    curve = Curve([0, 1], values, "a", "a")
+    assert ("y, log scale" in texts(chart(curve, may_be_log=True))) is is_log
+    assert "y, log scale" not in texts(chart(curve))
+
+
+def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
+    svg = chart(band=Band([0, 1], [0.5, 1.0], [1.5, 3.0], "80 %"))
+    root = ElementTree.fromstring(svg)
+    ids = {element.get("id") for element in root.iter()} - {None}
+    assert ids
+    assert all(str(name).startswith("n-") for name in ids)
+    references = re.findall(r"url\(#([^)]+)\)", svg) + re.findall(r'href="#([^"]+)"', svg)
+    assert references
+    assert set(references) <= ids
+
+
+def test_colours_are_variables_of_the_page_and_nothing_is_fetched() -> None:
+    curves = [Curve([0, 1], [1.0, 2.0], "one", "a"), Curve([0, 1], [2.0, 3.0], "two", "b")]
+    svg = chart(*curves)
+    assert {"var(--a)", "var(--b)", "var(--muted)", "var(--grid)", "var(--ink)"} <= set(
+        re.findall(r"var\(--\w+\)", svg)
+    )
+    assert "#0102" not in svg
+    assert "http" not in svg
+    assert {"one", "two"} <= set(texts(svg))
+
+
+def test_one_curve_has_no_legend() -> None:
+    assert "a" not in texts(chart())
+
+
+def test_an_empty_band_is_not_drawn() -> None:
+    band = Band([0, 1], [math.nan, 1.0], [1.0, math.nan], "80 %")
+    assert band.is_empty
+    assert chart(band=band) == chart()
+    assert not Band([0, 1], [0.0, 1.0], [1.0, math.nan], "80 %").is_empty
+
+
+def test_the_title_is_for_readers_of_screens() -> None:
+    svg = draw([], 'a "<b>\x1b', "steps", "y", name="n")
+    assert ElementTree.fromstring(svg).get("aria-label") == 'a "<b>\\x1b'
+
+
+def test_the_first_losses_are_inside_the_chart(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    svg = ElementTree.fromstring(draw_charts(history)[0].svg)
+    clip = next(svg.iter("clipPath")).find("rect")
+    assert clip is not None
+    top, bottom = float(clip.get("y", "")), float(clip.get("y", "")) + float(clip.get("height", ""))
+    lines = [line.get("d", "") for line in svg.iter("path") if line.get("clip-path")]
+    heights = [float(y) for line in lines for y in re.findall(r"[ML] \S+ (\S+)", line)]
+    assert len(heights) > 60
+    assert top <= min(heights)
+    assert max(heights) <= bottom
+    assert "bits/char, log scale" in "".join(svg.itertext()), "from 1.6 to 6"
+
+
+def test_a_curve_without_points_is_not_in_the_legend(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    for event in history.steps:
+        event["bits_per_char"] = None
+    (chart, *_) = draw_charts(history)
+    text = "".join(ElementTree.fromstring(chart.svg).itertext())
+    assert "validation" in text
+    assert "training" not in text
+
+
+def test_losses_of_either_sign_are_drawn_on_a_plain_axis(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    history.steps[-1]["bits_per_char"] = -3.0
+    assert "log scale" not in draw_charts(history)[0].svg
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (1.5, "1.5"), (20_000, "20k"), (2_500_000, "2.5M"), (0.005, "0.005")],
+)
+def test_tick_text(value: float, text: str) -> None:
+    assert tick_text(value) == text
