@@ -14,7 +14,7 @@ from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.text.engine import TextEngine
 
 if TYPE_CHECKING:
-    from fastlstm.serve.engine import Engine
+    from fastlstm.serve.admission import Engine
     from fastlstm.serve.http.keys import Keys
     from fastlstm.serve.settings import Settings
 

@@ -42,4 +42,4 @@ def test_a_connection_is_read_in_small_parts(monkeypatch: pytest.MonkeyPatch) ->
     connection.idle_connections = SimpleNamespace(begin=lambda connection: None)
     transport: Any = SimpleNamespace(max_size=1 << 18)  # asyncio's
     connection.connection_made(transport)
-    assert transport.max_size == 1 << 16
+    assert transport.max_size == 1 << 17

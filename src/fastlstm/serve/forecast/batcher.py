@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.serve.admission import Admission
-from fastlstm.serve.engine import ModelThread
+from fastlstm.serve.admission import Admission, ModelThread
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 
 if TYPE_CHECKING:

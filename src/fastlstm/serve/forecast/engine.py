@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import counted
-from fastlstm.serve.admission import Places, Reservation
-from fastlstm.serve.engine import Engine
+from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
 from fastlstm.serve.forecast.request import InferRequest, input_specs, output_specs, parse_request
 from fastlstm.serve.forecast.sequence_store import SequenceStore
@@ -39,10 +38,6 @@ class PendingForecast(Reservation):
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)
         self.result: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
-
-    def leave(self) -> None:
-        super().leave()
-        self.result.cancel()
 
 
 class ForecastEngine(Engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 _TYPES = {
@@ -51,6 +52,13 @@ class ApiError(Exception):
         if path == "/v2" or path.startswith("/v2/"):
             return json.dumps({"error": self.message}, separators=(",", ":")).encode("ascii")
         return self.body
+
+    def response(self, *more: str) -> bytes:
+        """Returns the whole HTTP/1.1 response, for where no parser is."""
+        own = {"content-type": "application/json", "content-length": len(self.body), **self.headers}
+        lines = "\r\n".join([*(f"{name}: {value}" for name, value in own.items()), *more])
+        head = f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{lines}\r\n\r\n"
+        return head.encode("ascii") + self.body
 
     @property
     def body(self) -> bytes:

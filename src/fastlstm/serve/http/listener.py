@@ -183,10 +183,5 @@ class Notice:
         )
 
 
-_ERROR = ApiError(
-    503, "the server has as many connections as it takes; try again later", None, "overloaded"
-).body
-_ANSWER = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_ERROR), _ERROR)
-)
+_FULL = "the server has as many connections as it takes; try again later"
+_ANSWER = ApiError(503, _FULL, None, "overloaded", {"retry-after": "1"}, closes=True).response()

@@ -55,23 +55,10 @@ class Refusals:
         count(service.metrics, record)
         if service.settings.log:
             write_line(service.log, record, client, "POST", PATH)
-        return _RESPONSE % record.id.encode("ascii")
+        return _RESPONSE.replace(b"ID", record.id.encode("ascii"), 1)
 
 
-def _response() -> bytes:
-    error = Overloaded()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(error.body)),
-        **error.headers,
-        "x-content-type-options": "nosniff",
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"HTTP/1.1 429 Too Many Requests\r\n{lines}x-request-id: %s\r\n\r\n"
-    return head.encode("ascii") + error.body.replace(b"%", b"%%")
-
-
-_RESPONSE = _response()
+_RESPONSE = Overloaded().response("x-content-type-options: nosniff", "x-request-id: ID")
 
 
 def _headers(lines: bytes) -> list[tuple[bytes, bytes]] | None:

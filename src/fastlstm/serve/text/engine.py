@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import PromptError, counted, in_words
-from fastlstm.serve.admission import Places, Reservation
-from fastlstm.serve.engine import Engine
+from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.text.generation import GenerationRequest, State
@@ -176,8 +175,8 @@ class TextEngine(Engine):
         if count > limit:
             message = (
                 f"the answer would repeat or score {count:,} tokens (n x prompt with echo, n x"
-                f" max_tokens with logprobs), expected at most {limit:,}; ask for fewer at a time,"
-                " or start the server with a larger --max-scored"
+                f" max_tokens with logprobs), a request may have at most {limit:,}; ask for fewer"
+                " at a time, or start the server with a larger --max-scored"
             )
             raise ApiError(400, message, "n")
         self._scored.admit(tenant, count)

@@ -11,8 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.serve.admission import Admission, Places
-from fastlstm.serve.engine import ModelThread
+from fastlstm.serve.admission import Admission, ModelThread, Places
 from fastlstm.serve.http.errors import ENDING
 from fastlstm.serve.text.generation import (
     ActiveSequence,
