@@ -241,8 +241,8 @@ TRAINER_BUGS = (
     (
         "checkpoints a step late",
         "schedule.py",
-        "return step % self._every == 0",
-        "return step % self._every == 1",
+        "step % self._every == 0",
+        "step % self._every == 1",
     ),
     (
         "evaluations cost any share",
