@@ -437,7 +437,7 @@ BUGS = (
     Bug("series: resumed from the first window", SAVER,
         "trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))",
         "trainer.state.restore(tensors, meta, is_roll_back)"),
-    Bug("series: the last weights are judged", TRAINER,
+    Bug("series: the last weights are evaluated", TRAINER,
         "            self.best.into_model()\n            finish =", "            finish ="),
     Bug("series: each part of a batch has its own mean", FORECAST_TASK,
         "yield self._summed(parameters.float(), actual) / count",

@@ -40,7 +40,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(PROSE)
     for name, config in (
-        ("begun", '{"kind": "forecaster"}'),
+        ("started", '{"kind": "forecaster"}'),
         ("book", '{"format": "fastlstm-run"}'),
     ):
         Path(name).mkdir()
@@ -57,8 +57,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["--strict-kernels", "--json", "data.parquet", "--out=r"],
         ["data.csv", "--horizon", "4", "--out", "r"],
         ["numbers.txt", "--target=y", "--out", "r"],
-        ["data.csv", "--out", "begun", "--resume"],
-        ["--out", "begun", "--resume", "data.csv"],
+        ["data.csv", "--out", "started", "--resume"],
+        ["--out", "started", "--resume", "data.csv"],
         ["mixed", "--horizon", "4", "--out", "r"],
         ["--horizon", "4", "--help"],
         ["data.csv", "--no-bidirectional", "--out", "r"],
@@ -103,7 +103,7 @@ def test_a_text_model_is_meant(argv: list[str]) -> None:
             ["book.txt", "--horizon", "4"],
             ["book.txt is a text", "leave out --horizon; to", "a table"],
         ),
-        (["book.txt", "--out", "begun"], ["book.txt is a text", "another --out"]),
+        (["book.txt", "--out", "started"], ["book.txt is a text", "another --out"]),
         (["data.csv", "--as-text", "--horizon", "4"], ["--as-text", "--horizon", "one of"]),
         (["data.parquet", "book.txt"], ["data.parquet is a table", "book.txt is a text"]),
         (["book.txt", "--hidden-size", "4"], ["leave out --hidden-size", "mean '--rnn-size'?"]),
@@ -128,16 +128,16 @@ def test_what_is_not_clear_is_refused_with_the_ways_out(argv: list[str], parts: 
 
 
 def test_what_is_evaluated_is_the_first_argument() -> None:
-    assert meant("evaluate", ["--json", "begun", "data.csv"]) is evaluate.TABLE_COMMAND
-    assert meant("evaluate", ["book", "begun"]) is evaluate.COMMAND
-    assert meant("evaluate", ["begun", "--help"]) is evaluate.TABLE_COMMAND
+    assert meant("evaluate", ["--json", "started", "data.csv"]) is evaluate.TABLE_COMMAND
+    assert meant("evaluate", ["book", "started"]) is evaluate.COMMAND
+    assert meant("evaluate", ["started", "--help"]) is evaluate.TABLE_COMMAND
     assert meant("evaluate", ["--help"]) is evaluate.COMMAND
 
 
 @pytest.mark.parametrize(
     ("run", "flag", "said"),
     [
-        ("begun", "--lanes=4", "--lanes is not an option for a forecaster; leave it out"),
+        ("started", "--lanes=4", "--lanes is not an option for a forecaster; leave it out"),
         ("book", "--scaled", "--scaled is not an option for a text; leave it out"),
     ],
 )
@@ -152,7 +152,7 @@ def test_options_of_the_other_kind_are_no_unknown_flags(run: str, flag: str, sai
     [
         (evaluate, ["book", "book"]),
         (train, ["book", "--out", "new"]),
-        (forecast, ["begun", "begun"]),
+        (forecast, ["started", "started"]),
     ],
 )
 def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
@@ -165,8 +165,8 @@ def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
     ("argv", "command"),
     [
         (["evaluate", "book.txt", "book"], "fastlstm evaluate book book.txt"),
-        (["evaluate", "data.csv", "begun"], "fastlstm evaluate begun data.csv"),
-        (["forecast", "data.csv", "begun"], "fastlstm forecast begun data.csv"),
+        (["evaluate", "data.csv", "started"], "fastlstm evaluate started data.csv"),
+        (["forecast", "data.csv", "started"], "fastlstm forecast started data.csv"),
     ],
 )
 def test_a_run_comes_before_the_data(
@@ -219,7 +219,7 @@ def test_a_name_may_begin_with_a_tilde(name: str) -> None:
         ["train", "book.txt", "--out", ""],
         ["prepare", ""],
         ["generate", ""],
-        ["forecast", "begun", ""],
+        ["forecast", "started", ""],
         ["train", "x" * 300, "--out", "r"],
         ["train", "x" * 300, "--out", "r", "--horizon", "4"],
         ["train", "book.txt", "--out", "x" * 300],

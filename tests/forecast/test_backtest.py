@@ -159,7 +159,7 @@ def test_the_season_of_a_frequency(unit: Any, step: int, season: int) -> None:
     assert season_of(SimpleNamespace(frequency=Frequency(step, unit))) == season  # type: ignore[arg-type]
 
 
-def test_several_targets_are_judged_in_deviations_each_of_its_own() -> None:
+def test_several_targets_are_scored_in_deviations_each_of_its_own() -> None:
     y = values(0.3, 2).T * np.array([1.0, 50.0], dtype=np.float32)
     model = Forecaster(**QUICK).fit(y)
     report = model.backtest(season=SEASON, scaled=True)
@@ -184,7 +184,7 @@ def test_several_targets_are_judged_in_deviations_each_of_its_own() -> None:
 
 
 def test_a_missing_last_value_leaves_no_window_out() -> None:
-    """The walk is judged over all present targets, whatever is missing before them."""
+    """The walk is scored over all present targets, whatever is missing before them."""
     y = values(0.5)
     y[:, TRAIN + VALID - 1 :: 2] = np.nan  # the last input value of every other window
     model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))
@@ -193,7 +193,7 @@ def test_a_missing_last_value_leaves_no_window_out() -> None:
     assert {found["num_values"] for found in report.values()} == {want}
 
 
-def test_values_without_any_before_are_judged_by_the_training_mean_and_counted() -> None:
+def test_values_without_any_before_are_scored_by_the_training_mean_and_counted() -> None:
     y = values(0.0)
     y[0, : TRAIN + VALID + 8] = np.nan  # the first series begins late in the test rows
     model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))

@@ -89,7 +89,7 @@ def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> 
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles"])
-def test_backtest_judges_quantiles_where_they_are(
+def test_backtest_scores_quantiles_where_they_are(
     output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Forecaster(**{**QUICK, "steps": 20}, output=output).fit(waves())
@@ -328,7 +328,7 @@ def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
         ({"part": "validation"}, "part is 'validation', expected valid or test"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(
+def test_what_cannot_be_scored_is_refused(
     fitted: Forecaster, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

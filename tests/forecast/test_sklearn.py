@@ -157,7 +157,7 @@ def labelled(num: int = 120) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_sequences_are_searched_over_and_judged_in_parts(as_list: bool) -> None:
+def test_sequences_are_searched_over_and_scored_in_parts(as_list: bool) -> None:
     from sklearn.base import is_classifier, is_regressor
     from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
     from sklearn.pipeline import make_pipeline

@@ -231,7 +231,7 @@ def test_a_stop_before_the_first_evaluation_is_resumed(path: str, tmp_path: Path
     assert found.meta["progress"]["scored"] > 0
 
 
-def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
+def test_a_resumed_run_is_scored_on_the_windows_it_started_with(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(long_table(2400), path)
@@ -246,16 +246,16 @@ def test_a_resumed_run_is_judged_on_the_windows_it_began_with(
     assert found.meta["progress"]["scored"] == 100
 
 
-def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
     from fastlstm.forecast import train as forecast_run
 
     pq.write_table(long_table(2400), path)
     backtest = evaluation.backtest
 
-    judged: list[Any] = []
+    scored: list[Any] = []
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        judged.append(args[2])
+        scored.append(args[2])
         should_continue = kwargs.pop("should_continue")
 
         def slowed(done: int) -> bool:
@@ -273,7 +273,7 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     # All of them, in batches of 64, would take 11 s of the 10.
     assert test["windows"] % 64 == 0
     assert 64 <= test["windows"] < test["of_windows"] == 1425
-    (rows,) = judged
+    (rows,) = scored
     places = np.searchsorted(np.sort(rows), np.sort(rows[:64]))
     assert np.diff([0, *places, len(rows)]).max() <= 3 * len(rows) / 64
     said = [event.get("text", "") for event in events]
@@ -286,7 +286,7 @@ def test_a_budget_covers_judging_the_test_part(path: str, tmp_path: Path, monkey
     assert shown
 
 
-def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
+def test_a_run_by_steps_scores_every_window(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append])
     test = next(event for event in events if event["event"] == "test")
@@ -294,7 +294,7 @@ def test_a_run_by_steps_judges_every_window(path: str, tmp_path: Path) -> None:
     assert not any("evaluated " in event.get("text", "") for event in events)
 
 
-def test_a_stop_while_judging_is_honoured_and_resumed(path: str, tmp_path: Path) -> None:
+def test_a_stop_while_scoring_is_honoured_and_resumed(path: str, tmp_path: Path) -> None:
     pq.write_table(long_table(2400), path)
     out, config = tmp_path / "run", ForecastConfig(**QUICK)
     events: list[dict[str, Any]] = []
@@ -420,7 +420,7 @@ def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_p
         assert not said or f"scores {kept:,} of 1,425 validation windows" in said[0]
 
 
-def test_a_run_without_a_test_part_is_judged_on_nothing(path: str, tmp_path: Path) -> None:
+def test_a_run_without_a_test_part_is_scored_on_nothing(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**{**QUICK, "split": "70/30/0", "steps": 3})
     train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])

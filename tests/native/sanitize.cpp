@@ -1,5 +1,5 @@
 // The kernels alone, without Python: packs, runs forward and backward on every instruction set of
-// this machine with 1 to 4 threads. Built by sanitize.sh with a sanitizer, which judges memory and
+// this machine with 1 to 4 threads. Built by sanitize.sh with a sanitizer, which checks memory and
 // races; here the results of all teams must be equal bit for bit, and nothing may stay unwritten.
 //
 // A sanitizer does not see what AMX tiles load and store: tests/ops/backends/test_native_memory.py

@@ -1,6 +1,6 @@
 // Windows of a table without Python: the order, the groups, the places and the copies of all three
 // kinds of cell, checked against what they are said to be, and the queue of jobs used from several
-// threads. Built by sanitize.sh, whose sanitizers judge memory and races.
+// threads. Built by sanitize.sh, whose sanitizers check memory and races.
 #include <algorithm>
 #include <atomic>
 #include <bit>

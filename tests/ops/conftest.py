@@ -1,4 +1,4 @@
-"""Arguments, judgement and tolerances of the operator tests: one metric, one table."""
+"""Arguments, checks and tolerances of the operator tests: one metric, one table."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def reference_result(
 
 
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
-    """The one metric: relative RMS and largest error, judged by `TOLERANCES`."""
+    """The one metric: relative RMS and largest error, within `TOLERANCES`."""
     rms_limit, max_limit = TOLERANCES["gradient" if name.startswith("d") else "value", dtype]
     assert got.shape == want.shape, f"{name}: {tuple(got.shape)} is not {tuple(want.shape)}"
     error = got.detach().double() - want
@@ -168,5 +168,5 @@ def without_onednn() -> Iterator[None]:
 
 @pytest.fixture
 def ops() -> Toolbox:
-    """Arguments, reference, judgement and profiler of the operator tests."""
+    """Arguments, reference, checks and profiler of the operator tests."""
     return Toolbox()

@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 BACKENDS = ("aten", "reference")
 
 
-def run_and_judge(ops, args, backend, dtype, grads):
+def run_and_check(ops, args, backend, dtype, grads):
     given = args.copy(dtype, grads)
     out = lstm(*given.list(), backend=backend)
     assert out.y.dtype == dtype
@@ -48,26 +48,26 @@ def run_and_judge(ops, args, backend, dtype, grads):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_states_and_gradients(ops, case, dtype, backend):
-    run_and_judge(ops, ops.make(*CASES[case]), backend, dtype, ops.names)
+    run_and_check(ops, ops.make(*CASES[case]), backend, dtype, ops.names)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 def test_without_gradient(ops, dtype, backend):
     with torch.no_grad():
-        run_and_judge(ops, ops.make(7, 3, 12, 20), backend, dtype, ())
+        run_and_check(ops, ops.make(7, 3, 12, 20), backend, dtype, ())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fp16_trains_by_the_loop(ops, backend):
-    run_and_judge(ops, ops.make(5, 3, 8, 16), backend, torch.float16, ops.names)
+    run_and_check(ops, ops.make(5, 3, 8, 16), backend, torch.float16, ops.names)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_without_bias(ops, dtype, backend):
     grads = ops.names[:5]
-    run_and_judge(ops, ops.make(6, 3, 8, 16, bias=False), backend, dtype, grads)
+    run_and_check(ops, ops.make(6, 3, 8, 16, bias=False), backend, dtype, grads)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -75,7 +75,7 @@ def test_without_bias(ops, dtype, backend):
 def test_subsets_of_gradients(ops, dtype, backend):
     args = ops.make(5, 3, 8, 16)
     for grads in ops.subsets:
-        run_and_judge(ops, args, backend, dtype, grads)
+        run_and_check(ops, args, backend, dtype, grads)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -86,7 +86,7 @@ def test_strided_arguments(ops, dtype, backend):
         args.tensors[name] = torch.stack([value, value], -1).select(-1, 0)
     args.tensors["x"] = args.tensors["x"].transpose(0, 1).contiguous().transpose(0, 1)
     assert not any(value.is_contiguous() for value in args.tensors.values())
-    run_and_judge(ops, args, backend, dtype, ops.names)
+    run_and_check(ops, args, backend, dtype, ops.names)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

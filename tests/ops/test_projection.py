@@ -151,7 +151,7 @@ def relative_errors(got, want):
     return found
 
 
-def judge(got, want, limits):
+def check(got, want, limits):
     for name, error in relative_errors(got, want).items():
         assert error <= limits[name], f"{name}: {error:.2e} > {limits[name]:.2e}"  # not for NaN
 
@@ -181,14 +181,14 @@ def test_every_instruction_set(isa, dtype, shape, has_bias):
     limits = limits_of(shape, has_bias, dtype)
     inputs, want = make_inputs(*shape, has_bias), small_reference(shape, has_bias)
     for got in (kept(inputs, dtype), at_once(inputs, dtype)):
-        judge(got, want, limits)
+        check(got, want, limits)
 
 
 def test_many_columns(isa, dtype, use_threads):
     """In float32 a sum of so many terms in order is a little less exact."""
     use_threads(2)
     limits = {name: 1.5 * limit for name, limit in limits_of(LARGE, True, dtype).items()}
-    judge(at_once(make_inputs(*LARGE), dtype), small_reference(LARGE, True), limits)
+    check(at_once(make_inputs(*LARGE), dtype), small_reference(LARGE, True), limits)
 
 
 @pytest.mark.parametrize("chunk_elements", [1 << 22, 0], ids=["kept", "at once"])
@@ -202,7 +202,7 @@ def test_through_autograd(isa, dtype, chunk_elements, monkeypatch):
     shape = (130, 32, 257)
     inputs = make_inputs(*shape)
     limits = limits_of(shape, True, dtype)
-    judge(through_autograd(inputs, dtype, 0.37), reference(*inputs, 0.37), limits)
+    check(through_autograd(inputs, dtype, 0.37), reference(*inputs, 0.37), limits)
     assert ways == ["nats_and_gradients" if chunk_elements == 0 else "gradients_of"]
 
 
@@ -403,4 +403,4 @@ def test_random_shapes(isa, dtype, seed, use_threads):
         else:
             limits = dict.fromkeys(NAMES, 1.2e-2)
         way = rng.choice((kept, at_once))
-        judge(way(inputs, dtype), exact, limits)
+        check(way(inputs, dtype), exact, limits)

@@ -166,7 +166,7 @@ def test_an_event_that_is_no_name_is_left_out(tmp_path: Path) -> None:
     assert written(tmp_path, {"event": ["step"], "step": 1}, {"event": {}}) == History()
 
 
-def test_what_was_judged_anew_takes_the_place_of_the_old(tmp_path: Path) -> None:
+def test_what_was_evaluated_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
     kinds = ("start", "test", "forecast", "forecast", "start", "test", "forecast")
     events = [{"event": kind, "number": number} for number, kind in enumerate(kinds)]
     history = written(tmp_path, *events)

@@ -372,7 +372,7 @@ def test_a_log_gets_few_lines_of_what_is_under_way(monkeypatch: pytest.MonkeyPat
     output({"event": "prepare", "done_bytes": 1, "total_bytes": 9})
     for done in range(20):
         now_s[0] += 0.5
-        about = {"doing": "judging", "unit": "windows", "done": done, "total": 20}
+        about = {"doing": "evaluating", "unit": "windows", "done": done, "total": 20}
         output({"event": "progress", **about})
     lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines if "judging" in line] == ["0", "10"]
+    assert [line.split()[1] for line in lines if "evaluating" in line] == ["0", "10"]

@@ -106,7 +106,7 @@ def test_a_finished_run_is_continued_for_more_steps(tmp_path: Path) -> None:
     assert (again.predict(X) == model.predict(X)).all()
 
 
-def test_a_run_is_resumed_with_what_it_was_begun_with_only(tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_what_it_was_started_with_only(tmp_path: Path) -> None:
     out = tmp_path / "run"
     SequenceRegressor(**QUICK).fit(X, Y, out=out)
     with pytest.raises(RunDirectoryError, match="already contains a run"):

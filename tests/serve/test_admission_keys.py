@@ -100,11 +100,11 @@ def test_a_sequence_is_its_keys(serve: Callable[..., Running], plain_model: Any)
 
 def test_one_key_cannot_fill_the_sequences(serve: Callable[..., Running], plain_model: Any) -> None:
     server = serve(model=plain_model, keys=KEYS, max_sequences=8)
-    begun = [
+    started = [
         sequence(server, ANN, rows(0, 24), sequence_id=k, sequence_start=True) for k in range(1, 7)
     ]
-    assert [answer.status_code for answer in begun] == [200] * 4 + [503] * 2
-    assert "this API key has 4 sequences, the limit now" in begun[-1].json()["error"]
+    assert [answer.status_code for answer in started] == [200] * 4 + [503] * 2
+    assert "this API key has 4 sequences, the limit now" in started[-1].json()["error"]
     assert sequence(server, BOB, rows(0, 24), sequence_start=True).status_code == 200
     assert sequence(server, ANN, rows(24, 25), sequence_id=1, sequence_end=True).status_code == 200
     again = sequence(server, ANN, rows(0, 24), sequence_id=9, sequence_start=True)
@@ -253,7 +253,7 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared: Any) -
     large = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5, samplings=samplings))
     small = ask(scheduler, b"ann", replace(ENDLESS, max_tokens=5))
     other = ask(scheduler, b"cat", replace(ENDLESS, max_tokens=5))
-    wait_until(lambda: has_ended(other))  # it came last, and what could begin has begun
+    wait_until(lambda: has_ended(other))  # it came last, and what could begin has started
     assert not any(channel in (large, small) for channel, _ in list(chunks))
     scheduler.release(first)
     wait_until(lambda: has_ended(large) and has_ended(small))

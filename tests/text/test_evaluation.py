@@ -129,7 +129,7 @@ def test_units_of_a_bpe_vocabulary(make_model):
     assert result.nats_per_token == pytest.approx(bits * math.log(2) / 199, rel=1e-5)
 
 
-def test_zero_state_windows_are_judged_one_by_one(make_model):
+def test_zero_state_windows_are_scored_one_by_one(make_model):
     """Windows of N+1 ids, N predictions each from zero, the remainder dropped."""
     model, ids = make_model(), ids_of(7 * 11 + 5)
     result = evaluate(model, ids, Sizes(), zero_state_window=10, chunk=4)

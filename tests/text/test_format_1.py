@@ -86,11 +86,11 @@ def checkpoint(config: dict[str, Any]) -> Checkpoint:
 def test_the_configuration_of_a_checkpoint() -> None:
     old = {"layer_norm": True, "recurrent_dropout": 0.1}
     config = {"format_version": 1, "train": old, "given": {**old, "seed": 1}}
-    begun, given = stored_configs(checkpoint(config))
-    assert begun == TrainConfig(output_norm=True, weight_drop=0.1)
+    started, given = stored_configs(checkpoint(config))
+    assert started == TrainConfig(output_norm=True, weight_drop=0.1)
     assert given == TrainConfig(output_norm=True, weight_drop=0.1, seed=1)
-    begun, given = stored_configs(checkpoint({**config, "format_version": 2}))
-    assert begun == TrainConfig(layer_norm=True, recurrent_dropout=0.1)
+    started, given = stored_configs(checkpoint({**config, "format_version": 2}))
+    assert started == TrainConfig(layer_norm=True, recurrent_dropout=0.1)
 
 
 def test_the_config_json_of_a_run_as_a_configuration(tmp_path: Path) -> None:

@@ -91,13 +91,13 @@ def test_a_busy_machine_gets_more_time_for_its_report(
 
 def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> None:
     events: list[dict[str, Any]] = []
-    show = session_in(tmp_path, events).watch("judging", "windows")
+    show = session_in(tmp_path, events).watch("evaluating", "windows")
     for done in range(1, 11):
         clock.wall_s += 0.2
         show(done, 10)
     assert [event["done"] for event in events] == [3, 6, 9, 10]
     assert {(event["doing"], event["unit"], event["total"]) for event in events} == {
-        ("judging", "windows", 10)
+        ("evaluating", "windows", 10)
     }
     show(10, 10)  # a round that is over at once shows nothing
     assert len(events) == 4

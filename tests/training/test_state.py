@@ -29,7 +29,7 @@ def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
     @progress.counted("evaluations")
     def stopped() -> None:
         now_s[0] += 3.0
-        raise Stopped("stopped while judging")
+        raise Stopped("stopped while evaluating")
 
     with pytest.raises(Stopped):
         stopped()

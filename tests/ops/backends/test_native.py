@@ -44,7 +44,7 @@ def threads(request, monkeypatch):
     return request.param
 
 
-def judge(ops, args, dtype, grads=None, **fields):
+def check(ops, args, dtype, grads=None, **fields):
     grads = ops.names if grads is None else grads
     given = args.copy(dtype, grads)
     out = lstm(*given.list(), backend="native", **fields)
@@ -59,7 +59,7 @@ def judge(ops, args, dtype, grads=None, **fields):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_instruction_set(ops, isa, shape, dtype, threads):
-    judge(ops, ops.make(*SHAPES[shape]), dtype)
+    check(ops, ops.make(*SHAPES[shape]), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

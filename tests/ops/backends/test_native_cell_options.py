@@ -120,7 +120,7 @@ def reference(tensors, fields, lanes=(None, None), dtype=torch.float64):
     return outcome(tensors, run, dtype)
 
 
-def judge(got, want, rough, limit):
+def check(got, want, rough, limit):
     def error(found, name):
         size = want[name].norm() + 1e-6 * want[name].numel() ** 0.5
         return float((found[name].double() - want[name]).norm() / size)
@@ -136,7 +136,7 @@ def judge(got, want, rough, limit):
 def compare(tensors, fields, dtype, lanes=(None, None)):
     want = reference(tensors, fields, lanes)
     rough = reference(tensors, fields, lanes, dtype)
-    judge(native(tensors, fields, dtype, lanes), want, rough, LIMITS[dtype])
+    check(native(tensors, fields, dtype, lanes), want, rough, LIMITS[dtype])
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -204,7 +204,7 @@ def test_tokens(name):
 
     tensors = [embedding, *rest]
     want, rough = (outcome(tensors, run(theirs), d) for d in (torch.float64, torch.float32))
-    judge(outcome(tensors, run(ours), torch.float32), want, rough, LIMITS[torch.float32])
+    check(outcome(tensors, run(ours), torch.float32), want, rough, LIMITS[torch.float32])
 
 
 @pytest.mark.parametrize("name", CELLS)

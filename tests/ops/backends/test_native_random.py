@@ -16,7 +16,7 @@ GROUPS = 8
 def test_random_shapes(group):
     for seed in itertools.islice(SEEDS, group, None, GROUPS):
         case = random_shapes.draw(seed, largest=0.3)
-        judge(dataclasses.replace(case, threads=min(case.threads, 2)))
+        check(dataclasses.replace(case, threads=min(case.threads, 2)))
 
 
 # Beyond these sizes a product is summed in parts, or over several chunks of rows.
@@ -41,9 +41,9 @@ def test_split_products(sizes, isa, dtype):
         random_shapes.draw(1), T=T, B=B, I=I, H=H, dtype=dtype, isa=isa, threads=threads,
         num_tokens=0, has_lengths=True, has_mask=True, has_bias=True,
     )  # fmt: skip
-    judge(case)
+    check(case)
 
 
-def judge(case):
+def check(case):
     bad = {name: value for name, value in random_shapes.errors(case).items() if value > 1}
     assert not bad, f"{case}: error over what is allowed: {bad}"
