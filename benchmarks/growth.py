@@ -9,7 +9,7 @@ is kept in the process, as in `fastlstm.train`.
 
 Per point one JSON line per dtype in growth.jsonl: median seconds, the operations needed, and what
 bounds them, measured in the same run on as many threads: `ceiling_gflops` of the matrix product
-(B, H, 4H), which is a step's, and `large_gflops` of `hardware.GEMM_SHAPE`. The first counts a call
+(B, H, 4H), which is a step's, and `large_gflops` of `ceilings.GEMM_SHAPE`. The first counts a call
 of torch per product, so that small layers may pass it; the second cannot be passed by much.
 Memory is measured in a further step:
 - kept_bytes: the tensors that autograd really saved, each memory once, without x, the weights and
@@ -38,7 +38,7 @@ from torch import nn
 
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.kernels import kernel_table
-from fastlstm.system import hardware
+from fastlstm.system import ceilings, hardware
 
 DTYPES = {"fp32": 4, "bf16": 2}
 
@@ -88,7 +88,7 @@ def measure(point: Point, rounds: int) -> dict[str, dict[str, Any]]:
             "seconds": seconds[dtype],
             "flop": point.cell.flop,
             "ceiling_gflops": ceiling,
-            "large_gflops": gemm_gflops(dtype, point.threads, hardware.GEMM_SHAPE),
+            "large_gflops": gemm_gflops(dtype, point.threads, ceilings.GEMM_SHAPE),
             "kept_bytes": kept_bytes(layer, point.cell, dtype),
             "formula_bytes": formula_bytes(point.cell, DTYPES[dtype]),
             "peak_bytes": peak_bytes(layer, point.cell, dtype),
@@ -100,7 +100,7 @@ def measure(point: Point, rounds: int) -> dict[str, dict[str, Any]]:
 @cache
 def gemm_gflops(dtype: str, threads: int, shape: tuple[int, int, int]) -> float:
     """Returns the rate of a matrix product, measured once per run."""
-    return hardware.ceilings(dtype, threads, shape=shape, fresh=True).gemm_gflops
+    return ceilings.measured_ceilings(dtype, threads, shape=shape, fresh=True).gemm_gflops
 
 
 def kept_bytes(layer: nn.LSTM, cell: Cell, dtype: str) -> int:

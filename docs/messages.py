@@ -44,10 +44,12 @@ def messages_page(package: Path) -> str:
 def messages_of(source: str) -> list[str]:
     """Returns the messages in a source text, each as ``DataError: text`` or ``note: text``."""
     found = []
-    for scope in ast.walk(ast.parse(source)):
+    module = ast.parse(source)
+    attributes = [n for n in ast.walk(module) if isinstance(n, ast.Assign)]
+    for scope in ast.walk(module):
         if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
             nodes, seen = list(_inside(scope)), set[ast.AST]()
-            reader = _Reader(nodes)
+            reader = _Reader(nodes, attributes)
             for node in nodes:
                 for kind, parts in [] if node in seen else _spoken(node):
                     seen.update(inner for part in parts for inner in ast.walk(part))
@@ -68,9 +70,11 @@ def _inside(scope: ast.AST) -> Iterator[ast.AST]:
 
 def _spoken(node: ast.AST) -> list[tuple[str, list[ast.expr]]]:
     """Returns the kinds and parts of the messages that a node itself gives."""
-    if isinstance(node, ast.AugAssign) and _name(node.target).endswith("notes"):
-        texts = node.value.elts if isinstance(node.value, ast.List) else []
-        return [("note", [text]) for text in texts]
+    if isinstance(node, ast.AugAssign | ast.Assign):
+        target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
+        if _name(target).endswith("notes") and isinstance(node.value, ast.List | ast.Tuple):
+            return [("note", [text]) for text in node.value.elts]
+        return []
     if isinstance(node, ast.Dict):
         pairs = {_constant(key): value for key, value in zip(node.keys, node.values, strict=True)}
         is_message = _constant(pairs.get("event")) == "message" and "text" in pairs
@@ -110,12 +114,19 @@ def _constant(node: ast.AST | None) -> str:
 
 
 class _Reader:
-    """Writes an expression as the text it makes; variables are looked up in their function."""
+    """Writes an expression as the text it makes.
 
-    def __init__(self, nodes: list[ast.AST]) -> None:
+    Variables are looked up in their function, attributes of self in their file.
+    """
+
+    def __init__(self, nodes: list[ast.AST], assigned: list[ast.Assign]) -> None:
         self._values: dict[str, list[ast.expr]] = {}
         self._added: dict[str, list[ast.expr]] = {}
         self._depth = 0
+        for statement in assigned:
+            if isinstance(statement.targets[0], ast.Attribute):
+                name = f"self.{statement.targets[0].attr}"
+                self._values.setdefault(name, []).append(statement.value)
         for node in nodes:
             if isinstance(node, ast.AugAssign) and _is_text(node.value):
                 self._added.setdefault(_name(node.target), []).append(node.value)
@@ -138,6 +149,8 @@ class _Reader:
                 return _either([self.text(node.body), self.text(node.orelse)])
             case ast.Name():
                 return self._variable(node.id)
+            case ast.Attribute(value=ast.Name("self")) if f"self.{node.attr}" in self._values:
+                return self._variable(f"self.{node.attr}")
             case ast.Call(func=ast.Name("counted"), args=[number, noun]):
                 return f"{self.text(number)} {self.text(noun).removesuffix('s')}s"
             case ast.Call(func=ast.Name("Setting"), args=[name, *value]):
@@ -152,7 +165,7 @@ class _Reader:
     def _variable(self, name: str) -> str:
         values = self._values.get(name, [])
         if not values or self._depth > _MAX_DEPTH or not all(map(_is_text, values)):
-            return f"{{{name}}}"
+            return f"{{{name.removeprefix('self.').lstrip('_')}}}"
         self._depth += 1
         found = _either([self.text(value) for value in values])
         found += "".join(f"[{self.text(value)}]" for value in self._added.get(name, ()))

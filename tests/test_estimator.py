@@ -24,7 +24,7 @@ class Options:
 
 
 class Model(Estimator[int]):
-    __signature__ = signature_of(Options, "name", observers=())
+    options = signature_of(Options, "name", observers=())
 
 
 def test_the_signature_has_every_field() -> None:
@@ -84,3 +84,16 @@ def test_only_warnings_are_shown() -> None:
         warnings.simplefilter("error")
         show_warning({"event": "message", "level": "info", "text": "plain"})
         show_warning({"event": "step", "loss": 1.0})
+
+
+def test_a_subclass_has_the_parameters_of_its_own_constructor() -> None:
+    class Own(Model):
+        def __init__(self, extra: int = 1, size: int = 4) -> None:
+            super().__init__(size=size)
+            self.extra = extra
+
+    assert Own(extra=2).get_params() == {"extra": 2, "size": 4}
+    assert Own(size=5).get_options() == {"name": "a", "size": 5, "rate": None, "observers": ()}
+    assert repr(Own(size=5)) == "Own(size=5)"
+    with pytest.raises(ConfigError, match="has no parameter 'rate'"):
+        Own().set_params(rate=1.0)

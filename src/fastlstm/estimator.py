@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping
-from typing import Any, Generic, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from fastlstm.errors import ConfigError, nearest_hint
 
@@ -21,17 +21,32 @@ class Estimator(Generic[StoredT]):
     """
 
     stored_: StoredT
+    options: ClassVar[inspect.Signature]
+    """What training takes; a subclass with a constructor of its own may have other parameters."""
 
     def __init__(self, **options: Any) -> None:
-        self.set_params(**{**self._defaults(), **options})
+        self._set({**_defaults(self.options), **options}, self.options)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = inspect.signature(vars(cls).get("__init__", Estimator.__init__))
+        _, *parameters = own.parameters.values()
+        if "options" in vars(cls):
+            cls.__signature__ = cls.options  # type: ignore[attr-defined]
+        elif all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
+            cls.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        return {name: p.default for name, p in inspect.signature(cls).parameters.items()}
+        return _defaults(inspect.signature(cls))
+
+    def get_options(self) -> dict[str, Any]:
+        """Returns what training takes, by name."""
+        return {name: getattr(self, name) for name in self.options.parameters}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Returns the constructor's arguments by name."""
-        return {name: getattr(self, name) for name in self._defaults()}
+        return {name: getattr(self, name, default) for name, default in self._defaults().items()}
 
     def set_params(self, **parameters: Any) -> Self:
         """Changes arguments of the constructor.
@@ -39,12 +54,13 @@ class Estimator(Generic[StoredT]):
         Raises:
             ConfigError: there is none of that name.
         """
-        known = self._defaults()
-        for name, value in parameters.items():
-            if name not in known:
-                raise ConfigError(
-                    f"a {type(self).__name__} has no parameter '{name}'{nearest_hint(name, known)}"
-                )
+        return self._set(parameters, inspect.signature(type(self)))
+
+    def _set(self, values: Mapping[str, Any], known: inspect.Signature) -> Self:
+        for name, value in values.items():
+            if name not in known.parameters:
+                hint = nearest_hint(name, known.parameters)
+                raise ConfigError(f"a {type(self).__name__} has no parameter '{name}'{hint}")
             setattr(self, name, value)
         return self
 
@@ -57,6 +73,10 @@ class Estimator(Generic[StoredT]):
         defaults = self._defaults()
         shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n]]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _defaults(signature: inspect.Signature) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in signature.parameters.items()}
 
 
 def signature_of(

@@ -348,7 +348,7 @@ def test_targets_out_of_range_are_refused(target, text):
     features, weight, bias, targets = make_inputs(9, 3, 5)
     targets[:] = torch.arange(9) % 5
     targets[8] = target
-    with pytest.raises(ShapeError, match=rf"targets are {text}\d*, expected 0 to 4"):
+    with pytest.raises(ShapeError, match=rf"targets are {text}\d*, expected 0 to 4: rows of"):
         loss.projected_cross_entropy(features, weight, bias, targets)
     with pytest.raises(ShapeError, match="expected 0 to 4"):
         loss.projected_nats(features, weight, bias, targets)

@@ -141,7 +141,7 @@ CONFIG: list[tuple[Callable[[Any], None], str]] = [
     (put("answers", "dtype", value="<i4"), "config.json"),
     (put("answers", "dtype", value="V9"), "of no type of labels"),
     (put("answers", "dtype", value=[["x", "<i4"]]), "config.json"),
-    (put("data", "key", value=5), "config.json: 5 came, expected a text"),
+    (put("data", "key", value=5), "config.json: data.key is 5, expected a text"),
 ]
 
 

@@ -194,7 +194,7 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
     """Returns the schema of schema.json; raises ValueError if it is of another forecaster."""
-    columns = tuple(stored_text(name) for name in values["columns"])
+    columns = tuple(stored_text(name, "a column") for name in values["columns"])
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     ahead = columns[len(columns) - sizes.num_future :]
     if len(set(columns)) != num or len(columns) != num or ahead != config.future:
@@ -212,7 +212,7 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
     if is_wall is not None and type(is_wall) is not bool:
         raise ValueError(f"is_wall is {is_wall!r:.80}, expected true or false")
     frequency = Frequency.from_json(values["frequency"])
-    zone = None if zone is None else stored_text(zone)
+    zone = None if zone is None else stored_text(zone, "time_zone")
     return TableSchema(columns, frequency, zone, categories, sizes.has_missing, is_wall)
 
 

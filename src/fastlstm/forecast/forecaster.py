@@ -61,7 +61,7 @@ class Forecaster(Estimator[StoredForecaster]):
             print(model.backtest())
     """
 
-    __signature__ = signature_of(ForecastConfig, "horizon", observers=(), callbacks=())
+    options = signature_of(ForecastConfig, "horizon", observers=(), callbacks=())
 
     def __init__(self, horizon: int = 24, **options: Any) -> None:
         super().__init__(horizon=horizon, **options)
@@ -130,7 +130,7 @@ class Forecaster(Estimator[StoredForecaster]):
         out: str | Path | None = None,
         resume: bool = False,
     ) -> Forecaster:
-        options = self.get_params()
+        options = self.get_options()
         observers = [*checked_observers(options.pop("observers")), show_warning]
         callbacks = options.pop("callbacks")
         config = _config(options)
@@ -284,7 +284,10 @@ class Forecaster(Estimator[StoredForecaster]):
         """
         scores = self.backtest(frame=frame)["forecaster"]
         if "rel_mae" not in scores:
-            raise DataError("rel_mae is undefined: the test part is constant")
+            raise DataError(
+                "rel_mae is undefined: the targets of the test part are constant or all missing;"
+                " backtest() has the other measures"
+            )
         return 1 - scores["rel_mae"]
 
     def _warn_unsupported(self, levels: Sequence[float]) -> None:

@@ -291,4 +291,6 @@ def _check(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
     if targets.device.type == "cpu" and targets.numel() > 0 and not is_traced:
         low, high = (int(t) for t in targets.aminmax())
         if not 0 <= low <= high < weight.shape[0]:
-            raise ShapeError(f"targets are {low} to {high}, expected 0 to {weight.shape[0] - 1}")
+            raise ShapeError(
+                f"targets are {low} to {high}, expected 0 to {weight.shape[0] - 1}: rows of weight"
+            )

@@ -33,6 +33,7 @@ from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, t
 from fastlstm.report.terminal import Glyphs
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
 
+_STYLE = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Only the styles of the page and of its charts are allowed."""
 _MAX_LISTED = 20
@@ -68,12 +69,11 @@ def page(run_dir: Path, history: History) -> str:
     ]
     made = [_made(title, make) for title, make in sections]
     body = "\n".join(section for section in made if section)
-    style = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{to_html(name)} · fastlstm</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<title>{to_html(name)} · fastlstm</title>\n<style>\n{_STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n<footer>Written by fastlstm from metrics.jsonl.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )

@@ -37,10 +37,10 @@ def json_object(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> dict[
     return value
 
 
-def stored_text(value: Any) -> str:
-    """Returns the text that a value is; raises TypeError for anything else."""
+def stored_text(value: Any, name: str) -> str:
+    """Returns the text that a value is; raises TypeError, which names it, for anything else."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} came, expected a text")
+        raise TypeError(f"{name} is {value!r:.80}, expected a text")
     return value
 
 
@@ -54,7 +54,7 @@ def stored_options(
     """
     with checked_values(origin):
         resolved, given = (built(kind, config[name], f"'{name}'") for name in ("train", "given"))
-        return resolved, given, stored_text(config["data"]["key"])
+        return resolved, given, stored_text(config["data"]["key"], "data.key")
 
 
 def require_same(config: Any, sizes: Any, names: Iterable[str]) -> None:

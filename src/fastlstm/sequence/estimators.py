@@ -54,7 +54,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         n_features_in_: columns of the sequences.
     """
 
-    __signature__ = signature_of(SequenceConfig, observers=(), callbacks=())
+    options = signature_of(SequenceConfig, observers=(), callbacks=())
     _answers_kind: ClassVar[type[Answers]]
 
     def __sklearn_tags__(self) -> Any:
@@ -86,7 +86,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
             BudgetError: the budget was over before the first step.
             Stopped: a signal came; the state is saved.
         """
-        options = self.get_params()
+        options = self.get_options()
         observers = [*checked_observers(options.pop("observers")), show_warning]
         callbacks = checked_callbacks(options.pop("callbacks"))
         config = SequenceConfig(**options)

@@ -15,6 +15,8 @@ from fastlstm.errors import ConfigError, Setting, nearest_hint
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
 ConfigT = TypeVar("ConfigT")
 
+BELOW_1 = math.nextafter(1.0, 0.0)
+"""The upper bound of a probability that is less than 1."""
 _KINDS: dict[str, tuple[Any, str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -62,15 +64,18 @@ def check_values(
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:
+            limit = "below 1" if high == BELOW_1 else high
             raise ConfigError(
-                Setting(name), f" is {value!r}, expected a number from {low} to {high}"
+                Setting(name), f" is {value!r:.60}, expected a number from {low} to {limit}"
             )
     if choices is None:
         choices = _literals(type(config))  # type: ignore[arg-type]
     for name, known in choices.items():
         value = getattr(config, name)
         if value not in known:
-            raise ConfigError(Setting(name), f" is {value!r}, expected one of {', '.join(known)}")
+            raise ConfigError(
+                Setting(name), f" is {value!r:.60}, expected one of {', '.join(known)}"
+            )
 
 
 @functools.cache
@@ -91,7 +96,7 @@ def _check_kind(config: Any, name: str, annotation: str) -> None:
     elif kind in _KINDS and (
         not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) != (kind == "bool"))
     ):
-        raise ConfigError(Setting(name), f" is {value!r}, expected {_KINDS[kind][1]}")
+        raise ConfigError(Setting(name), f" is {value!r:.60}, expected {_KINDS[kind][1]}")
 
 
 def is_number(value: object) -> bool:

@@ -1,4 +1,7 @@
-"""This machine: instruction sets, cores, caches and GPU; `gpu` and `machine` import torch."""
+"""This machine: instruction sets, cores, caches and GPU.
+
+`gpu`, `machine` and `peak_memory_bytes` import torch.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(StoredModel):
-    """A `StoredModel` with its network: `model`, fp32 on the CPU, in evaluation mode."""
+    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating."""
 
     model: LanguageModel
 
@@ -109,7 +109,7 @@ def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:
     """Loads the model of a run or of a checkpoint; raises what `load_stored_model` does."""
     stored = load_stored_model(path)
     model = build_model(stored.weights, stored.model_config).eval()
-    return LoadedModel(**vars(stored), model=model)
+    return LoadedModel(**{**vars(stored), "weights": {}}, model=model)
 
 
 def build_model(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LanguageModel:

@@ -8,7 +8,6 @@ them, and parsed from the same bytes.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from fastlstm.errors import (
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
-from fastlstm.system.fields import check_values
+from fastlstm.system.fields import BELOW_1, check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, in_todays_names
 
@@ -47,11 +46,10 @@ AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-_BELOW_1 = math.nextafter(1.0, 0.0)
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 _BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
-    **{"num_layers": (1, 64), "dropout": (0.0, _BELOW_1), "weight_drop": (0.0, _BELOW_1)},
+    **{"num_layers": (1, 64), "dropout": (0.0, BELOW_1), "weight_drop": (0.0, BELOW_1)},
 }
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
@@ -209,7 +207,8 @@ def check_shapes(
 ) -> None:
     """Raises FormatError unless shapes and dtypes are those of the model `config` describes."""
     expected = parameter_shapes(config)
-    if unknown := next((name for name in stored if name not in expected), None):
+    unknown = next((name for name in stored if name not in expected), None)
+    if unknown is not None:
         raise FormatError(
             f"{origin}: has a tensor '{unknown}' the model lacks{nearest_hint(unknown, expected)};"
             f" {CONFIG_FILE} is of another model"
@@ -247,7 +246,8 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
 
 def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    if unknown := next((name for name in values if name not in fields), None):
+    unknown = next((name for name in values if name not in fields), None)
+    if unknown is not None:
         raise FormatError(
             f"{origin}: unknown key 'model.{unknown}'{nearest_hint(unknown, fields)}; a newer"
             " fastlstm may have written it"

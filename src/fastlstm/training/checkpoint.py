@@ -171,6 +171,8 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
     """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except KeyError as error:
         raise CorruptFileError(f"{checkpoint.path}: {error} is missing in its files") from error
     except (ConfigError, *_BAD_VALUE) as error:

@@ -38,7 +38,8 @@ class TrainingOptions:
         tensorboard: write TensorBoard event files.
         device: auto uses the GPU if there is one.
         precision: auto measures which precision is fastest on this machine.
-        threads: CPU threads; default is one per core of this process.
+        threads: CPU threads; default is one per core of this process, without a run directory
+            torch's own number.
         memory_limit_gb: limit of GPU memory in GB.
         strict_kernels: fail instead of using a slow kernel.
         seed: random seed of initialization, order and dropout.

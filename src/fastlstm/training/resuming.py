@@ -56,9 +56,13 @@ def remaining(
         BudgetError: the run ended by this very budget before.
     """
     if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
-        text = f"already complete: it ends after {stop_criterion.text} and has trained"
-        text += f" {checkpoint.step:,}; nothing is left to train, give more "
-        notes.append(Message(text, Setting(stop_criterion.kind)))
+        notes.append(
+            Message(
+                f"already complete: it ends after {stop_criterion.text} and has trained"
+                f" {checkpoint.step:,}; nothing is left to train, give more ",
+                Setting(stop_criterion.kind),
+            )
+        )
     end = read_history(run.metrics_path).end or {}
     reason = str(end.get("reason"))
     by_budget = reason.startswith(("budget", "trained 0"))

@@ -58,8 +58,10 @@ class Saver:
             if not isinstance(callbacks := meta.get("callbacks", {}), dict):
                 raise TypeError("callbacks is no object")
         trainer.callbacks.restore(tensors, callbacks)
-        # After a roll-back the state is saved again, with its new rate.
-        self.saved_step = -1 if is_roll_back else trainer.progress.step
+        self.saved_step = trainer.progress.step
+        if is_roll_back:  # the state is saved again, with its new rate
+            self.saved_step = -1
+            self._times.rolled_back()
 
     def save_if_due(self) -> None:
         """Saves the state where this step is due."""

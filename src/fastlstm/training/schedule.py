@@ -84,17 +84,22 @@ class SaveTimes:
 
     def __init__(self, every: int | None) -> None:
         self._every, self._interval_s, self._last_s = every, _FIRST_SAVE_S, time.perf_counter()
+        self._tried = -1
 
     def is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is to be written after so many steps."""
         if self._every is not None:
-            return step > 0 and step % self._every == 0  # the state before is saved at the start
+            return step % self._every == 0 and step != self._tried
         return time.perf_counter() - self._last_s > self._interval_s
 
     def tried(self, step: int) -> None:
         """Notes that a checkpoint was written after so many steps, or could not be."""
         self._interval_s = _SAVE_S if step else _FIRST_SAVE_S
-        self._last_s = time.perf_counter()
+        self._last_s, self._tried = time.perf_counter(), step
+
+    def rolled_back(self) -> None:
+        """Notes that the run went back: steps that were tried may be due again."""
+        self._tried = -1
 
 
 def learning_rate_factor(progress: float, warmup: float, cooldown: float) -> float:

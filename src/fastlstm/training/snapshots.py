@@ -16,7 +16,9 @@ class Snapshots(Protocol):
     """Keeps states of a run."""
 
     def save(self, state: Checkpoint) -> Event | None:
-        """Keeps a state, whose path counts for nothing; returns more of the `checkpoint` event.
+        """Keeps a state; returns more of the `checkpoint` event.
+
+        The path of the state is its name in messages.
 
         Raises:
             StorageError: the disk refused; older checkpoints are intact.

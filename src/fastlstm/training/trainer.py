@@ -161,8 +161,8 @@ class Trainer:
         Raises:
             CorruptFileError: the checkpoint's values make no sense.
         """
-        self.saver.restore(checkpoint, is_roll_back)
         self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
+        self.saver.restore(checkpoint, is_roll_back)
 
     def _train(self) -> None:
         """Steps and evaluates to the end; the last step is evaluated."""

@@ -130,14 +130,24 @@ def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_that_is_too_short_is_refused(kind: type[Batches]) -> None:
+@pytest.mark.parametrize(
+    ("num", "advice"),
+    [
+        (8191, "give batch_size=31 or give more text"),
+        (255, "give seq_length=3 or give more text"),
+        (63, "give more text"),
+    ],
+)
+def test_a_text_that_is_too_short_is_refused(kind: type[Batches], num: int, advice: str) -> None:
     with pytest.raises(DataError) as caught:
-        kind(np.zeros(8191, np.uint8), 32, 128, 0)
+        kind(np.zeros(num, np.uint8), 32, 128, 0)
     assert str(caught.value) == (
-        "the training text has 8,191 tokens, batch_size=32 with seq_length=128 needs at least"
-        " 8,192; make one of them smaller or give more text"
+        f"the training text has {num:,} tokens, batch_size=32 with seq_length=128 needs at least"
+        f" 8,192; {advice}"
     )
     next(kind(np.zeros(8192, np.uint8), 32, 128, 0))
+    next(kind(np.zeros(8191, np.uint8), 31, 128, 0))
+    next(kind(np.zeros(255, np.uint8), 32, 3, 0))
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,11 @@ def test_prose_with_equally_many_delimiters_is_a_text(lines: list[str]) -> None:
         ["day;y", "1.2.2024;1,5", "2.2.2024;2,5"],
         ["when\twho", "2024-01-01T00:00:00Z\tAnna", "2024-01-01T01:00:00Z\tPaul"],
         ["name,a,b", "x,?,1", "y,2,?"],
+        ["day;sold;price", "Mon;1,5;2,5", "Tue;2,5;1,5"],
         ["y", "1e-3", "-2.5"],
         ["1 | 2", "3 | 4", "5 | 6"],
     ],
-    ids=["decimal commas", "times", "missing values", "one column", "no header"],
+    ids=["decimal commas", "times", "missing values", "names", "one column", "no header"],
 )
 def test_rows_with_a_number_or_a_time_are_a_table(lines: list[str]) -> None:
     Path("rows.txt").write_text("\n".join(lines))

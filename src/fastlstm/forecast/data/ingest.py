@@ -215,6 +215,7 @@ class TableIngest:
             plain = map(str, names.plain() if self._is_parsed else ())
             if words := ", ".join(repr(name) for name in plain if name in NULL_WORDS):
                 self.notes.append(f"column '{column}': {words} is read as a name, not as missing")
+        self._series, self._categories = Names(), {}  # of millions of names, once is enough
 
     def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
         if self._roles.series is None:

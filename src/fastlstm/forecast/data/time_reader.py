@@ -104,13 +104,14 @@ class TimeReader:
             self.time_zone, is_wall = like.time_zone, like.is_wall
         times = np.memmap(path, dtype=np.int64, mode="r+")
         try:
-            wall, days = self._wall(times[:_ROWS])
+            self._wall(times[:1])
         except pa.ArrowInvalid:
             raise DataError(
                 f"{self._where} have the time zone {self.time_zone!r:.60}, which this system does"
                 " not know; convert them to another"
             ) from None
         blocks = [slice(*block) for block in row_blocks(0, len(times), 1, _ROWS)]
+        wall, days = self._wall(times[:_ROWS])
         hour = most_frequent(wall - days)
         if is_wall is None:
             is_wall = self._low != self._high and all(

@@ -86,11 +86,15 @@ class Batches(LoaderPosition, ABC):
         return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
     def _too_short(self) -> Message:
-        B, T = self._batch_size, self._seq_length
+        num, B, T = len(self._ids), self._batch_size, self._seq_length
+        fits: list[object] = []
+        if num >= 2 * T:
+            fits = ["give ", Setting("batch_size", num // (2 * T)), " or "]
+        elif num >= 2 * B:
+            fits = ["give ", Setting("seq_length", num // (2 * B)), " or "]
         return Message(
-            f"the training text has {counted(len(self._ids), 'token')}, ", Setting("batch_size", B),
-            " with ", Setting("seq_length", T), f" needs at least {2 * B * T:,}; make one of them"
-            " smaller or give more text",
+            f"the training text has {counted(num, 'token')}, ", Setting("batch_size", B), " with ",
+            Setting("seq_length", T), f" needs at least {2 * B * T:,}; ", *fits, "give more text",
         )  # fmt: skip
 
     @abstractmethod

@@ -19,7 +19,7 @@ _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
-_VALUE = re.compile(r"(?=.*\d)[-+\d.:/eETZ% ]+")
+_VALUE = re.compile(r"(?=.*\d)[-+\d.,:/eETZ% ]+")
 """A number or a time."""
 _MAX_FILES = 100_000
 """Limit of files of a directory that are looked at."""
