@@ -125,7 +125,7 @@ def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
         (lambda model: model.predict(future=5), "fitted without future columns"),
         (lambda model: model.predict_quantiles(quantiles=5), "quantiles is 5, expected a list of"),
         (lambda model: model.predict_quantiles(quantiles=["x"]), "quantiles is .'x'., expected a"),
-        (lambda model: model.backtest(5), "part is 5, expected valid or test"),
+        (lambda model: model.backtest(5), "part is 5, expected train, valid or test"),
         (lambda model: model.backtest(stride="x"), "stride is 'x', expected 1 or more"),
         (lambda model: model.backtest(season=1.5), "season is 1.5, expected 1 or more"),
         (lambda model: model.backtest(frame=5), "got an int, expected a path"),

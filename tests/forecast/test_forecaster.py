@@ -227,6 +227,8 @@ def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
     assert again.backtest(frame=waves()) == fitted.backtest()
     with pytest.raises(ConfigError, match="a loaded or pickled Forecaster has no table of its own"):
         again.predict()
+    with pytest.raises(ConfigError, match="expected train, valid or test"):
+        again.backtest("long.csv")
     names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
     assert names == {
         *("config.json", "schema.json", "scaler.json", "model.safetensors", "manifest.json"),
@@ -325,7 +327,9 @@ def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
     [
         ({"stride": 0}, "stride is 0, expected 1"),
         ({"season": -3}, "season is -3, expected 1"),
-        ({"part": "validation"}, "part is 'validation', expected valid or test"),
+        ({"part": "validation"}, "part is 'validation', expected train, valid or test"),
+        ({"part": "long.csv"}, "part is 'long.csv', .* takes a table as frame="),
+        ({"part": waves()}, "part is a .*Table, .* takes a table as frame="),
     ],
 )
 def test_what_cannot_be_scored_is_refused(

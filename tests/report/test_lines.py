@@ -53,6 +53,8 @@ def test_the_start_of_a_text_run() -> None:
 def test_the_start_of_a_forecaster() -> None:
     rows = rows_of(FORECAST_START)
     assert rows["data"] == "sales.csv, 1,200 rows of 3 series, every day"
+    rows = rows_of({**FORECAST_START, "series": 1, "frequency": "rows"})
+    assert rows["data"] == "sales.csv, 1,200 rows, no time column: rows are counted"
     assert rows["windows"] == (
         "800 training, 100 validation, 100 test | target sold, price; future covariates holiday"
         " | all series sampled equally often"

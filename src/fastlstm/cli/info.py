@@ -76,10 +76,11 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    columns, every = stored.schema.columns, str(stored.schema.frequency).removeprefix("1 ")
+    columns, every = stored.schema.columns, str(stored.schema.frequency)
     targets = list(columns[: stored.network.config.num_targets])
     facts = {**_stored_facts(stored), "targets": targets, "columns": list(columns)}
-    rows = [("forecasts", f"{', '.join(targets)}, every {every}"), *_model_rows(facts)]
+    every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
+    rows = [("forecasts", ", ".join(targets) + every), *_model_rows(facts)]
     return {"kind": "forecaster", **facts}, rows
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, Setting
+from fastlstm.errors import ConfigError, DataError, Setting, kind_of_value
 from fastlstm.estimator import Estimator, show_warning, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
@@ -221,7 +221,7 @@ class Forecaster(Estimator[StoredForecaster]):
 
     def backtest(
         self,
-        part: Literal["valid", "test"] = "test",
+        part: Literal["train", "valid", "test"] = "test",
         stride: int = 1,
         season: int | None = None,
         scaled: bool = False,
@@ -231,7 +231,7 @@ class Forecaster(Estimator[StoredForecaster]):
         """Evaluates forecasts from every origin of a part of a table.
 
         Args:
-            part: valid or test.
+            part: train, valid or test.
             stride: rows from one origin to the next.
             season: steps of the seasonal naive forecast and of mase; default a day where steps are
                 shorter, else a week of days, a year of months, or 1.
@@ -255,6 +255,7 @@ class Forecaster(Estimator[StoredForecaster]):
             num_without_scale of them, whose series is constant from season to season in its
             training rows, or has none. Either count is left out if 0.
         """
+        _require_part(part)
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and not (is_whole(value) and value >= 1):
                 raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more whole steps")
@@ -265,9 +266,12 @@ class Forecaster(Estimator[StoredForecaster]):
         return evaluate_forecasts(self._fitted(), inputs, split, rows, season, scores, scaled)
 
     def coverage(
-        self, intervals: Sequence[float] = (0.8, 0.95), part: Literal["valid", "test"] = "test"
+        self,
+        intervals: Sequence[float] = (0.8, 0.95),
+        part: Literal["train", "valid", "test"] = "test",
     ) -> dict[float, float]:
         """Returns the share of values within their central intervals, by level."""
+        _require_part(part)
         stored = self._fitted()
         dataset, inputs = self._table(None)
         _, rows = self._windows(dataset, part, 1)
@@ -300,8 +304,6 @@ class Forecaster(Estimator[StoredForecaster]):
         self, dataset: SeriesDataset, part: str, stride: int
     ) -> tuple[Split, NDArray[np.int64]]:
         """Returns the parts of a table, and the first rows of the windows of one of them."""
-        if part not in ("train", "valid", "test"):
-            raise ConfigError(f"part is {part!r}, expected valid or test")
         config, sizes = self._fitted().config, self._fitted().network.config
         split = split_table(dataset.table, dataset.frequency, config.split)
         windows = split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
@@ -343,6 +345,14 @@ class Forecaster(Estimator[StoredForecaster]):
         model.stored_ = dataclasses.replace(stored, config=config, given=given)
         model._came = "arrow"
         return model
+
+
+def _require_part(part: Any) -> None:
+    if not isinstance(part, str) or part not in ("train", "valid", "test"):
+        shown = repr(part) if isinstance(part, str | int) else kind_of_value(part)
+        raise ConfigError(
+            f"part is {shown:.80}, expected train, valid or test; backtest takes a table as frame=…"
+        )
 
 
 def _config(options: dict[str, Any]) -> ForecastConfig:

@@ -21,6 +21,7 @@ from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, fit_scaler, split_table
+from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
@@ -207,13 +208,14 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
     sizes = network.config
     steps = (config.tbptt or sizes.input_size) // sizes.patch
     batch = config.batch_size * network.num_channels
+    is_named = dataset.roles.time is None or dataset.frequency != ROWS
     with autocast(config.precision, next(network.parameters()).device):
         kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
     return {
         "rows": dataset.table.num_rows,
         "series": len(dataset.series),
         **{role: list(getattr(dataset.roles, role)) for role in _ROLES},
-        "frequency": str(dataset.frequency),
+        "frequency": str(dataset.frequency) if is_named else None,
         "num_units": {"train": task.loader.num_windows, "valid": task.num_valid},
         "model": dataclasses.asdict(sizes),
         **{name: getattr(config, name) for name in ("tbptt", "balance", "dropout")},

@@ -28,6 +28,9 @@ def joined(parts: list[str], separator: str = ", ") -> str:
     return separator.join(part for part in parts if part)
 
 
+_COUNTED = "no time column: rows are counted"
+
+
 def _filled(form: str, value: object) -> str:
     """Returns a text with a value in it; empty where the value is None or empty."""
     return "" if value in (None, "") else form.format(value)
@@ -69,11 +72,12 @@ def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
 
 def _data_text(start: Event) -> str:
     series, size = number(start, "series") or 1, number(start, "vocab_size")
+    frequency = text_of(start, "frequency")
     return joined(
         [
             text_of(start, "source"),
             count_of(start, "rows", "row") + (f" of {series:,.0f} series" if series > 1 else ""),
-            _filled("every {}", text_of(start, "frequency").removeprefix("1 ")),
+            _COUNTED if frequency == "rows" else _filled("every {}", frequency.removeprefix("1 ")),
             text_of(start, "vocab") + _filled(" vocabulary of {:,.0f}", size),
         ]
     )

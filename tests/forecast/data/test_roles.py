@@ -7,6 +7,7 @@ import pytest
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
 
 NAMES = ["unique_id", "ds", "y", "temp", "note"]
@@ -22,7 +23,9 @@ def roles(
     problems = Problems("t")
     kinds = dict.fromkeys(numbers, pa.float64()) | dict.fromkeys(times, pa.timestamp("us"))
     schema = pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in names])
-    found = find_roles(schema, RoleRequest(**asked), "t", problems)
+    records = FrameRecords(schema.empty_table())
+    records.name = "t"
+    found = find_roles(records, RoleRequest(**asked), problems)
     problems.raise_all()
     return found
 

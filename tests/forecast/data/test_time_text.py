@@ -10,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, in_flags
+from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.time_text import micro_of_floats, read_times
+from fastlstm.forecast.data.time_text import look_like_times, micro_of_floats, read_times
+
+pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
 
 START = datetime.datetime(1990, 1, 1)
 HOURS = [START + datetime.timedelta(hours=k) for k in range(60)]
@@ -177,3 +180,71 @@ def test_a_fraction_is_read_to_the_nearest_microsecond() -> None:
     column = pa.array([0.031373, 1_467_331_200.031373, -0.031373])
     found = micro_of_floats(column, 1e6).cast(pa.int64()).to_pylist()
     assert found == [31_373, 1_467_331_200_031_373, -31_373]
+
+
+def frames(texts: dict[str, list[str]], num_rows: int = 60) -> list[Any]:
+    """The same table as pandas, polars and Arrow frames."""
+    columns = {**texts, "y": list(range(num_rows))}
+    return [
+        pandas.DataFrame(columns),
+        pandas.DataFrame(columns).astype(dict.fromkeys(texts, object)),
+        polars.DataFrame(columns),
+        pa.table(columns),
+    ]
+
+
+ROWS = np.random.default_rng(0).permutation(60)
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y-%m-%dT%H:%MZ"])
+def test_texts_of_a_frame_are_the_time_column_as_in_a_csv(form: str, tmp_path: Path) -> None:
+    texts = [HOURS[row].strftime(form) for row in ROWS]
+    path = table(tmp_path / "a.csv", texts, "when,y")
+    for source in (path, *frames({"when": texts})):
+        with pytest.raises(DataError, match="is earlier than the row before"):
+            prepared(source)
+        found = prepared(source, policy=Policy(disorder="sort"))
+        assert (found.roles.time, str(found.frequency)) == ("when", "1 hour")
+        assert found.table.segments.start_times[0] == micro(START)
+
+
+def test_texts_with_a_role_are_not_looked_at() -> None:
+    days = [f"{day:%Y-%m-%d}" for day in DAYS]
+    for frame in frames({"ds": days, "released": days, "shop": [f"{d:%d.%m.%Y}" for d in DAYS]}):
+        assert prepared(frame).roles.time == "ds"
+    for role in ({"ignore": ("when",)}, {"categorical": ("when",)}):
+        for frame in frames({"when": days}):
+            assert prepared(frame, roles=RoleRequest(**role)).roles.time is None
+    for frame in frames({"shop": [f"shop {n}" for n in range(60)]}):
+        assert prepared(frame).roles.time is None
+
+
+@pytest.mark.parametrize(
+    "form", ["%d.%m.%Y %H:%M", "%m/%d/%Y", "%d %b %Y", "%B %d %Y %I:%M %p", "%d-%m-%y"]
+)
+def test_texts_that_look_like_times_are_refused(form: str, tmp_path: Path) -> None:
+    texts = [f"{time:{form}}" for time in HOURS]
+    for source in (table(tmp_path / "a.csv", texts, "when,y"), *frames({"when": texts})):
+        with pytest.raises(DataError) as refused:
+            prepared(source)
+        assert str(refused.value).endswith(
+            f"column 'when' looks like times ({texts[0]!r}) but is not read as the time column:"
+            " give time='when' with, for example, time_format='%d.%m.%Y %H:%M', or ignore=['when']"
+        )
+        assert in_flags(*refused.value.args).endswith("or --ignore when")
+        asked = {"roles": RoleRequest(time="when"), "time_format": form}
+        if form == "%d.%m.%Y %H:%M":
+            assert str(prepared(source, **asked).frequency) == "1 hour"
+
+
+def test_two_columns_of_texts_are_refused() -> None:
+    days = [f"{day:%Y-%m-%d}" for day in DAYS]
+    for frame in frames({"start": days, "end": days}):
+        with pytest.raises(DataError, match="'start' looks like times"):
+            prepared(frame)
+        assert prepared(frame, roles=RoleRequest(ignore=("start",))).roles.time == "end"
+
+
+@pytest.mark.parametrize("text", ["1.2.3", "shop 12", "12:30", "99-99-99", "2024", "a 1, 2024", ""])
+def test_other_texts_do_not_look_like_times(text: str) -> None:
+    assert not look_like_times(pa.array([text]))

@@ -145,7 +145,7 @@ def prepare_table(
     records = open_records(source)
     problems = Problems(records.name)
     with problems.fatal():
-        roles = find_roles(records.schema, options.roles, records.name, problems)
+        roles = find_roles(records, options.roles, problems)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = records.signature
     key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)

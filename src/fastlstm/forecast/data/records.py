@@ -35,6 +35,8 @@ _OTHER_COLUMNS = re.compile(
     r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
 )
 _BATCH_ROWS = 1 << 18
+_FIRST_TEXTS = 300
+"""Values of a column that are looked at to see what it holds."""
 _CSV_BLOCK_BYTES = 8 << 20
 _DELIMITERS = ",;\t|"
 _NO_ROWS = {
@@ -76,6 +78,16 @@ class Records(ABC):
         Raises:
             DataError: the file is damaged, or a value does not have its column's type.
         """
+
+    def first_texts(self, names: Sequence[str]) -> dict[str, pa.Array]:
+        """Returns the first values of some columns of text, without missing ones."""
+        if not names:
+            return {}
+        kinds = {name: self.schema.field(name).type for name in names}
+        batch = next((batch for batch in self.batches(kinds) if len(batch)), None)
+        columns = [] if batch is None else batch.slice(0, _FIRST_TEXTS).columns
+        texts = (without_null_words(column.cast(pa.string())) for column in columns)
+        return {name: column.drop_null() for name, column in zip(names, texts, strict=False)}
 
     def changed_file(self) -> str | None:
         """Returns the path of a file that changed since it was opened, or None."""

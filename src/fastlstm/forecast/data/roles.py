@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.records import Records, is_text
+from fastlstm.forecast.data.time_text import are_times, look_like_times
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -77,20 +79,21 @@ class Roles:
         return (*self.target, *self.past, *self.future)
 
 
-def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: Problems) -> Roles:
+def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Roles:
     """Chooses the role of every column.
 
     Args:
-        schema: of the table.
+        records: the table; the first values of texts without a role are read if no column is
+            called or typed a time.
         request: roles given by the user.
-        origin: name of the table in messages.
         problems: collects errors of missing columns.
 
     Raises:
         DataError: two roles for one column, no target, a missing column of target, time or
-            series, or too many columns.
+            series, too many columns, or texts that look like times in an unknown format.
     """
-    names, kinds = schema.names, pa.types
+    schema, origin, kinds = records.schema, records.name, pa.types
+    names = schema.names
     if len(names) > _MAX_COLUMNS:
         raise DataError(
             f"{origin} has {len(names):,} columns, the limit is {_MAX_COLUMNS:,};"
@@ -102,11 +105,10 @@ def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: P
     numbers = {field.name for field in schema if any(is_(field.type) for is_ in number_kinds)}
     usable_numbers = numbers.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
-    free = [field for field in schema if field.name not in assigned]
-    times = [f.name for f in free if kinds.is_timestamp(f.type) or kinds.is_date(f.type)]
-    time = request.time or _first(TIME_NAMES, [field.name for field in free])
-    time = time or (times[0] if len(times) == 1 else None)
-    series = request.series or _first(SERIES_NAMES, [f.name for f in free if f.name != time])
+    free = [name for name in names if name not in assigned and name != request.time]
+    series = request.series or _first(SERIES_NAMES, free)
+    free = [name for name in free if name != series]
+    time = request.time or _first(TIME_NAMES, free) or _find_time(records, free)
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
     if not target and request.has_target:
@@ -135,6 +137,29 @@ def find_roles(schema: pa.Schema, request: RoleRequest, origin: str, problems: P
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
+
+
+def _find_time(records: Records, free: Sequence[str]) -> str | None:
+    """Returns the only column of times; refuses texts that may be times but cannot be read."""
+    kinds = {name: records.schema.field(name).type for name in free}
+    times = [
+        n for n, kind in kinds.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    ]
+    if len(times) == 1:
+        return times[0]
+    texts = records.first_texts([name for name, kind in kinds.items() if is_text(kind)])
+    times = times or [name for name, values in texts.items() if are_times(values)]
+    if len(times) == 1:
+        return times[0]
+    for name, values in texts.items():
+        if look_like_times(values):
+            raise DataError(
+                f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r}) but"
+                " is not read as the time column: give ", Setting("time", name),
+                " with, for example, ", Setting("time_format", "%d.%m.%Y %H:%M"), ", or ",
+                Setting("ignore", [name]),
+            )  # fmt: skip
+    return None
 
 
 def _columns(roles: RoleRequest | Roles, role: str) -> tuple[str, ...]:

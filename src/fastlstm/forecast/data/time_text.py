@@ -20,9 +20,18 @@ _YEAR_LAST = re.compile(
     r"\s*\d{1,2}([-/.])\d{1,2}[-/.](\d{2}|\d{4})(?: (\d{1,2}:\d{2}(:\d{2})?))?\s*"
 )
 
+_ANY_DATE = (
+    r"^\s*([A-Z][a-z]{2,8}\.?,? )?"  # the day of the week
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"
+    r"|[0-3]?\d[-/. ]+([0-3]?\d|[A-Za-z]{3,9})[-/., ]+(\d{4}|\d{2})"
+    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})"
+    r"([T ,]+\d{1,2}:\d{2}.*)?\s*$"
+)
+"""Dates in many forms, with or without a time of day."""
+
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
-    """Returns texts as timestamps in microseconds.
+    """Returns texts as timestamps in microseconds, in UTC if they have a zone.
 
     Args:
         column: texts, without nulls.
@@ -34,10 +43,12 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     """
     if form is not None:
         return _by_format(column, form)
-    try:
-        return column.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return _year_first(column)
+    for zone in (None, "UTC"):  # with a zone as in 2016-07-01T13:00Z
+        try:
+            return column.cast(pa.timestamp("us", zone))
+        except pa.ArrowInvalid:
+            pass
+    return _year_first(column)
 
 
 def _year_first(column: pa.Array) -> pa.Array:
@@ -96,6 +107,11 @@ def are_times(texts: pa.Array) -> bool:
         return len(texts) > 0 and texts.null_count == 0 and read_times(texts) is not None
     except pa.ArrowInvalid:
         return False
+
+
+def look_like_times(texts: pa.Array) -> bool:
+    """Returns whether all texts look like dates in some form."""
+    return len(texts) > 0 and pc.all(pc.match_substring_regex(texts, _ANY_DATE)).as_py()
 
 
 def hint_for_time(value: str) -> tuple[object, ...]:
