@@ -180,3 +180,10 @@ def test_of_many_units_an_evaluation_scores_some_and_says_so() -> None:
     told = f"each evaluation scores {4 * 10 * ROWS // 2} of 1,000 validation rows"
     assert [event["text"] for event in of_kind(events, "message")] == [told]
     assert {event["num_units"] for event in of_kind(events, "eval")} == {160}
+
+
+def test_what_is_drawn_follows_from_the_seed() -> None:
+    with torch.random.fork_rng():
+        for seed in (7, 8):
+            trainer_of(LinearTask(), seed=seed).fit()
+            assert torch.initial_seed() == seed
