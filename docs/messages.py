@@ -158,6 +158,10 @@ class _Reader:
                 given = "".join(map(self.text, value)).replace("Ellipsis", "NAME")
                 shown = {"": flag, "True": flag, "False": f"no-{flag}"}
                 return "--" + shown.get(given, f"{flag} {given}")
+            case ast.Call(func=ast.Name("Message"), keywords=[ast.keyword("flags", flags)]) if (
+                _is_text(flags)
+            ):
+                return self.text(flags)
             case ast.Call(func=ast.Name("Message" | "str" | "in_flags")):
                 return "".join(map(self.text, node.args))
         return f"{{{_name(node)}}}"

@@ -11,7 +11,6 @@ import argparse
 import collections
 import random
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +18,6 @@ from pathlib import Path
 from process import (
     KINDS,
     checkpoints,
-    finish,
     make_source,
     make_text,
     start,
@@ -63,14 +61,12 @@ def main() -> None:
             codes[process.returncode] += 1
             saved = checkpoints(run)
             expected = {EXIT_STOPPED, EXIT_OK}
-            if options.kind == "sequence" and not saved:
-                expected.add(-signal.SIGTERM)  # the script was still importing
+            if not run.exists():
+                expected.add(-signal.SIGTERM)  # Python was still starting
             if process.returncode not in expected:
                 raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
-            if saved and options.kind == "sequence":
+            if saved:
                 load_checkpoint(saved[-1])
-            elif saved:
-                finish([sys.executable, "-m", "fastlstm", "info", str(saved[-1])])
             if temporaries(run):
                 raise SystemExit(f"stop {number}: left over {temporaries(run)}")
             last = output.strip().splitlines()[-1:] or ["(no output yet)"]

@@ -29,6 +29,7 @@ def f(self, config, rows, is_sorted, error):
     self.emit({"event": "message", "level": level, "text": "as an event"})
     try: g()
     except Stopped: raise Stopped("saved; ", Setting("resume", True), " continues") from None
+    raise Stopped("saved; ", Message("a call", flags="a command"), " continues")
     return FormatError(str(error)), error(f"{what}"), ValueError(error)
 """  # noqa: E501
     assert messages_of(source) == [
@@ -42,6 +43,7 @@ def f(self, config, rows, is_sorted, error):
         "warning: careful",
         "note: as an event",
         "Stopped: saved; --resume continues",
+        "Stopped: saved; a command continues",
     ]
 
 

@@ -34,7 +34,7 @@ def test_accelerate_keeps_the_objects():
     model[0].register_forward_hook(lambda module, args, out: seen.append(module))
     layers, parameters = list(model.modules()), list(model.parameters())
     model.eval()
-    with pytest.warns(UserWarning, match="accelerate leaves to torch") as said:
+    with pytest.warns(UserWarning, match="accelerate left to torch") as said:
         assert fastlstm.accelerate(model) is model
     assert all(a is b for a, b in zip(layers, model.modules(), strict=True))
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
@@ -82,7 +82,7 @@ def test_accelerate_changes_no_layer_that_is_ours_already():
 
 
 def test_a_single_module_that_is_left_alone_has_a_name():
-    with pytest.warns(UserWarning, match=r"leaves to torch the model \(nn\.GRU: "):
+    with pytest.warns(UserWarning, match=r"left to torch: the model \(nn\.GRU: "):
         fastlstm.accelerate(nn.GRU(I, H))
 
 

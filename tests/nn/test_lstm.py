@@ -417,7 +417,7 @@ def test_what_is_left_to_torch(case):
         "layer 1",
         "layer 1 reverse",
     ]
-    assert all(r.backend == "torch" and r.kernel == "its own nn.LSTM" for r in reports)
+    assert all(r.backend == "torch" and r.kernel == "torch.nn.LSTM" for r in reports)
     assert all(reason in r.why and not r.is_fast for r in reports)
     ours.strict = True
     for given in (x, packed):

@@ -22,7 +22,7 @@ def test_explain_has_one_line_per_layer_and_follows_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert explain(stack)[0].call.dtype == torch.bfloat16
     slow = explain(stack.double())[0]
-    assert str(slow) == f"layer 0: torch, its own nn.LSTM ({REFUSED})"
+    assert str(slow) == f"layer 0: torch, torch.nn.LSTM ({REFUSED})"
     assert not slow.is_fast
     with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
         assert explain(stack)[0].call.dtype == torch.float64
@@ -46,7 +46,7 @@ def test_explain_has_one_line_per_direction():
 def test_explain_says_that_a_projection_is_left_to_torch():
     reports = explain(nn.LSTM(16, 32, 2, proj_size=5))
     assert [(str(r), r.call.I, r.is_fast) for r in reports] == [
-        (f"layer {k}: torch, its own nn.LSTM (no kernel here projects its output, proj_size=5)", *v)
+        (f"layer {k}: torch, torch.nn.LSTM (no kernel here projects its output, proj_size=5)", *v)
         for k, v in enumerate([(16, False), (5, False)])
     ]
 

@@ -95,8 +95,13 @@ def test_what_is_not_fitted_or_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no such run"):
         SequenceRegressor.load(tmp_path / "model")
     fitted(NUMBERS).save(tmp_path / "model")
-    with pytest.raises(FormatError, match="answers with numbers"):
+    with pytest.raises(
+        FormatError, match=r"is a regressor: open it with .*SequenceRegressor\.load"
+    ):
         SequenceClassifier.load(tmp_path / "model")
+    SequenceClassifier(**SMALL).fit(X, np.median(NUMBERS) < NUMBERS).save(tmp_path / "labels")
+    with pytest.raises(FormatError, match=r"is a classifier: open it with .*Classifier\.load"):
+        SequenceRegressor.load(tmp_path / "labels")
 
 
 def forge(run: Path, name: str, change: Callable[[Any], None]) -> None:

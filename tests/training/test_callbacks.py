@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,13 +84,57 @@ def test_metrics_are_added_to_the_event_and_seen_by_the_next() -> None:
             self.name = name
 
         def on_evaluate(self, trainer: Any, metrics: Any) -> Any:
-            return {self.name: 1 + metrics.get("one", 0), "loss_seen": metrics["loss"]}
+            return {self.name: 1 + metrics.get("one", 0), f"{self.name}_loss": metrics["loss"]}
 
     events: list[Any] = []
     trainer_of(LinearTask(), events, callbacks=[Add("one"), Add("two")]).fit()
     assert [(e["one"], e["two"]) for e in of_kind(events, "eval")] == [(1, 2)] * 3
-    assert all(e["loss_seen"] == e["loss"] for e in of_kind(events, "eval"))
+    assert all(e["one_loss"] == e["two_loss"] == e["loss"] for e in of_kind(events, "eval"))
     assert events[-1]["final"]["two"] == 2
+
+
+class Returns(Callback):
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def on_evaluate(self, trainer: Any, metrics: Any) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ({"loss": 1.0}, "'loss', which the evaluation already has; return new names only"),
+        ({"step": 1}, "'step', which the evaluation already has; return new names only"),
+        (5, "int, expected a dict of numbers or None"),
+        ([], "list, expected a dict of numbers or None"),
+        ({"a": 1, "b": [1.0]}, "list for 'b', expected a dict of numbers or None"),
+        ({"a": torch.ones(1)}, "Tensor for 'a', expected a dict of numbers or None"),
+        ({"a": None}, "NoneType for 'a', expected a dict of numbers or None"),
+    ],
+)
+def test_metrics_that_cannot_be_recorded_are_refused(returned: Any, text: str) -> None:
+    events: list[Any] = []
+    with pytest.raises(ConfigError, match=f"^Returns.on_evaluate returned {text}$"):
+        trainer_of(LinearTask(), events, callbacks=[Returns(returned)]).fit()
+    assert not of_kind(events, "eval")
+
+
+def test_metrics_of_two_callbacks_have_different_names() -> None:
+    with pytest.raises(ConfigError, match="returned 'mine', which"):
+        trainer_of(LinearTask(), callbacks=[Returns({"mine": 1}), Returns({"mine": 1})]).fit()
+
+
+def test_metrics_become_plain_numbers() -> None:
+    returned = {"a": np.float32(0.5), "b": torch.tensor(2), "c": math.inf, "d": True, "e": "x"}
+    returned |= {"f": np.bool_(True), "g": torch.tensor(0.25, requires_grad=True)}
+    events: list[Any] = []
+    trainer_of(LinearTask(), events, callbacks=[Returns(returned)]).fit()
+    expected = {"a": 0.5, "b": 2, "c": math.inf, "d": True, "e": "x", "f": True, "g": 0.25}
+    for event in of_kind(events, "eval"):
+        got = {key: event[key] for key in returned}
+        assert got == expected
+        assert {type(value) for value in got.values()} == {float, int, bool, str}
 
 
 def test_the_evaluated_weights_are_in_the_model() -> None:
@@ -197,6 +243,21 @@ def test_what_are_no_callbacks_is_refused() -> None:
             checked_callbacks(given)
     with pytest.raises(ConfigError, match="a function that reads events goes into observers"):
         checked_callbacks([print])
+    with pytest.raises(ConfigError, match=r"the class Recorder, .* an object: write Recorder\(\)"):
+        checked_callbacks([Recorder])
+
+
+def test_a_misspelt_hook_is_refused() -> None:
+    class Own(Recorder):
+        on_time = 5
+
+        def on_evaluat(self, trainer: Any, metrics: Any) -> None: ...
+
+    text = r"^Own.on_evaluat is no hook of a callback \(did you mean 'on_evaluate'\?\)$"
+    with pytest.raises(ConfigError, match=text):
+        checked_callbacks([Recorder(), Own()])
+    del Own.on_evaluat
+    assert checked_callbacks([Own()])
 
 
 def test_a_callback_may_end_a_run_before_its_first_step() -> None:

@@ -3,6 +3,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from fastlstm.training.signals import StopFlag
 
 
@@ -16,14 +18,19 @@ def test_first_signal_sets_the_flag_and_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_first_signal_is_acknowledged_once_and_at_once(capfd):
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGINT, "SIGINT: saving, then stopping; press Ctrl-C again to stop"),
+        (signal.SIGTERM, "SIGTERM: saving, then stopping; a second SIGTERM stops"),
+    ],
+)
+def test_the_first_signal_is_acknowledged_once_and_at_once(capfd, number, text):
     with StopFlag() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         assert stop()
         assert stop()
-        assert capfd.readouterr().err == (
-            "fastlstm: SIGINT: saving and stopping; once more ends at once, unsaved\n"
-        )
+        assert capfd.readouterr().err == f"fastlstm: {text} at once without saving\n"
     assert capfd.readouterr().err == ""
 
 

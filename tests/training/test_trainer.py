@@ -39,8 +39,11 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
         LinearTask(), events, snapshots=RunSnapshots(run, 2), run_path="run",
         stop=lambda: first.progress.step == step, **options,
     )  # fmt: skip
-    with pytest.raises(Stopped, match=f"checkpoint-{step} is saved, the same command with"):
+    again = "the same call with resume=True continues it"
+    with pytest.raises(Stopped, match=f"checkpoint-{step} is saved, {again}$") as stopped:
         first.fit()
+    assert stopped.value.lines()[0].endswith("saved, the same command with --resume continues it")
+    assert stopped.value.__suppress_context__, "a traceback shows one exception"
     assert events[-1]["reason"] == "stopped by request"
     torch.rand(7)  # whatever the process drew since
     parts, (found, _) = LinearTask(), find_checkpoint(run)
@@ -164,8 +167,9 @@ def test_a_budget_ends_the_run_and_evaluates_its_end() -> None:
 def test_a_stop_without_a_run_is_raised_and_no_end_is_said() -> None:
     events: list[Any] = []
     trainer = trainer_of(LinearTask(), events, stop=lambda: trainer.progress.step == 3)
-    with pytest.raises(Stopped, match="stopped while training"):
+    with pytest.raises(Stopped, match="stopped while training") as stopped:
         trainer.fit()
+    assert stopped.value.__suppress_context__
     assert of_kind(events, "end") == []
 
 
@@ -176,3 +180,10 @@ def test_of_many_units_an_evaluation_scores_some_and_says_so() -> None:
     told = f"each evaluation scores {4 * 10 * ROWS // 2} of 1,000 validation rows"
     assert [event["text"] for event in of_kind(events, "message")] == [told]
     assert {event["num_units"] for event in of_kind(events, "eval")} == {160}
+
+
+def test_what_is_drawn_follows_from_the_seed() -> None:
+    with torch.random.fork_rng():
+        for seed in (7, 8):
+            trainer_of(LinearTask(), seed=seed).fit()
+            assert torch.initial_seed() == seed

@@ -66,7 +66,7 @@ COMMAND = Command(
         "fastlstm evaluate runs/book other.txt",
         "fastlstm evaluate runs/book book.txt --split valid --zero-state-window 128",
     ),
-    other="For a forecaster: fastlstm evaluate RUN --help",
+    other="With a forecaster as RUN, fastlstm evaluate RUN --help shows its options.",
 )
 TABLE_COMMAND = Command(
     verb="evaluate",

@@ -109,10 +109,6 @@ def train_forecaster(
     require_files(frame)
     if out is not None and start is not None:
         raise ConfigError("a run directory cannot continue another forecaster; leave out start")
-    if resume and out is None:
-        raise ConfigError(
-            Setting("resume", True), " continues a run directory; give ", Setting("out")
-        )
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(run, list(observers), stop, began)

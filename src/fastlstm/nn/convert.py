@@ -59,7 +59,7 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
         if left
     ]
     if names:
-        warnings.warn(f"accelerate leaves to torch {'; '.join(names)}", stacklevel=2)
+        warnings.warn(f"accelerate left to torch: {'; '.join(names)}", stacklevel=2)
     elif not modules:
         warnings.warn(f"accelerate found no nn.LSTM in {type(model).__name__}", stacklevel=2)
     return model

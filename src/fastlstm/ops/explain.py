@@ -113,7 +113,7 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
     is_torchs = type(lstm) is nn.LSTM
     reason = left_to_torch(lstm, call)
     if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
-        return LayerReport(name, call, "torch", "its own nn.LSTM", False, reason, path)
+        return LayerReport(name, call, "torch", "torch.nn.LSTM", False, reason, path)
     selection = select(call, backend=getattr(lstm, "backend", None))
     backend, kernel, why = selection.backend.name, selection.kernel, selection.why
     if is_torchs:

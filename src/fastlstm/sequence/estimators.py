@@ -138,9 +138,10 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         """
         stored = read_sequence_model(path)
         if not isinstance(stored.answers, cls._answers_kind):
+            kind = "Regressor" if isinstance(stored.answers, Numbers) else "Classifier"
             raise FormatError(
-                f"{path} answers with {stored.answers.kind}; open it by the other"
-                " of fastlstm.SequenceRegressor.load and SequenceClassifier.load"
+                f"{path} is a {kind.lower()}: open it with"
+                f" fastlstm.Sequence{kind}.load({str(path)!r})"
             )
         model = cls(**dataclasses.asdict(stored.given))
         model._take(stored)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastlstm.errors import Setting, StorageError
+from fastlstm.errors import Message, StorageError
 from fastlstm.training.state import require_like, weights_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class BestWeights:
         if self._refusal is not None:
             raise StorageError(
                 f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
-                f" published; checkpoint-{saved_step} keeps it, the same command with ",
-                Setting("resume", True),
+                f" published; checkpoint-{saved_step} keeps it, ",
+                Message("the same call with resume=True", flags="the same command with --resume"),
                 " publishes it.",
             ) from self._refusal

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, counted, kind_of_value
+from fastlstm.errors import ConfigError, counted, kind_of_value, nearest_hint
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
@@ -52,7 +52,7 @@ class Callback:
             metrics: the `eval` event so far.
 
         Returns:
-            Further metrics for the event, or None.
+            Further metrics for the event by new names, numbers or texts, or None.
         """
         return None
 
@@ -88,16 +88,48 @@ class EarlyStopping(Callback):
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns the callbacks as a list; raises ConfigError for what is no `Callback`."""
+    """Returns the callbacks as a list; raises ConfigError for what is no `Callback` and for methods
+    named like hooks that are none."""
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
         raise ConfigError(f"callbacks is {kind_of_value(callbacks)}, expected a list of Callback")
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
     for callback in callbacks:
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            name = callback.__name__
+            raise ConfigError(
+                f"callbacks holds the class {name}, expected an object: write {name}()"
+            )
         if not isinstance(callback, Callback):
             raise ConfigError(
                 f"callbacks holds {kind_of_value(callback)}, expected objects of classes derived"
                 " from fastlstm.Callback; a function that reads events goes into observers"
             )
+        kind = type(callback)
+        for name in dir(kind):
+            if name.startswith("on_") and name not in hooks and callable(getattr(kind, name)):
+                hint = nearest_hint(name, hooks)
+                raise ConfigError(f"{kind.__name__}.{name} is no hook of a callback{hint}")
     return list(callbacks)
+
+
+def _added(callback: Callback, returned: Any, metrics: Event) -> Event:
+    """Returns what `on_evaluate` returned as plain values; refuses what is no new metric."""
+    hook, expected = f"{type(callback).__name__}.on_evaluate", "expected a dict of numbers or None"
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        raise ConfigError(f"{hook} returned {type(returned).__name__}, {expected}")
+    added = {}
+    for key, value in returned.items():
+        if key in metrics:
+            raise ConfigError(
+                f"{hook} returned '{key}', which the evaluation already has; return new names only"
+            )
+        plain = value.item() if getattr(value, "ndim", None) == 0 else value
+        if not isinstance(plain, bool | int | float | str):
+            raise ConfigError(f"{hook} returned {type(plain).__name__} for '{key}', {expected}")
+        added[key] = plain
+    return added
 
 
 class CallbackList:
@@ -114,7 +146,8 @@ class CallbackList:
     def evaluate(self, metrics: Event) -> Event:
         """Returns the metrics with those that callbacks add."""
         for callback in self._callbacks:
-            metrics = {**metrics, **(callback.on_evaluate(self._trainer, metrics) or {})}
+            returned = callback.on_evaluate(self._trainer, metrics)
+            metrics = {**metrics, **_added(callback, returned, metrics)}
         return metrics
 
     def _named(self) -> dict[str, Callback]:

@@ -30,7 +30,7 @@ class TrainingOptions:
         cooldown: share of the run, at its end, in which it falls to zero.
         grad_clip: maximum global gradient norm.
         ema: decay of the moving average of weights that is evaluated and kept; 0 disables it.
-        patience: stop after this many evaluations without improvement; 0 never stops.
+        patience: stop after this many evaluations without improvement; 0 is off.
         eval_every: steps between evaluations.
         checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
         keep_checkpoints: number of checkpoints to keep.

@@ -109,7 +109,8 @@ def _choose(
     times_text = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
     if full > _MIN_GAIN * half:
         return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times_text}", half)
-    return PrecisionChoice(full_name, f"bf16 gains too little here: {times_text}", full)
+    gain = "is slower" if half > full else "gains too little"
+    return PrecisionChoice(full_name, f"bf16 {gain} here: {times_text}", full)
 
 
 def pass_seconds(

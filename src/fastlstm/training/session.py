@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 import torch
 
-from fastlstm.errors import UsageError, counted
+from fastlstm.errors import ConfigError, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements
@@ -99,6 +99,10 @@ class RunSession(EventHub):
         first, checkpoint = options, None
         if self.run is not None:
             checkpoint = checkpoint_to_resume(self.run, resume, self.say)
+        elif resume:
+            raise ConfigError(
+                Setting("resume", True), " continues a run directory; give ", Setting("out")
+            )
         if checkpoint is not None:
             with reading(checkpoint):
                 resolved, first = stored(checkpoint)

@@ -51,7 +51,10 @@ class StopFlag:
         if self.name is not None:
             os._exit(128 + number)
         self.name = signal.Signals(number).name
-        text = f"fastlstm: {self.name}: saving and stopping; once more ends at once, unsaved\n"
+        again = (
+            "press Ctrl-C again to stop" if number == signal.SIGINT else "a second SIGTERM stops"
+        )
+        text = f"fastlstm: {self.name}: saving, then stopping; {again} at once without saving\n"
         # A print could meet a print that this handler interrupts.
         with contextlib.suppress(OSError):
             os.write(2, (("\r\x1b[2K" if os.isatty(2) else "") + text).encode())

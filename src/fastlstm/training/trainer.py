@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import FastLSTMError, NonFiniteError, Setting, Stopped
+from fastlstm.errors import FastLSTMError, Message, NonFiniteError, Stopped
 from fastlstm.runs.events import Event, Observer
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.best_weights import BestWeights
@@ -191,11 +191,15 @@ class Trainer:
         """Saves the state after a stop and raises Stopped."""
         self.saver.save()
         if self._run_path is None:
-            raise Stopped("stopped while training")
+            raise Stopped("stopped while training") from None
         name = getattr(self.stop, "name", None) or "request"
         self.emit(end_event(self, f"stopped by {name}", self._run_path))
         saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
-        raise Stopped(f"{saved}, the same command with ", Setting("resume", True), " continues it")
+        raise Stopped(
+            f"{saved}, ",
+            Message("the same call with resume=True", flags="the same command with --resume"),
+            " continues it",
+        ) from None
 
     def end(self, reason: str) -> None:
         """Ends training after the present step; the run is evaluated, saved and published.

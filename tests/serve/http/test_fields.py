@@ -68,7 +68,7 @@ def test_fields_are_checked_in_their_own_order() -> None:
 
 def test_an_object_takes_its_fields_only_and_no_null() -> None:
     error = refused(options={"lowd": True})
-    hint = "unknown field 'lowd' of options (did you mean 'loud'?); leave it out"
+    hint = "unknown field 'lowd' of options (did you mean 'loud'?)"
     assert (error.message, error.param) == (hint, "options")
     error = refused(options={"loud": None})
     assert error.message == "options.loud is null, expected true or false"
@@ -76,7 +76,7 @@ def test_an_object_takes_its_fields_only_and_no_null() -> None:
 
 
 def test_unknown_names_are_shown_short() -> None:
-    assert refused(nam=1).message == "unknown field 'nam' (did you mean 'name'?); leave it out"
+    assert refused(nam=1).message == "unknown field 'nam' (did you mean 'name'?)"
     error = refused(**{"x" * 5000: 1})
     assert len(error.message) < 300
     assert error.param == "x" * 64

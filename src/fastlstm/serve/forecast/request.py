@@ -229,7 +229,7 @@ def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> Non
     if windows == 0:
         raise _bad("'past' has no windows; send one or more")
     if step is None and rows < input_size:
-        what = f"send {input_size}, or a sequence bit by bit (sequence_id, sequence_start)"
+        what = f"send {input_size}, or a few at a time as a sequence (sequence_id, sequence_start)"
         raise _bad(f"'past' has {counted(rows, 'row')}, the model reads {input_size}; {what}")
     if step is not None and windows != 1:
         raise _bad(f"'past' has {windows} windows, a sequence has one; send one sequence a request")

@@ -156,7 +156,7 @@ def check_names(
     for name in names:
         if name not in known:
             where, hint = f" of {of}" if of else "", nearest_hint(name[:64], known)
-            message = f"unknown {kind} '{shown(name)}'{where}{hint}; leave it out"
+            message = f"unknown {kind} '{shown(name)}'{where}{hint or '; leave it out'}"
             raise ApiError(400, message, of or name[:64])
 
 

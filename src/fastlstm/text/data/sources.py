@@ -189,10 +189,10 @@ def _open_directory(root: Path) -> Source:
             documents.append(_file(path, str(path), info.st_mode))
     kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common(5))
     if not documents:
+        what = f"has no text files, only {kinds}" if kinds else "is empty"
         raise DataError(
-            f"{root} has no text files, only {kinds or 'nothing'}; known suffixes are .txt .md"
-            " .rst .py .jsonl and others, also with .gz or .zst; name other files directly or by a"
-            " glob"
+            f"{root} {what}; known suffixes are .txt .md .rst .py .jsonl and others, also with .gz"
+            " or .zst; name other files directly or by a glob"
         )
     files = counted(sum(skipped.values()), "file")
     notes = (f"{root}: {files} skipped ({kinds})",) if skipped else ()
