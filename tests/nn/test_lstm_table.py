@@ -296,7 +296,7 @@ def outcome(run, make, ran):
             run(make)
         except FastLSTMError:
             return "refused"
-    if any("accelerate leaves" in str(w.message) or "restore" in str(w.message) for w in said):
+    if any("accelerate left" in str(w.message) or "restore" in str(w.message) for w in said):
         return "warned"
     (who,) = ran
     return who
