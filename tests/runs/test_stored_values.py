@@ -67,7 +67,7 @@ def test_options_are_resolved_and_as_given_beside_the_key() -> None:
 
 def test_a_text_and_equal_fields() -> None:
     assert stored_text("a", "data.key") == "a"
-    with pytest.raises(TypeError, match="data.key is 5, expected a text"):
+    with pytest.raises(TypeError, match=r"data\.key is 5, expected a text"):
         stored_text(5, "data.key")
     require_same(Options(2), SimpleNamespace(size=2), ["size"])
     with pytest.raises(ValueError, match="size of 'train' and of 'network' differ"):
