@@ -61,8 +61,10 @@ def main() -> None:
             codes[process.returncode] += 1
             saved = checkpoints(run)
             expected = {EXIT_STOPPED, EXIT_OK}
-            if not run.exists():
-                expected.add(-signal.SIGTERM)  # Python was still starting
+            metrics = run / "metrics.jsonl"
+            is_over = metrics.exists() and '"event":"end"' in metrics.read_text()
+            if not run.exists() or (options.kind == "sequence" and is_over):
+                expected.add(-signal.SIGTERM)  # Python was starting, or the script ending
             if process.returncode not in expected:
                 raise SystemExit(f"stop {number}: exit {process.returncode}\n{output}")
             if saved:
