@@ -187,3 +187,10 @@ def test_what_is_drawn_follows_from_the_seed() -> None:
         for seed in (7, 8):
             trainer_of(LinearTask(), seed=seed).fit()
             assert torch.initial_seed() == seed
+
+
+def test_the_first_reason_to_end_counts() -> None:
+    trainer = trainer_of(LinearTask())
+    trainer.end("first")
+    trainer.end("second")
+    assert trainer.fit().reason == "first"
