@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -117,3 +118,9 @@ def test_impossible_values_name_the_checkpoint(change: dict[str, Any], message: 
     state.meta.update(progress=trainer.progress.to_meta(), loader={"epoch": 0, "index": 0})
     with pytest.raises(CorruptFileError, match="'guard' is missing in its files"):
         trainer.restore(state)
+
+
+def test_the_time_since_the_last_step_is_saved() -> None:
+    trainer = trainer_of(LinearTask(), started=time.perf_counter() - 5)
+    _, meta = trainer.saver.capture()
+    assert meta["progress"]["elapsed_s"] >= 5
