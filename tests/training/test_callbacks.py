@@ -120,6 +120,16 @@ def test_metrics_that_cannot_be_recorded_are_refused(returned: Any, text: str) -
     assert not of_kind(events, "eval")
 
 
+def test_an_event_is_not_changed_in_place() -> None:
+    class Changing(Callback):
+        def on_evaluate(self, trainer: Any, metrics: Any) -> None:
+            metrics["loss"] = -1.0
+
+    events: list[Any] = []
+    trainer_of(LinearTask(), events, callbacks=[Changing()]).fit()
+    assert all(event["loss"] >= 0 for event in of_kind(events, "eval"))
+
+
 def test_metrics_of_two_callbacks_have_different_names() -> None:
     with pytest.raises(ConfigError, match="returned 'mine', which"):
         trainer_of(LinearTask(), callbacks=[Returns({"mine": 1}), Returns({"mine": 1})]).fit()

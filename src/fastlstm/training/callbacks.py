@@ -146,7 +146,7 @@ class CallbackList:
     def evaluate(self, metrics: Event) -> Event:
         """Returns the metrics with those that callbacks add."""
         for callback in self._callbacks:
-            returned = callback.on_evaluate(self._trainer, metrics)
+            returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}
         return metrics
 
