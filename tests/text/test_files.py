@@ -7,15 +7,10 @@ import torch
 
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import decode_tensors
-from fastlstm.text.config import ModelConfig
-from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import load_language_model, save_language_model, weights_file
-from fastlstm.text.model import LanguageModel
+from small_language_model import CONFIG, TOKENIZER, assert_same, build
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-CONFIG = ModelConfig(vocab_size=4, embed_size=3, rnn_size=5, num_layers=2)
-TOKENIZER = CharTokenizer("\nabc")
 
 
 @pytest.fixture
@@ -23,21 +18,6 @@ def run(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.create()
     return run
-
-
-def build(config=CONFIG, seed=0):
-    torch.manual_seed(seed)
-    return LanguageModel(config)
-
-
-def assert_same(model, expected):
-    for (name, got), (other, want) in zip(
-        model.named_parameters(), expected.named_parameters(), strict=True
-    ):
-        assert name == other
-        assert got.dtype == torch.float32
-        assert got.requires_grad
-        assert torch.equal(got, want), name
 
 
 @pytest.mark.parametrize(

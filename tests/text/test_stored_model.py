@@ -18,11 +18,9 @@ from fastlstm.text.files import load_language_model, save_language_model
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.stored_model import parameter_shapes
 from fastlstm.training.checkpoint import save_checkpoint
+from small_language_model import CONFIG, TOKENIZER, assert_same, build
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-CONFIG = ModelConfig(vocab_size=4, embed_size=3, rnn_size=5, num_layers=2)
-TOKENIZER = CharTokenizer("\nabc")
 
 
 @pytest.fixture
@@ -30,11 +28,6 @@ def run(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.create()
     return run
-
-
-def build(config=CONFIG, seed=0):
-    torch.manual_seed(seed)
-    return LanguageModel(config)
 
 
 def files_of(weights, **changes):
@@ -50,16 +43,6 @@ def checkpoint(run, step, model, *, finite=True, **more):
     files.pop("model.safetensors")
     groups = {"model": dict(model.named_parameters()), **more}
     return save_checkpoint(run, step, groups, {}, files, finite=finite, keep=3)
-
-
-def assert_same(model, expected):
-    for (name, got), (other, want) in zip(
-        model.named_parameters(), expected.named_parameters(), strict=True
-    ):
-        assert name == other
-        assert got.dtype == torch.float32
-        assert got.requires_grad
-        assert torch.equal(got, want), name
 
 
 def test_a_checkpoint_serves_in_place_of_a_run(run):
