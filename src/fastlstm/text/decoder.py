@@ -167,7 +167,8 @@ class Decoder:
         """Returns the native DecodeLayer of layer `k`."""
         native, prefix = hardware.native(), f"layers.{k}."
         recurrent = self._pack(weights[f"{prefix}weight_hh_l0"], is_gates=True)
-        w_in, bias, norm = native.DecodeMatrix(), None, [None, None]
+        w_in, bias = native.DecodeMatrix(), None
+        norm: list[Any] = [None, None]
         if k > 0 or not has_table:
             w_in = self._pack(weights[f"{prefix}weight_ih_l0"], is_gates=True)
             bias = self._by_group(_bias(weights, k)[None])
