@@ -124,11 +124,12 @@ class FeatureMatch(nn.Module):
 
     def __init__(self, student_size: int, teacher_size: int, weight: float) -> None:
         super().__init__()
-        self.projection = nn.Linear(student_size, teacher_size, bias=False)
+        self.projection = nn.Parameter(torch.empty(teacher_size, student_size))
+        nn.init.orthogonal_(self.projection)
         self._weight = weight
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Returns the summed loss of N rows: student's features `(N, H)`, teacher's `(N, G)`."""
-        distance = self.projection(student).float() - teacher.detach().float()
+        distance = F.linear(student, self.projection).float() - teacher.detach().float()
         loss: Tensor = self._weight * distance.square().mean(1).sum()
         return loss

@@ -188,9 +188,10 @@ class TextSession(RunSession):
         files = self.model_files(model.config, config, texts, start.first)
         with self.files(checkpoint, config.tensorboard):
             task = self.make_task(
-                config, model, loader, splits.valid, text.tokenizer, device, files,
-                lambda weights: self._publish(files, weights), self.report_s(),
-                self.final_test(texts, plan),
+                config=config, model=model, loader=loader, valid_ids=splits.valid,
+                tokenizer=text.tokenizer, device=device, model_files=files,
+                publish_weights=lambda weights: self._publish(files, weights),
+                report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan)}
             about["precision_why"] = precision.why
@@ -211,9 +212,9 @@ class TextSession(RunSession):
         """Returns the JSON files of the model, for checkpoints and for the run."""
         return model_files(model, config, texts.source, given=first, held_out=texts.held_out)
 
-    def make_task(self, *parts: Any) -> TextTask:
-        """Returns what is trained; `parts` are the first fields of `TextTask`."""
-        return TextTask(*parts)
+    def make_task(self, **parts: Any) -> TextTask:
+        """Returns what is trained; `parts` are the fields of `TextTask`."""
+        return TextTask(**parts)
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns what the best model is scored on at the end, or None."""
