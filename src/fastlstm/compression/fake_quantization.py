@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fastlstm.compression.schedule import in_steps, position
 from fastlstm.runs.weight_formats import GROUP
+from fastlstm.text.stored_model import MATCHER
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
 def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[None]:
     """Puts the rounded weights into a model for the length of the block.
 
-    Gradients of the block are those of the rounded weights (straight through the rounding).
+    Gradients of the block are those of the rounded weights (straight through the rounding). What
+    compares features with a teacher's stays as it is.
     """
-    masters = [(parameter, parameter.data) for parameter in model.parameters()]
+    named = model.named_parameters()
+    masters = [(p, p.data) for name, p in named if not name.startswith(f"{MATCHER}.")]
     try:
         for parameter, master in masters:
             parameter.data = fake_quantized(master, weight_format)

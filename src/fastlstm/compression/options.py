@@ -133,6 +133,9 @@ class CompressConfig:
         check_fields(self, _BOUNDS)
         self._check_pruning()
         self._check_distillation()
+
+    def require_work(self) -> None:
+        """Raises ConfigError where nothing is asked for."""
         if self.to == "fp32" and not self.trains:
             raise ConfigError(
                 "there is nothing to do; give ", Setting("to"), " (fp16, int8 or int4), ",
