@@ -92,7 +92,7 @@ class Model {
     auto* const corrections = static_cast<int32_t*>(kept_.back().memory.get());
     const DecodePackArgs args{w, columns, inner, is_gates, strips, factors, corrections};
     run_team(3, [&](Member me) { kernels_.pack(args, me); });
-    return {strips, factors, corrections};
+    return {strips, factors, corrections, nullptr, nullptr};
   }
 
   const DecodeKernels& kernels_;

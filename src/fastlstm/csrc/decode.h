@@ -18,11 +18,14 @@ namespace fastlstm {
 
 enum class WeightFormat : int { fp32, bf16, int8 };
 
-// A right operand: strips of `lanes` columns; int8 strips stand in fours side by side.
+// A right operand: strips of `lanes` columns; int8 and int4 strips stand in fours side by side.
+// Block-sparse: only the lines (16 columns x 4 inner values) that are not all zero.
 struct DecodeMatrix {
   const void* strips;          // or null: there is no such matrix
   const float* factors;        // int8: (columns) of a sum, at a row scale of 1; else null
   const int32_t* corrections;  // int8: (columns) what the offset 128 adds to a sum; else null
+  const int32_t* starts;       // block-sparse: first line of each 16 columns, then the end; or null
+  const uint16_t* indices;     // block-sparse: (lines) inner index / 4; else null
 };
 
 struct DecodeLayer {

@@ -39,14 +39,9 @@ class Hold {
 class Model {
  public:
   Model(const DecodeKernels& kernels, int64_t V, int64_t E, int64_t H, bool is_residual,
-        Address table, Address embedding, const std::vector<std::vector<Address>>& layers,
-        const std::vector<Address>& output, Address output_bias)
-      : kernels_(kernels) {
-    for (const auto& l : layers) {
-      if (l.size() != 9) throw nb::value_error("a layer has nine addresses");
-      layers_.push_back({matrix(l, 0), matrix(l, 3), pointer<const float>(l[6]),
-                         pointer<const float>(l[7]), pointer<const float>(l[8])});
-    }
+        Address table, Address embedding, std::vector<DecodeLayer> layers,
+        const DecodeMatrix& output, Address output_bias)
+      : kernels_(kernels), layers_(std::move(layers)) {
     model_ = {V,
               E,
               H,
@@ -55,7 +50,7 @@ class Model {
               pointer<const float>(table),
               pointer<const float>(embedding),
               layers_.data(),
-              matrix(output, 0),
+              output,
               pointer<const float>(output_bias)};
   }
 
@@ -91,15 +86,23 @@ class Model {
   }
 
  private:
-  static DecodeMatrix matrix(const std::vector<Address>& from, size_t at) {
-    return {pointer<const void>(from[at]), pointer<const float>(from[at + 1]),
-            pointer<const int32_t>(from[at + 2])};
-  }
-
   const DecodeKernels& kernels_;
   std::vector<DecodeLayer> layers_;
   DecodeModel model_;
 };
+
+DecodeMatrix matrix(Address strips, Address factors, Address corrections, Address starts,
+                    Address indices) {
+  return {pointer<const void>(strips), pointer<const float>(factors),
+          pointer<const int32_t>(corrections), pointer<const int32_t>(starts),
+          pointer<const uint16_t>(indices)};
+}
+
+DecodeLayer layer(const DecodeMatrix& input, const DecodeMatrix& recurrent, Address bias,
+                  Address gamma, Address beta) {
+  return {input, recurrent, pointer<const float>(bias), pointer<const float>(gamma),
+          pointer<const float>(beta)};
+}
 
 const DecodeKernels& kernels(const std::string& isa, int format) {
   const DecodeKernels* found = nullptr;
@@ -180,10 +183,14 @@ void bind_decode(nb::module_& m) {
       .def("pack", &pack)
       .def("read_gb_s", &read_gb_s, "threads"_a, "bytes"_a, "rounds"_a);
   m.def("decode_kernels", &kernels, "isa"_a, "format"_a, nb::rv_policy::reference);
+  nb::class_<DecodeMatrix>(m, "DecodeMatrix")
+      .def(nb::new_(&matrix), "strips"_a = 0, "factors"_a = 0, "corrections"_a = 0, "starts"_a = 0,
+           "indices"_a = 0);
+  nb::class_<DecodeLayer>(m, "DecodeLayer")
+      .def(nb::new_(&layer), "input"_a, "recurrent"_a, "bias"_a, "gamma"_a, "beta"_a);
   nb::class_<Model>(m, "DecodeModel")
       .def(nb::init<const DecodeKernels&, int64_t, int64_t, int64_t, bool, Address, Address,
-                    const std::vector<std::vector<Address>>&, const std::vector<Address>&,
-                    Address>())
+                    std::vector<DecodeLayer>, const DecodeMatrix&, Address>())
       .def("run", &Model::run, "streams"_a, "steps"_a, "threads"_a);
   nb::class_<Settings>(m, "DecodeSettings")
       .def(nb::init<>())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,18 +32,6 @@ MAX_TABLE_BYTES = 128 << 20
 """A larger first-layer table is not made; its rows are computed when needed."""
 _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
-
-
-class Matrix(NamedTuple):
-    """A weight matrix as the kernels read it; the last two are empty but for int8."""
-
-    strips: NDArray[np.uint8]
-    factors: NDArray[np.float32]
-    corrections: NDArray[np.int32]
-
-    @property
-    def addresses(self) -> list[int]:
-        return [_address(array) for array in self]
 
 
 def check_format(weight_format: Any) -> None:
@@ -107,7 +95,7 @@ class Decoder:
         self._arrays += [*by_token, bias]
         self._native = native.DecodeModel(
             self._kernels, V, E, H, config.residual,
-            _address(table), _address(rows), layers, output.addresses, _address(bias),
+            _address(table), _address(rows), layers, output, _address(bias),
         )  # fmt: skip
         self.nbytes = sum(array.nbytes for array in self._arrays)
         self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
@@ -160,36 +148,35 @@ class Decoder:
         self._native.run(native, steps, threads)
         tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
 
-    def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Matrix:
+    def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Any:
+        """Returns the native DecodeMatrix of a matrix."""
         columns, inner = w.shape
         kernels, is_int8 = self._kernels, self.weight_format == "int8"
         padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
-        matrix = Matrix(
+        arrays = [
             _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
             _empty(padded, np.float32),
             _empty(padded, np.int32),
-        )
-        kernels.pack(
-            hardware.default_threads(), _address(w), columns, inner, is_gates, *matrix.addresses
-        )
-        self._arrays += matrix
-        return matrix
+        ]
+        addresses = [_address(array) for array in arrays]
+        kernels.pack(hardware.default_threads(), _address(w), columns, inner, is_gates, *addresses)
+        self._arrays += arrays
+        return hardware.native().DecodeMatrix(*addresses)
 
-    def _layer(self, weights: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> list[int]:
-        """Returns the nine addresses of a layer."""
-        prefix = f"layers.{k}."
+    def _layer(self, weights: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> Any:
+        """Returns the native DecodeLayer of layer `k`."""
+        native, prefix = hardware.native(), f"layers.{k}."
         recurrent = self._pack(weights[f"{prefix}weight_hh_l0"], is_gates=True)
-        addresses = [0, 0, 0, *recurrent.addresses, 0, 0, 0]
+        w_in, bias = native.DecodeMatrix(), None
+        norm: list[Any] = [None, None]
         if k > 0 or not has_table:
-            addresses[:3] = self._pack(weights[f"{prefix}weight_ih_l0"], is_gates=True).addresses
+            w_in = self._pack(weights[f"{prefix}weight_ih_l0"], is_gates=True)
             bias = self._by_group(_bias(weights, k)[None])
-            self._arrays.append(bias)
-            addresses[6] = _address(bias)
         if self.config.output_norm:
             norm = [weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]]
-            self._arrays += norm
-            addresses[7:] = [_address(array) for array in norm]
-        return addresses
+        kept = (bias, *norm)
+        self._arrays += [array for array in kept if array is not None]
+        return native.DecodeLayer(w_in, recurrent, *map(_address, kept))
 
     def _table(self, weights: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """Embedding times the first layer's input weights, plus its biases."""

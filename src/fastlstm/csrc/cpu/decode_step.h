@@ -7,40 +7,13 @@
 
 #include "cpu/cell.h"
 #include "cpu/pack.h"
-#include "cpu/quantized.h"
+#include "cpu/right.h"
 #include "cpu/sampler.h"
 #include "cpu/threads.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
 inline constexpr float kNormEpsilon = 1e-5f;  // of torch's LayerNorm
-
-// Where the strips of a matrix lie, and how its sums become values.
-template <typename Format>
-struct MatrixView {
-  using Element = typename Format::Element;
-  MatrixView(const DecodeMatrix& m, int64_t size)
-      : matrix(m), inner(round_up(size, Format::kInner)), stride(inner * kLanes) {}
-
-  const Element* strips() const { return static_cast<const Element*>(matrix.strips); }
-
-  // One vector of sums of `strip`; `scale` is that of the row.
-  FASTLSTM_INLINE Vec value(const float* sums, int64_t strip, float scale) const {
-    if constexpr (Format::kPair == 4) {
-      Integers whole, offset;
-      __builtin_memcpy(&whole, sums, sizeof whole);
-      __builtin_memcpy(&offset, matrix.corrections + strip * kLanes, sizeof offset);
-      const Vec exact = __builtin_convertvector(whole - offset, Vec);
-      return exact * (Float32::load(matrix.factors + strip * kLanes) * scale);
-    } else {
-      return Float32::load(sums);
-    }
-  }
-
-  DecodeMatrix matrix;
-  int64_t inner;
-  int64_t stride;
-};
 
 template <typename Format>
 int64_t decode_padded_columns(int64_t columns, bool is_gates) {
@@ -314,11 +287,11 @@ class DecodeLoop {
     const bool has_values = needs_values(k), has_scales = k == 0 || needs_values(k - 1);
     const Strips strips{4 * my_units_.begin, 4 * my_units_.end, step % 2 != 0};
     if (!is_looked_up) {
-      const MatrixView<Format> input(layer.input, width_into(k));
+      const Right<Format> input(layer.input, width_into(k));
       const auto left =
           k == 0 ? plain(const_cast<const Element*>(s_.inputs), s_.input_stride, input.inner)
                  : output_of(k - 1, step, input.inner);
-      multiply(engine_, left, {0, s_.rows}, input.strips(), input.stride, strips, input.inner,
+      multiply(engine_, left, {0, s_.rows}, input, strips,
                [&](int64_t row, int64_t strip, int, const float* sums) {
                  float* const out = s_.projected.at(0, strip / 4, row);
                  const float scale = has_scales ? s_.scales[row] : 1.0f;
@@ -329,13 +302,12 @@ class DecodeLoop {
                  }
                });
     }
-    const MatrixView<Format> recurrent(layer.recurrent, m_.H);
+    const Right<Format> recurrent(layer.recurrent, m_.H);
     const Element* const state = s_.state(k, step);
     Element* const new_state = s_.state(k, step + 1);
     using Gate = Exactly<Format>;
-    multiply(engine_, plain(state, s_.state_stride, recurrent.inner), {0, s_.rows},
-             recurrent.strips(), recurrent.stride, strips, recurrent.inner,
-             [&](int64_t row, int64_t strip, int, const float* sums) {
+    multiply(engine_, plain(state, s_.state_stride, recurrent.inner), {0, s_.rows}, recurrent,
+             strips, [&](int64_t row, int64_t strip, int, const float* sums) {
                const int64_t u = strip / 4, at = row * s_.state_stride + u * kLanes;
                if ((s_.flags[row] & kActive) == 0) {
                  __builtin_memcpy(new_state + at, state + at, kLanes * sizeof(Element));
@@ -400,10 +372,10 @@ class DecodeLoop {
   }
 
   void project_output(int64_t step) {
-    const MatrixView<Format> output(m_.output, m_.H);
+    const Right<Format> output(m_.output, m_.H);
     const bool has_scales = needs_values(m_.L - 1);
-    multiply(engine_, output_of(m_.L - 1, step, output.inner), {0, s_.rows}, output.strips(),
-             output.stride, {my_strips_.begin, my_strips_.end, step % 2 != 0}, output.inner,
+    multiply(engine_, output_of(m_.L - 1, step, output.inner), {0, s_.rows}, output,
+             {my_strips_.begin, my_strips_.end, step % 2 != 0},
              [&](int64_t row, int64_t strip, int num, const float* sums) {
                const float scale = has_scales ? s_.scales[row] : 1.0f;
                float* const out = s_.logits + row * s_.logit_stride;
