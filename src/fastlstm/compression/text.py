@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.compression.distillation import FeatureMatch
+from fastlstm.compression.fake_quantization import FakeQuantization
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.pruning import Pruning
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -29,6 +31,7 @@ from fastlstm.compression.text_model import (
     missing_features,
 )
 from fastlstm.compression.text_task import CompressedTextTask, TeacherTime, Teaching
+from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError, FastLSTMError, FormatError, Setting
 from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event
@@ -194,7 +197,6 @@ class _Session(TextSession):
         self._config, self.tokenizer = job.config, stored.tokenizer
         self._first: CompressConfig | None = None
         self._teacher: LoadedModel | None = None
-        self._start = as_floats(source.weights), source.config
         self.report: CompressReport | None = None
 
     def compress(self) -> CompressReport:
@@ -240,7 +242,7 @@ class _Session(TextSession):
         """Returns the options of training: the source's, with those of this compression."""
         config, fields = self._config, {field.name for field in dataclasses.fields(TrainConfig)}
         values = {n: v for n, v in self._stored.config.get("train", {}).items() if n in fields}
-        model = dataclasses.asdict(self._source.config)
+        model = dataclasses.asdict(self._start_model()[1])
         values |= {name: value for name, value in model.items() if name != "vocab_size"}
         values |= {name: getattr(TrainConfig, name) for name in ("ema", *_OF_MACHINE)}
         own = {name: getattr(config, name) for name in TRAINING}
@@ -291,7 +293,25 @@ class _Session(TextSession):
         self._teacher = teacher
 
     def _callbacks(self) -> list[Callback]:
-        return [] if self._teacher is None else [TeacherTime()]
+        """Returns what prunes and rounds: pruning comes first, rounding where it is over."""
+        config, callbacks, begin = self._config, list[Callback](), 0.0
+        if config.prune is not None and config.structured != "units":
+            schedule = config.pruning_schedule()
+            callbacks.append(Pruning(schedule, config.structured))
+            begin = schedule.end
+        if config.to != "fp32":
+            callbacks.append(FakeQuantization(config.to, begin))
+        if self._teacher is not None:
+            callbacks.append(TeacherTime())
+        return callbacks
+
+    def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
+        """Returns the model that training starts from: the source, or what is left of its units."""
+        floats = as_floats(self._source.weights)
+        weights = {name: torch.from_numpy(weight.copy()) for name, weight in floats.items()}
+        if self._config.prune is None or self._config.structured != "units":
+            return weights, self._source.config
+        return without_units(weights, self._source.config, self._config.prune)
 
     # parts of the session -------------------------------------------------------------------------
 
@@ -299,8 +319,7 @@ class _Session(TextSession):
         if self._config.is_new_student:
             super().set_weights(model, texts, config)
         else:
-            weights = {name: torch.from_numpy(w.copy()) for name, w in self._start[0].items()}
-            model.load_state_dict(weights, strict=False)  # of tied weights one is stored
+            model.load_state_dict(self._start_model()[0], strict=False)  # tied: one is stored
         if self._config.match_hidden and self._teacher is not None:
             torch.default_generator.manual_seed(config.seed)
             sizes = model.config.rnn_size, self._teacher.model_config.rnn_size
