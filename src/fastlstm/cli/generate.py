@@ -148,12 +148,12 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
 
 def _print_weights(lm: LM, *, use_json: bool) -> None:
     """Measures the weight format beside fp32, where the text of the run can be read."""
-    from fastlstm.cli.evaluate import validation_ids
     from fastlstm.text.decoder import Decoder
+    from fastlstm.text.held_out import validation_ids
     from fastlstm.text.weight_report import report_weights
 
     try:
-        ids = validation_ids(lm)
+        ids = validation_ids(lm.config, lm.tokenizer)
         decoders = (Decoder.of(lm.model), lm.decoder)
         plain, own = (report_weights(d, lm.tokenizer, ids[:REPORT_TOKENS]) for d in decoders)
     except (DataError, OSError) as error:

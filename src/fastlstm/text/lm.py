@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
-from fastlstm.text.data.text import READING, TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import Decoder, check_format
 from fastlstm.text.evaluation import Evaluation, evaluate, with_unknown
 from fastlstm.text.files import load_language_model
+from fastlstm.text.held_out import read_text
 from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
 from fastlstm.text.session import Session
 from fastlstm.text.writing import Text, begin, check_max_tokens, write_all
@@ -209,9 +210,7 @@ class LM:
             raise DataError(
                 f"the text is {kind_of_value(source)}, expected a str or a pathlib.Path"
             )
-        train = self.config.get("train", {})
-        read_as = {name: train[name] for name in READING if name in train}
-        return prepare_text(os.fspath(source), tokenizer=self.tokenizer, unknown=unknown, **read_as)
+        return read_text(self.config, self.tokenizer, os.fspath(source), unknown)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an LM is not picklable; pass the path of its run and call LM.load(path)")

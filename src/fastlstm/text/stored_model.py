@@ -46,6 +46,8 @@ AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+MATCHER = "matcher"
+"""Part of a model in training that compares features with a teacher's; in checkpoints only."""
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 _BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
@@ -169,6 +171,7 @@ def decode_weights(
     """
     try:
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+        tensors.pop(f"{MATCHER}.projection", None)
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
     check_shapes({n: (tuple(v["shape"]), v["dtype"]) for n, v in tensors.items()}, config, origin)
