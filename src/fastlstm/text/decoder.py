@@ -15,6 +15,7 @@ import numpy as np
 
 from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
 from fastlstm.system import hardware
+from fastlstm.text.block_sparse import bf16_bits, block_sparse, zero_share
 from fastlstm.text.decode_stream import Stream
 from fastlstm.text.thread_tuner import ThreadTuner
 
@@ -30,6 +31,7 @@ FORMATS = ("fp32", "bf16", "int8")
 """Formats of the weights; the kernels know each by its place in this tuple."""
 MAX_TABLE_BYTES = 128 << 20
 """A larger first-layer table is not made; its rows are computed when needed."""
+MIN_ZERO_SHARE = 0.3
 _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
 
@@ -70,6 +72,7 @@ class Decoder:
         weights: Mapping[str, NDArray[Any]],
         config: ModelConfig,
         weight_format: str = "fp32",
+        sparse=None,
     ) -> None:
         check_format(weight_format)
         if (why := native_refusal(config)) is not None:
@@ -78,6 +81,8 @@ class Decoder:
         native = hardware.native()
         self._kernels = native.decode_kernels(_isa(weight_format), FORMATS.index(weight_format))
         self._arrays: list[NDArray[Any]] = []
+        self._sparse = sparse
+        self.shares = []
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
         self._lanes = int(self._kernels.lanes)
         self._units = -(-H // self._lanes)
@@ -150,6 +155,8 @@ class Decoder:
 
     def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Any:
         """Returns the native DecodeMatrix of a matrix."""
+        if zero_share(w) >= MIN_ZERO_SHARE and self._sparse is not False:
+            return self._pack_sparse(w, is_gates)
         columns, inner = w.shape
         kernels, is_int8 = self._kernels, self.weight_format == "int8"
         padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
@@ -162,6 +169,31 @@ class Decoder:
         kernels.pack(hardware.default_threads(), _address(w), columns, inner, is_gates, *addresses)
         self._arrays += arrays
         return hardware.native().DecodeMatrix(*addresses)
+
+    def _pack_sparse(self, w, is_gates):
+        columns, inner = w.shape
+        kernels, is_int8 = self._kernels, self.weight_format == "int8"
+        padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
+        arrays = [
+            _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
+            _empty(padded, np.float32),
+            _empty(padded, np.int32),
+        ]
+        kernels.pack(hardware.default_threads(), _address(w), columns, inner, is_gates, *map(_address, arrays))
+        codes = w
+        if self.weight_format == "bf16": codes = bf16_bits(w)
+        if is_int8:
+            most = abs(w).max(1)
+            with np.errstate(all="ignore"):
+                rate = np.where(most > 0, np.float32(127) / most, np.float32(0))
+            codes = np.rint(w * rate[:, None]).astype(np.int8)
+        lines, starts, indices, share = block_sparse(codes, is_gates=is_gates)
+        self.shares.append(share)
+        aligned = _empty(max(lines.size, 64), lines.dtype)
+        aligned[: lines.size] = lines.reshape(-1)
+        arrays = [aligned, *arrays[1:], starts, indices]
+        self._arrays += arrays
+        return hardware.native().DecodeMatrix(*map(_address, arrays))
 
     def _layer(self, weights: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> Any:
         """Returns the native DecodeLayer of layer `k`."""

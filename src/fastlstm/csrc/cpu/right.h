@@ -1,7 +1,7 @@
 // The right operand of a decoding product, and how its sums become values.
 #pragma once
 
-#include "cpu/quantized.h"
+#include "cpu/block_sparse.h"
 #include "decode.h"
 
 namespace fastlstm::FASTLSTM_ISA {
@@ -9,8 +9,11 @@ namespace fastlstm::FASTLSTM_ISA {
 template <typename Format>
 struct Right {
   using Element = typename Format::Element;
-  Right(const DecodeMatrix& m, int64_t size)
-      : matrix(m), inner(round_up(size, Format::kInner)), stride(inner * kLanes) {}
+  Right(const DecodeMatrix& m, int64_t size, bool is_gates = true)
+      : matrix(m),
+        inner(round_up(size, Format::kInner)),
+        stride(inner * kLanes),
+        has_gates(is_gates) {}
 
   const Element* strips() const { return static_cast<const Element*>(matrix.strips); }
   bool is_sparse() const { return matrix.starts != nullptr; }
@@ -31,12 +34,18 @@ struct Right {
   DecodeMatrix matrix;
   int64_t inner;   // padded
   int64_t stride;  // elements from strip to strip
+  bool has_gates;  // strip 4 u + gate
 };
 
 // Rows of `a` times the strips of `b`; epilogue as in gemm.h, its sums for `b.value`.
 template <typename Format, typename Engine, typename Epilogue>
 FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Format::Element> a, Range rows,
                               const Right<Format>& b, Strips strips, Epilogue&& epilogue) {
+  if (b.is_sparse()) {
+    const BlockSparse<Format> lines{b.strips(), b.matrix.starts, b.matrix.indices, b.has_gates};
+    multiply(a, rows, lines, strips, epilogue);
+    return;
+  }
   multiply(engine, a, rows, b.strips(), b.stride, strips, b.inner, epilogue);
 }
 
