@@ -12,26 +12,28 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
-from fastlstm.text.block_sparse import bf16_bits, block_sparse, zero_share
+from fastlstm.text.block_sparse import BlockSparse, block_sparse
 from fastlstm.text.decode_stream import Stream
 from fastlstm.text.thread_tuner import ThreadTuner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.model import LanguageModel
 
-FORMATS = ("fp32", "bf16", "int8")
+FORMATS = ("fp32", "bf16", "int8", "int4")
 """Formats of the weights; the kernels know each by its place in this tuple."""
+Weight = NDArray[Any] | QuantizedMatrix
 MAX_TABLE_BYTES = 128 << 20
 """A larger first-layer table is not made; its rows are computed when needed."""
 MIN_ZERO_SHARE = 0.3
+"""Share of zero blocks from which a matrix is packed block-sparse."""
 _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
 
@@ -49,10 +51,11 @@ class Decoder:
     """A language model's weights laid out for decoding; any number of streams share it.
 
     Args:
-        weights: arrays by their names in a run's model.safetensors, of any float dtype.
+        weights: by their names in a run's model.safetensors: arrays of any float dtype, or
+            `QuantizedMatrix`, of which int8 and int4 decoding take over codes and scales.
         config: the model's sizes and options.
-        weight_format: "fp32", "bf16" or "int8" (one factor per gate of a unit and per token of the
-            vocabulary; activations in 8 bits beside them).
+        weight_format: "fp32", "bf16", "int8" (one scale per gate of a unit and per token of the
+            vocabulary; activations in 8 bits) or "int4" (one scale per 64 values of these).
 
     Attributes:
         config: as given.
@@ -69,10 +72,9 @@ class Decoder:
 
     def __init__(
         self,
-        weights: Mapping[str, NDArray[Any]],
+        weights: Mapping[str, Weight],
         config: ModelConfig,
         weight_format: str = "fp32",
-        sparse=None,
     ) -> None:
         check_format(weight_format)
         if (why := native_refusal(config)) is not None:
@@ -81,20 +83,25 @@ class Decoder:
         native = hardware.native()
         self._kernels = native.decode_kernels(_isa(weight_format), FORMATS.index(weight_format))
         self._arrays: list[NDArray[Any]] = []
-        self._sparse = sparse
-        self.shares = []
+        self._blocks = np.zeros(2, np.int64)  # of block-sparse matrices: stored, and all
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
         self._lanes = int(self._kernels.lanes)
         self._units = -(-H // self._lanes)
-        arrays = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
-        self.model_hash = model_hash(arrays, config, weight_format)
+        self.model_hash = model_hash(weights, config, weight_format)
+        if weight_format in ("int8", "int4"):
+            weights = {name: _quantized(w, weight_format) for name, w in weights.items()}
+        arrays = {name: np.ascontiguousarray(w) for name, w in as_floats(weights).items()}
         embedding = arrays["embedding.weight"]
         has_table = V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES
         table = self._table(arrays) if has_table else None
         rows = None if has_table and not (config.residual and E == H) else embedding
-        layers = [self._layer(arrays, k, has_table) for k in range(config.num_layers)]
-        w_out = arrays.get("output.weight", embedding)
-        output, bias = self._pack(w_out, is_gates=False), self._output_bias(arrays["output.bias"])
+        matrices = {**arrays, **weights}
+        layers = [self._layer(matrices, arrays, k, has_table) for k in range(config.num_layers)]
+        w_out = matrices.get("output.weight", matrices["embedding.weight"])
+        output, bias = (
+            self._pack(w_out, is_gates=False),
+            self._by_strips(arrays["output.bias"], -np.inf),
+        )
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
         self._arrays += [*by_token, bias]
@@ -122,7 +129,16 @@ class Decoder:
         """Describes what a call runs on."""
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
         size = f"{self.nbytes / 1e6:.1f} MB of weights"
-        return f"native decode, {self.weight_format} ({self.isa}, {where}), {size}"
+        weights = self.weight_format
+        if (share := self.zero_blocks) > 0:
+            weights += f", block-sparse {100 * share:.0f} %"
+        return f"native decode, {weights} ({self.isa}, {where}), {size}"
+
+    @property
+    def zero_blocks(self) -> float:
+        """Share of the blocks of 16 x 4 that block-sparse matrices leave out; 0 where none is."""
+        stored, everything = self._blocks
+        return 1.0 - float(stored) / float(everything) if everything else 0.0
 
     def num_threads(self, num_streams: int) -> int:
         """Returns how many threads a call with so many streams runs on."""
@@ -153,10 +169,12 @@ class Decoder:
         self._native.run(native, steps, threads)
         tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
 
-    def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Any:
+    def _pack(self, w: Weight, *, is_gates: bool) -> Any:
         """Returns the native DecodeMatrix of a matrix."""
-        if zero_share(w) >= MIN_ZERO_SHARE and self._sparse is not False:
-            return self._pack_sparse(w, is_gates)
+        if self.weight_format != "int4":
+            sparse = block_sparse(w, self.weight_format, MIN_ZERO_SHARE, is_gates=is_gates)
+            if sparse is not None:
+                return self._sparse_matrix(w, sparse, is_gates=is_gates)
         columns, inner = w.shape
         kernels, is_int8 = self._kernels, self.weight_format == "int8"
         padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
@@ -166,45 +184,48 @@ class Decoder:
             _empty(padded, np.int32),
         ]
         addresses = [_address(array) for array in arrays]
-        kernels.pack(hardware.default_threads(), _address(w), columns, inner, is_gates, *addresses)
+        source: list[NDArray[Any] | None] = [None, None, None]
+        if isinstance(w, QuantizedMatrix):
+            source[1] = np.ascontiguousarray(w.codes)
+            source[2] = np.ascontiguousarray(w.scales, np.float32)
+        else:
+            source[0] = np.ascontiguousarray(w, np.float32)
+        threads = hardware.default_threads()
+        kernels.pack(threads, *map(_address, source), columns, inner, is_gates, *addresses)
         self._arrays += arrays
         return hardware.native().DecodeMatrix(*addresses)
 
-    def _pack_sparse(self, w, is_gates):
-        columns, inner = w.shape
-        kernels, is_int8 = self._kernels, self.weight_format == "int8"
-        padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
-        arrays = [
-            _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
-            _empty(padded, np.float32),
-            _empty(padded, np.int32),
-        ]
-        kernels.pack(hardware.default_threads(), _address(w), columns, inner, is_gates, *map(_address, arrays))
-        codes = w
-        if self.weight_format == "bf16": codes = bf16_bits(w)
-        if is_int8:
-            most = abs(w).max(1)
-            with np.errstate(all="ignore"):
-                rate = np.where(most > 0, np.float32(127) / most, np.float32(0))
-            codes = np.rint(w * rate[:, None]).astype(np.int8)
-        lines, starts, indices, share = block_sparse(codes, is_gates=is_gates)
-        self.shares.append(share)
-        aligned = _empty(max(lines.size, 64), lines.dtype)
-        aligned[: lines.size] = lines.reshape(-1)
-        arrays = [aligned, *arrays[1:], starts, indices]
-        self._arrays += arrays
+    def _sparse_matrix(self, w: Weight, sparse: BlockSparse, *, is_gates: bool) -> Any:
+        """Returns the native DecodeMatrix of a block-sparse matrix."""
+        lines = _empty(max(64, sparse.lines.size), sparse.lines.dtype)
+        lines[: sparse.lines.size] = sparse.lines.ravel()
+        factors = corrections = None
+        if isinstance(w, QuantizedMatrix):
+            by_column = self._by_group if is_gates else self._by_strips
+            factors = by_column(np.asarray(w.scales, np.float32)[None] / np.float32(127))
+            corrections = by_column(128 * w.codes.sum(1, np.int32)[None])
+        arrays = [lines, factors, corrections, sparse.starts, sparse.indices]
+        self._arrays += [array for array in arrays if array is not None]
+        self._blocks += [len(sparse.lines), sparse.num_blocks]
         return hardware.native().DecodeMatrix(*map(_address, arrays))
 
-    def _layer(self, weights: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> Any:
+    def _layer(
+        self,
+        matrices: Mapping[str, Weight],
+        arrays: dict[str, NDArray[np.float32]],
+        k: int,
+        has_table: bool,
+    ) -> Any:
         """Returns the native DecodeLayer of layer `k`."""
         native, prefix = hardware.native(), f"layers.{k}."
-        recurrent = self._pack(weights[f"{prefix}weight_hh_l0"], is_gates=True)
-        w_in, bias, norm = native.DecodeMatrix(), None, [None, None]
+        recurrent = self._pack(matrices[f"{prefix}weight_hh_l0"], is_gates=True)
+        w_in, bias = native.DecodeMatrix(), None
+        norm: list[Any] = [None, None]
         if k > 0 or not has_table:
-            w_in = self._pack(weights[f"{prefix}weight_ih_l0"], is_gates=True)
-            bias = self._by_group(_bias(weights, k)[None])
+            w_in = self._pack(matrices[f"{prefix}weight_ih_l0"], is_gates=True)
+            bias = self._by_group(_bias(arrays, k)[None])
         if self.config.output_norm:
-            norm = [weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]]
+            norm = [arrays[f"norms.{k}.weight"], arrays[f"norms.{k}.bias"]]
         kept = (bias, *norm)
         self._arrays += [array for array in kept if array is not None]
         return native.DecodeLayer(w_in, recurrent, *map(_address, kept))
@@ -214,21 +235,29 @@ class Decoder:
         product = weights["embedding.weight"] @ weights["layers.0.weight_ih_l0"].T
         return self._by_group(product + _bias(weights, 0))
 
-    def _by_group(self, gates: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _by_group(self, gates: NDArray[Any]) -> NDArray[Any]:
         """Rows of 4H gates as [group][gate][lane], padded with zeros."""
         H, lanes, units = self.config.rnn_size, self._lanes, self._units
-        padded = np.zeros((len(gates), 4, units * lanes), np.float32)
+        padded = np.zeros((len(gates), 4, units * lanes), gates.dtype)
         padded[:, :, :H] = gates.reshape(-1, 4, H)
-        out = _empty(padded.size, np.float32).reshape(len(gates), units, 4, lanes)
+        out = _empty(padded.size, padded.dtype).reshape(len(gates), units, 4, lanes)
         out[...] = padded.reshape(-1, 4, units, lanes).swapaxes(1, 2)
         return out
 
-    def _output_bias(self, bias: NDArray[np.float32]) -> NDArray[np.float32]:
-        V, whole = len(bias), 4 * self._lanes
-        padded = _empty(-(-V // whole) * whole, np.float32)
-        padded[:] = -np.inf
-        padded[:V] = bias
+    def _by_strips(self, values: NDArray[Any], padding: float = 0) -> NDArray[Any]:
+        """Values of the output `(1, V)`, padded to four strips."""
+        V, whole = values.size, 4 * self._lanes
+        padded = _empty(-(-V // whole) * whole, values.dtype)
+        padded[:] = padding
+        padded[:V] = values
         return padded
+
+
+def _quantized(w: Weight, weight_format: str) -> Weight:
+    """A matrix in whole numbers; one that is already in the format keeps its own."""
+    if w.ndim != 2 or (isinstance(w, QuantizedMatrix) and w.weight_format == weight_format):
+        return w
+    return quantize(w.dequantized() if isinstance(w, QuantizedMatrix) else w, weight_format)
 
 
 def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32]:
@@ -242,7 +271,7 @@ def native_refusal(config: ModelConfig) -> str | None:
 
 
 def make_decoder(
-    weights: Mapping[str, NDArray[Any]],
+    weights: Mapping[str, Weight],
     config: ModelConfig,
     weight_format: str = "fp32",
     *,
@@ -275,19 +304,22 @@ def _isa(weight_format: str) -> str:
     cpu = hardware.cpu()
     if weight_format == "bf16":
         return cpu.bf16_isa
-    if weight_format == "int8" and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
+    if weight_format in ("int8", "int4") and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
         return "avx512_vnni"
     return cpu.isa
 
 
-def model_hash(
-    weights: Mapping[str, NDArray[np.float32]], config: ModelConfig, weight_format: str
-) -> str:
+def model_hash(weights: Mapping[str, Weight], config: ModelConfig, weight_format: str) -> str:
     """Returns the SHA-256 of weights, sizes, options and format, in hex."""
     digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
     for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(weights[name].data)
+        w = weights[name]
+        if isinstance(w, QuantizedMatrix):
+            digest.update(np.ascontiguousarray(w.codes).data)
+            digest.update(np.ascontiguousarray(w.scales).data)
+        else:
+            digest.update(np.ascontiguousarray(w, np.float32).data)
     return digest.hexdigest()
 
 

@@ -97,7 +97,9 @@ struct SparseEngine {
   // Strips that are added to by turns: a sum takes its products one after the other, and few rows
   // would wait for it. Sums in registers: 4 to 6 of 32, or 8 to 12 of 16.
   template <int kRow>
-  static constexpr int kTogether = kRow == 1 ? 4 : kRow <= 3 ? 2 : 1;
+  static constexpr int kTogether = kRow == 1   ? 4
+                                   : kRow <= 3 ? 2
+                                               : 1;
 
   template <int kRow>
   static FASTLSTM_INLINE void by_rows(Left<Element> a, int rows, const BlockSparse<Format>& b,
