@@ -177,6 +177,32 @@ def test_a_step_in_whole_numbers_is_the_references(
     assert max(errors) <= 0.05
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_do_not_overflow(random_model, isa, weights, sign):
+    """Every product as large as it can be: activations of 1 or -1, weights of one size."""
+    H = 200
+    model = random_model(rnn_size=H, embed_size=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        layer = model.layers[0]
+        layer.bias_ih_l0[:] = 30.0  # c goes up by tanh(g); the output gate is open
+        layer.bias_ih_l0[2 * H : 3 * H] = 30.0 * sign
+        model.output.weight[:] = torch.linspace(-0.05, 0.05, 20)[:, None]
+        layer.weight_hh_l0[:] = 0.01
+    stream = Decoder.of(model, weights).stream()
+    stream.set(Sampling(0.0), num_top=20)
+    stream.feed([0] * 20)
+    stream.begin(1)
+    while stream.is_running:
+        stream.decoder.run([stream], 100)
+    _, tokens, top = stream.take_scores()
+    logits = sign * H * np.linspace(-0.05, 0.05, 20)
+    want = logits - np.logaddexp.reduce(logits)
+    assert np.abs(np.array(top) - want[tokens]).max() <= 0.01
+
+
 def texts(decoder, count, *, threads, steps, order=1, alone=False):
     """Tokens and final states of streams that differ in everything."""
     streams = []
