@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, NonFiniteError
-from fastlstm.runs.weight_formats import quantize
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.decoder import FORMATS, Decoder
@@ -105,12 +105,9 @@ def in_8_bits(v):
     return np.rint(127 * v / scale) / 127 * scale if scale > 0 else v
 
 
-def quantized_step(model, weight_format, token, h, c, *, has_table):
-    """One step in float64 of rounded weights and activations in 8 bits: `(h, c, log p)`."""
-    config, w = model.config, {}
-    for name, p in model.named_parameters():
-        p = p.detach().numpy()
-        w[name] = (quantize(p, weight_format).dequantized() if p.ndim == 2 else p).astype("f8")
+def quantized_step(config, weights, token, h, c, *, has_table):
+    """One step in float64 of these weights and activations in 8 bits: `(h, c, log p)`."""
+    w = {name: array.astype("f8") for name, array in as_floats(weights).items()}
     h, c, H = h.copy(), c.copy(), config.rnn_size
     x = w["embedding.weight"][token]
     is_state = False
@@ -149,7 +146,30 @@ def test_a_step_in_whole_numbers_is_the_references(
         "three groups": {"rnn_size": 129, "embed_size": 129, "vocab_size": 300, "residual": True},
     }
     model = random_model(**{**VARIANTS, **more}[variant])
-    decoder, config = Decoder.of(model, weights), model.config
+    assert_steps(Decoder.of(model, weights), model.config, quantized(model, weights), has_table)
+
+
+@pytest.mark.parametrize(("weights", "largest"), [("int8", 3), ("int4", 2)])
+def test_codes_and_scales_are_taken_as_they_are(random_model, weights, largest):
+    """Also where others would be chosen for the same values."""
+    model = random_model()
+    matrices = {
+        name: QuantizedMatrix(np.clip(w.codes, -largest, largest), w.scales, weights)
+        if isinstance(w, QuantizedMatrix)
+        else w
+        for name, w in quantized(model, weights).items()
+    }
+    assert_steps(Decoder(matrices, model.config, weights), model.config, matrices, True)
+
+
+def quantized(model, weight_format):
+    """Matrices in whole numbers, other weights as they are."""
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    return {n: quantize(w, weight_format) if w.ndim == 2 else w for n, w in weights.items()}
+
+
+def assert_steps(decoder, config, weights, has_table):
+    """Asserts that steps from random states are those of the reference."""
     L, H = config.num_layers, config.rnn_size
     rng, streams, expected = np.random.default_rng(0), [], []
     for token in tokens_of(17, config.vocab_size):
@@ -160,7 +180,7 @@ def test_a_step_in_whole_numbers_is_the_references(
         h = np.rint(127 * rng.uniform(-1, 1, (L, H))) / 127
         c = rng.standard_normal((L, H))
         state_of(stream)[:] = np.stack([h, c], axis=1).ravel()
-        expected.append(quantized_step(model, weights, token, h, c, has_table=has_table))
+        expected.append(quantized_step(config, weights, token, h, c, has_table=has_table))
         streams.append(stream)
     decoder.run(streams, 1, 2)
     errors = []
