@@ -149,12 +149,12 @@ def test_a_step_in_whole_numbers_is_the_references(
     assert_steps(Decoder.of(model, weights), model.config, quantized(model, weights), has_table)
 
 
-@pytest.mark.parametrize(("weights", "largest"), [("int8", 3), ("int4", 2)])
-def test_codes_and_scales_are_taken_as_they_are(random_model, weights, largest):
+@pytest.mark.parametrize(("weights", "largest", "factor"), [("int8", 3, 40), ("int4", 2, 1)])
+def test_codes_and_scales_are_taken_as_they_are(random_model, weights, largest, factor):
     """Also where others would be chosen for the same values."""
     model = random_model()
     matrices = {
-        name: QuantizedMatrix(np.clip(w.codes, -largest, largest), w.scales, weights)
+        name: QuantizedMatrix(np.clip(w.codes, -largest, largest), w.scales * factor, weights)
         if isinstance(w, QuantizedMatrix)
         else w
         for name, w in quantized(model, weights).items()
