@@ -98,6 +98,11 @@ class Trainer:
         """Counters of the run."""
         return self.state.progress
 
+    @property
+    def reason(self) -> str:
+        """Why training ends, or ended."""
+        return self._reason
+
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
         """Runs to the end. A task that does not publish at once has the best weights in its model
         afterwards.
