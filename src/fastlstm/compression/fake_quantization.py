@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.compression.schedule import in_steps, position
+from fastlstm.runs.weight_formats import GROUP
+from fastlstm.text.stored_model import MATCHER
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from fastlstm.compression.options import WeightFormat
     from fastlstm.training.trainer import Trainer
-
-GROUP = 64
-"""Inner values of a row with one scale in int4."""
-_TINY = 2.0**-24
-"""The smallest scale of fp16 that is not zero."""
 
 
 @torch.no_grad()
@@ -39,26 +36,31 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
     if weight_format == "int8":
         return _on_grid(weight, weight.abs().amax(1, keepdim=True) / 127, 127)
     rows, columns = weight.shape
-    padded = nn.functional.pad(weight, (0, -columns % GROUP)).view(rows, -1, GROUP)
-    largest = padded.abs().amax(2, keepdim=True)
-    scales = (largest / 7).half().float()
-    scales = torch.where((scales == 0) & (largest > 0), _TINY, scales)
-    return _on_grid(padded, scales, 7).view(rows, -1)[:, :columns].contiguous()
+    groups = nn.functional.pad(weight, (0, -columns % GROUP)).view(rows, -1, GROUP)
+    scales = groups.abs().amax(2, keepdim=True) / 7
+    fraction, exponent = torch.frexp(scales.clamp(min=2.0**-24))  # fp16's smallest
+    power = torch.ldexp(torch.ones_like(scales), exponent - (fraction == 0.5).int())
+    is_small = (scales > 0) & (scales < 2.0**-14)  # where fp16 has fewer bits
+    scales = torch.where(is_small, power, scales).half().float()
+    return _on_grid(groups, scales, 7).view(rows, -1)[:, :columns].contiguous()
 
 
 def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
-    """Returns the nearest multiples of the scales, up to `largest` times."""
-    codes = (weight / torch.where(scales == 0, 1.0, scales)).round_().clamp_(-largest, largest)
-    return codes.mul_(scales)
+    """Returns the nearest multiples of the scales, up to `largest` times; NaN for no scale."""
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    codes = torch.where(scales > 0, weight / scales, 0.0).round_().clamp_(-largest, largest)
+    return codes.to(torch.int8) * scales
 
 
 @contextmanager
 def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[None]:
     """Puts the rounded weights into a model for the length of the block.
 
-    Gradients of the block are those of the rounded weights (straight through the rounding).
+    Gradients of the block are those of the rounded weights (straight through the rounding). What
+    compares features with a teacher's stays as it is.
     """
-    masters = [(parameter, parameter.data) for parameter in model.parameters()]
+    named = model.named_parameters()
+    masters = [(p, p.data) for name, p in named if not name.startswith(f"{MATCHER}.")]
     try:
         for parameter, master in masters:
             parameter.data = fake_quantized(master, weight_format)

@@ -10,16 +10,18 @@ from torch import Tensor, nn
 
 from fastlstm.compression.schedule import PruningSchedule, position
 from fastlstm.errors import ConfigError
+from fastlstm.runs.weight_formats import BLOCK_COLUMNS, BLOCK_ROWS, num_gates
 from fastlstm.text.model import LanguageModel
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
 
 Zeros = Literal["none", "blocks"]
 """What is pruned: single weights, or blocks of 16 rows and 4 columns."""
-BLOCK_ROWS, BLOCK_COLUMNS = 16, 4
 MIN_SIZE = 16
 """Rows and columns that a matrix has at least to be pruned: smaller ones save nothing."""
 
@@ -43,7 +45,7 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in named if id(p) in found and min(p.shape) >= MIN_SIZE}
 
 
-def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none") -> Tensor:
+def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: int = 1) -> Tensor:
     """Returns which weights of a matrix to set to zero: those of the smallest magnitude.
 
     Args:
@@ -51,32 +53,40 @@ def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none") -> Tens
         sparsity: share of the weights or blocks, whose number is rounded; 0 to 1.
         structured: "none" ranks single weights, "blocks" the L2 norms of blocks of 16 x 4; blocks
             at the edges count as whole ones.
+        gates: in how many equal parts, which no block crosses, the rows are.
 
     Returns:
-        `(rows, columns)` bool, True where a weight is pruned. Of equal weights the first are.
+        `(rows, columns)` bool, True where a weight is pruned. Of equal ones the first are.
     """
-    scores = matrix.abs() if structured == "none" else _block_norms(matrix)
+    scores = matrix.abs() if structured == "none" else _block_norms(matrix, gates)
     is_low = _lowest(scores.flatten(), round(sparsity * scores.numel())).view(scores.shape)
     if structured == "none":
         return is_low
     rows, columns = matrix.shape
-    whole = is_low.repeat_interleave(BLOCK_ROWS, 0).repeat_interleave(BLOCK_COLUMNS, 1)
-    return whole[:rows, :columns].contiguous()
+    whole = is_low.repeat_interleave(BLOCK_ROWS, 1).repeat_interleave(BLOCK_COLUMNS, 2)
+    return whole[:, : rows // gates, :columns].reshape(rows, columns)
 
 
-def zeros_of(matrix: Tensor, structured: Zeros = "none") -> tuple[int, int]:
-    """Returns how many weights, or blocks, of a matrix are zero, and how many there are."""
-    scores = matrix if structured == "none" else _block_norms(matrix != 0)
-    return int((scores == 0).sum()), scores.numel()
+def zero_counts(
+    matrices: Mapping[str, Tensor], structured: Zeros = "none"
+) -> dict[str, tuple[int, int]]:
+    """Returns how many weights, or blocks, of each matrix are zero, and how many there are."""
+    counts = {}
+    for name, matrix in matrices.items():
+        scores = (matrix.detach() != 0).float()
+        if structured == "blocks":
+            scores = _block_norms(scores, num_gates(name, len(matrix)))
+        counts[name] = int((scores == 0).sum()), scores.numel()
+    return counts
 
 
-def _block_norms(matrix: Tensor) -> Tensor:
-    """Returns the squared L2 norm of every block, `(row blocks, column blocks)`."""
+def _block_norms(matrix: Tensor, gates: int) -> Tensor:
+    """Returns the squared L2 norms of blocks, `(gates, rows of blocks, columns of blocks)`."""
     rows, columns = matrix.shape
-    edges = (0, -columns % BLOCK_COLUMNS, 0, -rows % BLOCK_ROWS)
-    padded = nn.functional.pad(matrix.float().square(), edges)
-    down, across = padded.shape[0] // BLOCK_ROWS, padded.shape[1] // BLOCK_COLUMNS
-    return padded.view(down, BLOCK_ROWS, across, BLOCK_COLUMNS).sum((1, 3))
+    by_gate = matrix.square().view(gates, rows // gates, columns)
+    edges = (0, -columns % BLOCK_COLUMNS, 0, -(rows // gates) % BLOCK_ROWS)
+    grid = nn.functional.pad(by_gate, edges).unfold(1, BLOCK_ROWS, BLOCK_ROWS)
+    return grid.unfold(2, BLOCK_COLUMNS, BLOCK_COLUMNS).sum((3, 4))
 
 
 def _lowest(scores: Tensor, count: int) -> Tensor:
@@ -131,7 +141,7 @@ class Pruning(Callback):
         self._is_started = True
         self._schedule = self._schedule.resolved(trainer.plan.stop_criterion.total_steps)
         what = "weights" if self._structured == "none" else "blocks of 16 x 4 weights"
-        number = sum(zeros_of(p, self._structured)[1] for p in self._matrices.values())
+        number = sum(number for _, number in zero_counts(self._matrices, self._structured).values())
         share = f"{100 * self._schedule.final:.4g} % of {number:,} {what}"
         text = f"pruning {share}, {self._schedule}; no evaluation before its end is the best"
         trainer.say("info", text)
@@ -153,7 +163,9 @@ class Pruning(Callback):
         average = trainer.state.average
         averages = {} if average is None else average.tensors()
         for name, parameter in self._matrices.items():
-            mask = self.masks[name] = mask_of(parameter.detach(), sparsity, self._structured)
+            gates = num_gates(name, len(parameter))
+            mask = mask_of(parameter.detach(), sparsity, self._structured, gates)
+            self.masks[name] = mask
             if name in averages:  # it stays zero: from now on zeros are averaged
                 averages[name].masked_fill_(mask, 0.0)
 

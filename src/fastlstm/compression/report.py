@@ -6,6 +6,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fastlstm.errors import DataError, Message, QualityError, Setting
+from fastlstm.system.storage import encode_json
+
 REPORT_FILE = "compression.json"
 
 
@@ -146,6 +149,51 @@ class CompressReport:
         assert self.source.quality is not None
         return self.change.difference / self.source.quality
 
+    def checked(self) -> CompressReport:
+        """Returns the report with `is_published` as `max_loss` decides.
+
+        Raises:
+            DataError: there is a limit, and the quality was not measured.
+        """
+        if self.max_loss is None:
+            return self
+        if self.loss is None:
+            raise DataError(
+                Setting("max_loss"), f" cannot be checked: {self.not_measured}; give ",
+                Setting("data"),
+            )  # fmt: skip
+        return dataclasses.replace(self, is_published=self.loss <= self.max_loss)
+
+    def to_json(self) -> bytes:
+        """Returns the content of compression.json."""
+        return encode_json(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, as compression.json holds them."""
         return dataclasses.asdict(self)
+
+
+def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
+    """Returns the error for a result whose loss is above the limit."""
+    assert report.loss is not None
+    measure = "bits/char" if report.kind == "text" else f"of the {report.measure}"
+    parts: list[Any] = [
+        f"the loss is {report.loss:.4f} {measure}, more than ",
+        Setting("max_loss", report.max_loss), f"; nothing is published in '{report.path}'",
+    ]  # fmt: skip
+    if is_trained:
+        again = Message("the same call with resume=True", flags="the same command with --resume")
+        parts += [
+            ". Its checkpoints stay: ",
+            again,
+            " and more ",
+            Setting("steps"),
+            " or ",
+            Setting("budget"),
+            " trains on, a larger ",
+            Setting("max_loss"),
+            " publishes it",
+        ]
+    error = QualityError(*parts)
+    error.report = report.to_dict()
+    return error

@@ -100,7 +100,7 @@ class Trainer:
 
     @property
     def reason(self) -> str:
-        """Why training ends, or ended."""
+        """Why training ends, or has ended."""
         return self._reason
 
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
