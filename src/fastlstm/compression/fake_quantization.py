@@ -47,8 +47,8 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
 
 def _largest(weight: Tensor) -> Tensor:
     """Returns the largest magnitude along the last axis, which stays."""
-    low, high = weight.aminmax(dim=-1, keepdim=True)
-    return torch.maximum(-low, high)
+    low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
+    return torch.maximum(high.abs(), low.abs())  # both much faster than aminmax
 
 
 def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
