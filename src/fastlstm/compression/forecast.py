@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from fastlstm.compression.fake_quantization import FakeQuantization
+from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
-from fastlstm.compression.pruning import Pruning
 from fastlstm.compression.report import REPORT_FILE, CompressReport, TrainingFigures
-from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.compression.units import without_units
 from fastlstm.errors import (
     BudgetError,
@@ -41,7 +39,6 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded
-from fastlstm.training.callbacks import Callback
 from fastlstm.training.session import locked_run
 from fastlstm.training.trainer import Trainer
 
@@ -184,7 +181,7 @@ class _Training:
         train_forecaster(
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
-            observers=job.observers, callbacks=[*_callbacks(self._config), *job.callbacks],
+            observers=job.observers, callbacks=[*compression_callbacks(self._config, _ROUNDING_BEGIN), *job.callbacks],
             stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
         )  # fmt: skip
         assert self._report is not None
@@ -301,18 +298,3 @@ def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> Foreca
         assert base.config.learning_rate is not None
         values["learning_rate"] = _RATE * base.config.learning_rate
     return dataclasses.replace(base.given, **values)
-
-
-def _callbacks(config: CompressConfig) -> list[Callback]:
-    """Returns the callbacks that prune, then round."""
-    callbacks: list[Callback] = []
-    begin = _ROUNDING_BEGIN
-    if config.prune is not None and config.structured != "units":
-        schedule = config.parsed_schedule()
-        begin = schedule.end
-        callbacks.append(
-            Pruning(PruningSchedule(final=config.prune, **schedule._asdict()), config.structured)
-        )
-    if config.to != "fp32":
-        callbacks.append(FakeQuantization(config.to, begin))
-    return callbacks

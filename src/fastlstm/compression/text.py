@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
-from fastlstm.compression.fake_quantization import FakeQuantization
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
-from fastlstm.compression.pruning import Pruning
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -293,17 +292,8 @@ class _Session(TextSession):
         self._teacher = teacher
 
     def _callbacks(self) -> list[Callback]:
-        """Returns what prunes and rounds: pruning comes first, rounding where it is over."""
-        config, callbacks, begin = self._config, list[Callback](), 0.0
-        if config.prune is not None and config.structured != "units":
-            schedule = config.pruning_schedule()
-            callbacks.append(Pruning(schedule, config.structured))
-            begin = schedule.end
-        if config.to != "fp32":
-            callbacks.append(FakeQuantization(config.to, begin))
-        if self._teacher is not None:
-            callbacks.append(TeacherTime())
-        return callbacks
+        teacher = [] if self._teacher is None else [TeacherTime()]
+        return [*compression_callbacks(self._config, rounding_begin=0.0), *teacher]
 
     def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
         """Returns the model that training starts from: the source, or what is left of its units."""
