@@ -178,10 +178,11 @@ class _Training:
 
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)
+        callbacks = compression_callbacks(self._config, _ROUNDING_BEGIN)
         train_forecaster(
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
-            observers=job.observers, callbacks=[*compression_callbacks(self._config, _ROUNDING_BEGIN), *job.callbacks],
+            observers=job.observers, callbacks=[*callbacks, *job.callbacks],
             stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
         )  # fmt: skip
         assert self._report is not None
