@@ -194,7 +194,7 @@ def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path
             assert zeros >= round(0.75 * number), name
             if to == "fp32":
                 assert zeros == round(0.75 * number), name
-        assert "75 % of them are zero; forecasts are computed in fp32" in report.notes[-1]
+        assert "75 % of the weights are zero; forecasts are computed in fp32" in report.notes[-1]
         names = {n for n in RunDirectory(out).read_published()[1]}
         assert "model.safetensors" in names
         Forecaster.load(out).save(tmp_path / "again" / out.name)

@@ -145,4 +145,4 @@ def methods_of(
 
 def _notes(result: StoredForecaster) -> list[str]:
     note = None if result.compression is None else result.compression.note
-    return [] if note is None else [f"{note}: smaller, not faster"]
+    return [] if note is None else [note]
