@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from fastlstm.compression.fake_quantization import FakeQuantization
+from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
-from fastlstm.compression.pruning import Pruning
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -50,7 +49,6 @@ from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded
 from fastlstm.system.fields import built
-from fastlstm.training.callbacks import Callback
 from fastlstm.training.resuming import resumed_config
 from fastlstm.training.session import locked_run
 from fastlstm.training.trainer import Trainer
@@ -183,10 +181,12 @@ class _Training:
 
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)
+        callbacks = compression_callbacks(self._config, 0.0)
+        callbacks += [TeacherTime()] if self._config.distils else []
         train_forecaster(
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
-            observers=job.observers, callbacks=[*_callbacks(self._config), *job.callbacks],
+            observers=job.observers, callbacks=[*callbacks, *job.callbacks],
             stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
         )  # fmt: skip
         if self._report is None:
@@ -295,18 +295,3 @@ def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> Foreca
         assert base.config.learning_rate is not None
         values["learning_rate"] = _RATE * base.config.learning_rate
     return dataclasses.replace(base.given, **values)
-
-
-def _callbacks(config: CompressConfig) -> list[Callback]:
-    """Returns the callbacks that prune, then round."""
-    callbacks: list[Callback] = []
-    begin = 0.0
-    if config.prune is not None and config.structured != "units":
-        schedule = config.pruning_schedule()
-        callbacks.append(Pruning(schedule, config.structured))
-        begin = schedule.end
-    if config.to != "fp32":
-        callbacks.append(FakeQuantization(config.to, begin))
-    if config.distils:
-        callbacks.append(TeacherTime())
-    return callbacks

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
-from fastlstm.compression.fake_quantization import FakeQuantization
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
-from fastlstm.compression.pruning import Pruning
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -291,17 +290,8 @@ class _Session(TextSession):
         self._teacher = teacher
 
     def _callbacks(self) -> list[Callback]:
-        """Returns what prunes and rounds: pruning comes first, rounding where it is over."""
-        config, callbacks, begin = self._config, list[Callback](), 0.0
-        if config.prune is not None and config.structured != "units":
-            schedule = config.pruning_schedule()
-            callbacks.append(Pruning(schedule, config.structured))
-            begin = schedule.end
-        if config.to != "fp32":
-            callbacks.append(FakeQuantization(config.to, begin))
-        if self._teacher is not None:
-            callbacks.append(TeacherTime())
-        return callbacks
+        teacher = [] if self._teacher is None else [TeacherTime()]
+        return [*compression_callbacks(self._config, rounding_begin=0.0), *teacher]
 
     def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
         """Returns the model that training starts from: the source, or what is left of its units."""
@@ -368,10 +358,16 @@ class _Session(TextSession):
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
+        notes = _notes_of(self._stored, self._source)
+        if self._config.prune is not None and self._config.structured == "none":
+            notes.append(
+                f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
+                " for zeros in no order"
+            )
         self.report = _measured(
             self._config, self._stored, self._source, result,
             task.valid_ids, _name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
-            self._methods(), _notes_of(self._stored, self._source), training,
+            self._methods(), notes, training,
         )  # fmt: skip
         if self.report.is_published:
             files = compressed_files(task.model_files, self._about())

@@ -194,7 +194,9 @@ def _compression(run_dir: Path, history: History) -> str:
     table = _table(heads, compression_table(report))
     rows = dict(compression_rows(report))
     told = [
-        f"{label}: {rows[label]}" for label in ("source", "methods", "outputs") if label in rows
+        f"{label}: {rows[label]}"
+        for label in ("source", "result", "methods", "outputs")
+        if label in rows
     ]
     lines = "\n".join(_note(text) for text in told)
     charts = "".join(map(_figure, compression_charts(report)))
