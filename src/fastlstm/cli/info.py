@@ -81,6 +81,10 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     facts = {**_stored_facts(stored), "targets": targets, "columns": list(columns)}
     every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
     rows = [("forecasts", ", ".join(targets) + every), *_model_rows(facts)]
+    if (compression := stored.compression) is not None:
+        facts["compression"] = dict(compression.about)
+        rows.append(("compressed", f"from {compression.about['source']['path']}"))
+        rows += [] if compression.note is None else [("", compression.note)]
     return {"kind": "forecaster", **facts}, rows
 
 

@@ -24,7 +24,6 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system.storage import encode_json
 
 _SHARE = 0.04
 """Of a budget, for the errors of each part, before training and after."""
@@ -115,10 +114,8 @@ class Measuring:
             training=training, max_loss=self._config.max_loss, is_published=True,
             notes=[*self.notes, *_notes(result)], scores=scores,
         )  # fmt: skip
-        limit, loss = report.max_loss, report.loss
-        is_too_bad = limit is not None and loss is not None and not loss <= limit
-        report = dataclasses.replace(report, is_published=not is_too_bad)
-        return report, {**files, REPORT_FILE: encode_json(report.to_dict())}
+        report = report.checked()
+        return report, {**files, REPORT_FILE: report.to_json()}
 
     def _source_file(self) -> bytes:
         return RunDirectory(self._run).read_published([MODEL_FILE])[1][MODEL_FILE]
@@ -148,4 +145,4 @@ def methods_of(
 
 def _notes(result: StoredForecaster) -> list[str]:
     note = None if result.compression is None else result.compression.note
-    return [] if note is None else [f"{note}: smaller, not faster"]
+    return [] if note is None else [note]

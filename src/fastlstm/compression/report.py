@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fastlstm.errors import DataError, Message, QualityError, Setting
+from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
 from fastlstm.system.storage import encode_json
 
 REPORT_FILE = "compression.json"
@@ -197,3 +197,12 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     error = QualityError(*parts)
     error.report = report.to_dict()
     return error
+
+
+def unfinished_error() -> ConfigError:
+    """Returns the error for a training that ended before its weights were what is to be stored."""
+    return ConfigError(
+        "training ended before the weights were pruned and rounded, so there is no compressed"
+        " model; give ", Setting("resume", True), " and more ", Setting("budget"), " or ",
+        Setting("steps"),
+    )  # fmt: skip
