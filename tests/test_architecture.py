@@ -21,6 +21,7 @@ RANKS = (
     ("nn",),
     ("training",),
     ("text", "forecast", "sequence"),
+    ("compression",),
     ("serve",),
     ("cli",),
     ("__main__",),

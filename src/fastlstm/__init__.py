@@ -28,6 +28,7 @@ from fastlstm.errors import (
     MissingExtraError,
     NonFiniteError,
     PromptError,
+    QualityError,
     RunDirectoryError,
     ShapeError,
     Stopped,
@@ -38,6 +39,9 @@ from fastlstm.errors import (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fastlstm.compression.compress import compress
+    from fastlstm.compression.options import CompressConfig
+    from fastlstm.compression.report import CompressReport
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Callback": "fastlstm.training.callbacks",
+    "CompressConfig": "fastlstm.compression.options",
+    "CompressReport": "fastlstm.compression.report",
     "ForecastConfig": "fastlstm.forecast.config",
     "Forecaster": "fastlstm.forecast.forecaster",
     "LM": "fastlstm.text.lm",
@@ -61,6 +67,7 @@ _HOMES = {
     "SequenceRegressor": "fastlstm.sequence.estimators",
     "TrainConfig": "fastlstm.text.config",
     "accelerate": "fastlstm.nn.convert",
+    "compress": "fastlstm.compression.compress",
     "explain": "fastlstm.ops.explain",
     "restore": "fastlstm.nn.convert",
     "select": "fastlstm.ops.registry",
@@ -73,6 +80,8 @@ __all__ = [
     "LSTM",
     "BudgetError",
     "Callback",
+    "CompressConfig",
+    "CompressReport",
     "ConfigError",
     "CorruptFileError",
     "DataError",
@@ -84,6 +93,7 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "PromptError",
+    "QualityError",
     "RunDirectoryError",
     "SequenceClassifier",
     "SequenceRegressor",
@@ -94,6 +104,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "accelerate",
+    "compress",
     "explain",
     "restore",
     "select",

@@ -9,6 +9,7 @@
     │   │   ├── DataErrors       several errors of one table
     │   │   └── UnknownCharacterError   characters that are not in a vocabulary
     │   ├── PromptError          a prompt or a sampling setting
+    │   ├── QualityError         a compressed model is worse than max_loss allows
     │   ├── RunDirectoryError    the run directory: missing, in use, unwritable
     │   ├── FormatError          a file of a newer format, or of another model
     │   ├── MissingExtraError    an optional dependency is not installed
@@ -181,6 +182,16 @@ class UnknownCharacterError(DataError):
 
 class PromptError(UsageError, ValueError):
     """A prompt or sampling setting that the model cannot follow."""
+
+
+class QualityError(UsageError):
+    """A compressed model is worse than `max_loss` allows; nothing is published.
+
+    Attributes:
+        report: what was measured, as compression.json would hold it.
+    """
+
+    report: dict[str, Any]
 
 
 class RunDirectoryError(UsageError):

@@ -127,8 +127,13 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
         return made[-1]
 
     published: list[Any] = []
+
+    def files(stored: Any) -> dict[str, bytes]:
+        published.append(stored)
+        return {}
+
     monkeypatch.setattr(closing_module, "calibrate", calibrate)
-    monkeypatch.setattr(closing_module, "forecaster_files", published.append)
+    monkeypatch.setattr(closing_module, "forecaster_files", files)
     monkeypatch.setattr(closing_module, "num_test_windows", lambda *_: 0)
     monkeypatch.setattr(Closing, "_evaluate", lambda *_: {})
     for budget_s, used in ((9.0, 1), (None, 0)):

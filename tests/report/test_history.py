@@ -86,6 +86,18 @@ def test_best_is_the_lowest_validation(tmp_path: Path) -> None:
     assert history.best == valid(2, 1.5)
 
 
+def test_best_is_among_those_that_callbacks_accepted(tmp_path: Path) -> None:
+    def refused(at: int, score: float) -> dict[str, Any]:
+        return {**valid(at, score), "is_accepted": False}
+
+    events = [valid(1, 0.5), refused(2, 0.1), valid(3, 2.0), valid(4, 1.5), valid(5, 1.7)]
+    assert written(tmp_path, *events).best == valid(4, 1.5)
+    rolled_back = [*events, refused(3, 0.1), valid(4, 1.6)]
+    assert written(tmp_path, *rolled_back).best == valid(4, 1.5)
+    assert written(tmp_path, *rolled_back, refused(5, 0.1)).best is None
+    assert written(tmp_path, refused(1, 0.5)).best is None
+
+
 def test_speed_is_units_over_training_time(tmp_path: Path) -> None:
     events = [step(10, units_per_s=50.0), {"event": "end", "units": 1000, "train_s": 4.0}]
     assert written(tmp_path, *events).rate == 250.0

@@ -78,6 +78,8 @@ def test_an_evaluation_names_every_metric() -> None:
         "accuracy 0.5",
     ]  # fmt: skip
     assert lines.eval_parts({"step": 3, "loss": 0.25}) == ["step 3", "", "0.2500 loss"]
+    pruned = lines.eval_parts({"step": 3, "loss": 0.25, "pruned": 0.6213})
+    assert pruned == ["step 3", "", "0.2500 loss", "pruned to 62%"]
 
 
 def test_the_end_of_a_run() -> None:

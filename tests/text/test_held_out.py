@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import fastlstm
-from fastlstm.cli.evaluate import validation_ids
 from fastlstm.cli.main import main
 from fastlstm.errors import (
     ConfigError,
@@ -29,6 +28,7 @@ from fastlstm.text import train as train_module
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.text import prepare_text
 from fastlstm.text.evaluation import evaluate
+from fastlstm.text.held_out import validation_ids
 
 TINY: dict[str, Any] = {
     "rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 8, "precision": "fp32",
@@ -365,8 +365,8 @@ def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFi
     assert counts == {"train": cut - 1, "test": num - cut - 1}
     assert main(["evaluate", "run", "valid.txt", "--json", "--lanes", "32"]) == 0
     lm = fastlstm.LM.load("run")
-    assert list(map(int, validation_ids(lm))) == ids_of("valid.txt")
-    found = evaluate(lm.model, validation_ids(lm), lm.tokenizer)
+    assert list(map(int, validation_ids(lm.config, lm.tokenizer))) == ids_of("valid.txt")
+    found = evaluate(lm.model, validation_ids(lm.config, lm.tokenizer), lm.tokenizer)
     assert json.loads(capsys.readouterr().out)["bits_per_char"] == found.bits_per_char
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import find_checkpoint
 from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots
-from linear_task import LinearTask, of_kind, trainer_of
+from linear_task import LinearTask, RowLoader, of_kind, trainer_of
 
 HOOKS = ("begin", "gradients", "update", "evaluate", "event", "end")
 
@@ -292,3 +295,140 @@ def test_what_a_callback_raises_at_a_resume_is_its_own() -> None:
     trainer_of(LinearTask(), snapshots=snapshots, callbacks=[Picky()], steps=2).fit()
     with pytest.raises(ValueError, match=r"^mine$"):
         trainer_of(LinearTask(), callbacks=[Picky()], steps=3).fit(snapshots.last_good())
+
+
+class AcceptFrom(Callback):
+    """Accepts evaluations of some steps only."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def accepts(self, trainer: Any) -> bool:
+        return trainer.progress.step in self.steps
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_only_accepted_evaluations_may_be_the_best(at_once: bool) -> None:
+    task, events = LinearTask(at_once=at_once), list[Any]()
+    task.scores = [1.0, 1.5, 5.0, 4.0, 4.5]
+    callbacks = [AcceptFrom(4, 6, 8, 10), AcceptFrom(6, 8, 10)]
+    result = trainer_of(task, events, callbacks=callbacks, eval_every=2).fit()
+    assert (result.best_step, result.best_loss) == (8, 4.0)
+    evals = of_kind(events, "eval")
+    assert [e["step"] for e in evals if e["is_best"]] == [6, 8]
+    assert [e["step"] for e in evals if e.get("is_accepted", True)] == [6, 8, 10]
+    assert [step for step, _ in task.published] == ([6, 8] if at_once else [8])
+    assert torch.equal(task.published[-1][1]["1.weight"], task.seen[3])
+
+
+def test_patience_starts_at_the_first_accepted_evaluation() -> None:
+    task = LinearTask()
+    task.scores = [1.0, 2.0, 3.0, 9.0, 9.0, 9.0]
+    accepting = AcceptFrom(*range(4, 21))
+    trainer = trainer_of(task, callbacks=[accepting], patience=2, eval_every=1, steps=20)
+    assert trainer.fit().steps == 6
+
+
+def test_the_best_of_earlier_steps_is_forgotten_where_an_evaluation_is_not_accepted() -> None:
+    task = LinearTask()
+    task.scores = [1.0, 0.5, 7.0]
+    result = trainer_of(task, callbacks=[AcceptFrom(4, 10)]).fit()
+    assert (result.best_step, result.best_loss) == (10, 7.0)
+    assert torch.equal(task.weight, task.seen[2])
+
+
+@pytest.mark.parametrize("accepted", [(), (4,)])
+def test_a_run_without_an_accepted_evaluation_says_so(accepted: tuple[int, ...]) -> None:
+    task, events = LinearTask(), list[Any]()
+    trainer = trainer_of(task, events, callbacks=[AcceptFrom(*accepted)], checkpoint_every=3)
+    result = trainer.fit()
+    assert (result.best_step, result.best_loss) == (-1, math.inf)
+    text = "the run ended before AcceptFrom accepted an evaluation; there is no best model"
+    assert [e["text"] for e in of_kind(events, "message") if e["level"] == "warning"] == [text]
+    assert events[-1]["best_step"] == -1
+    assert [step for step, _ in task.published] == list(accepted)
+    assert torch.equal(task.weight, task.seen[-1]), "the last weights stay in the model"
+
+
+def test_what_was_accepted_survives_a_resume(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.metrics_path.touch()
+    for steps, best_step, scores in ((3, -1, [0.5]), (5, 4, [1.0, 9.0]), (8, 4, [9.0])):
+        task = LinearTask()
+        task.scores = list(scores)
+        trainer = trainer_of(
+            task, snapshots=RunSnapshots(run, 2), callbacks=[AcceptFrom(4, 5, 8)], steps=steps
+        )
+        assert trainer.fit(find_checkpoint(run)[0]).best_step == best_step
+
+
+def test_a_roll_back_keeps_the_best_of_a_later_step() -> None:
+    class NanOnce(AcceptFrom):
+        is_done = False
+
+        def on_update(self, trainer: Any) -> None:
+            if trainer.progress.step == 6 and not self.is_done:
+                self.is_done = True
+                trainer.task.weight.detach().fill_(float("nan"))
+
+    task, events = LinearTask(), list[Any]()
+    task.scores = [9.0] * 5 + [0.001]
+    callbacks = [NanOnce(*range(6, 11))]
+    result = trainer_of(task, events, callbacks=callbacks, eval_every=1, checkpoint_every=4).fit()
+    refused = [e["step"] for e in of_kind(events, "eval") if not e.get("is_accepted", True)]
+    assert refused == [1, 2, 3, 4, 5, 5], "back at step 4, before the first one that is accepted"
+    assert (result.best_step, result.best_loss) == (6, 0.001)
+    assert torch.equal(task.weight, task.seen[5])
+
+
+class Doubled(Callback):
+    """Uses twice the weights."""
+
+    def __init__(self) -> None:
+        self.masters, self.gradients = list[torch.Tensor](), list[torch.Tensor]()
+
+    @contextmanager
+    def weights_in_use(self, trainer: Any) -> Iterator[None]:
+        weight = trainer.task.weight
+        master, weight.data = weight.data, 2 * weight.data
+        self.masters.append(master.clone())
+        try:
+            yield
+        finally:
+            weight.data = master
+
+    def on_gradients(self, trainer: Any) -> None:
+        self.gradients.append(trainer.task.weight.grad.clone())
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_weights_in_use_are_those_of_passes_and_evaluations(ema: float) -> None:
+    task, doubled = LinearTask(dropout=0.0), Doubled()
+    task.scores = [2.0, 1.0]
+    trainer = trainer_of(task, callbacks=[doubled], eval_every=1, steps=2, ema=ema)
+    x, y = (batch := RowLoader().next())[:, :3], batch[:, 3]
+    weight = (2 * task.weight.detach()).requires_grad_()
+    answer = nn.functional.linear(x, weight, task.model.get_parameter("1.bias"))
+    (answer[:, 0] - y).square().mean().backward()
+    trainer.fit()
+    assert torch.equal(doubled.gradients[0], weight.grad)
+    step_1, evaluated_1, step_2, evaluated_2 = doubled.masters
+    assert not torch.equal(step_1, step_2)
+    assert torch.equal(step_2, evaluated_1) == (ema == 0), "with averages those are evaluated"
+    assert torch.equal(task.seen[0], 2 * evaluated_1)
+    assert torch.equal(task.seen[1], 2 * evaluated_2)
+    assert torch.equal(task.weight, task.seen[1]), "the best weights are those in use"
+
+
+def test_a_stopped_evaluation_puts_the_weights_back() -> None:
+    def stopped(*_: Any) -> Any:
+        raise Stopped("stopped while evaluating")
+
+    task = LinearTask()
+    trainer = trainer_of(task, callbacks=[Doubled()])
+    before = task.weight.detach().clone()
+    task.evaluate = stopped  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        trainer.evaluate()
+    assert torch.equal(task.weight, before)

@@ -17,19 +17,16 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, json_option
-from fastlstm.cli.output import print_result
+from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import Parsed, parse
 from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
-from fastlstm.text.config import PARTS, TrainConfig
+from fastlstm.text.config import PARTS
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fastlstm.report.lines import Row
-    from fastlstm.text.data.text import TextDataset
     from fastlstm.text.evaluation import Evaluation
     from fastlstm.text.lm import LM
 
@@ -109,6 +106,8 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
     if kind_of_source(text) in ("csv", "binary table", "mixed"):
         warnings.warn(f"{text} is a table; its characters are scored as a text", stacklevel=2)
     lm = open_model(path)
+    if lm.stored_format != "fp32":
+        say(f"note: weights are stored as {lm.stored_format}; texts are scored with them in fp32")
     result = _evaluate(lm, text, parsed)
     mode, where = "carried state", f"up to {counted(lanes, 'lane')}"
     sizes = {"lanes": lanes}
@@ -127,41 +126,19 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
 def _evaluate(lm: LM, text: str, parsed: Parsed) -> Evaluation:
     """Scores a text, or one split of it, divided as the run divided its own."""
     from fastlstm.text.evaluation import evaluate, with_unknown
+    from fastlstm.text.held_out import held_out_names, part_of
 
     split = parsed["split"]
-    if (file := _held_out(lm).get(split or "")) is not None:
+    if (file := held_out_names(lm.config).get(split or "")) is not None:
         raise DataError(
             f"the {PARTS[str(split)]} split of this run is {file}, not a share of its text;"
             f" evaluate {file} without ", Setting("split"),
         )  # fmt: skip
     data = lm.read(text, parsed["unknown"])
     settings = {name: parsed[name] for name in ("lanes", "zero_state_window", "max_tokens")}
-    result = evaluate(lm.model, _part(lm, data, split), lm.tokenizer, **settings)
+    result = evaluate(lm.model, part_of(lm.config, data, split), lm.tokenizer, **settings)
     size = lm.tokenizer.vocab_size
     return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
-
-
-def validation_ids(lm: LM) -> NDArray[Any]:
-    """Returns the tokens that the run was validated on.
-
-    Raises:
-        DataError: their text cannot be read or has unknown characters.
-    """
-    if (file := _held_out(lm).get("valid")) is not None:
-        return lm.read(file, "count").ids
-    return _part(lm, lm.read(lm.config.get("data", {}).get("source", "")), "valid")
-
-
-def _held_out(lm: LM) -> dict[str, str]:
-    """Returns the texts of their own that the run was validated and tested on, by part."""
-    data = lm.config.get("data", {})
-    return {part: data[part]["source"] for part in PARTS if part in data}
-
-
-def _part(lm: LM, data: TextDataset, split: str | None) -> NDArray[Any]:
-    shares = lm.config.get("train", {}).get("split", TrainConfig.split)
-    ids: NDArray[Any] = data.ids
-    return ids if split is None else getattr(data.split(shares, _held_out(lm)), split)
 
 
 def _result_rows(result: Evaluation, vocab_size: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Whether `train` and `evaluate` mean a text or a table: by the options and the files."""
+"""Whether `train`, `evaluate` and `compress` mean a text or a table, by options and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
     merged = {option.name: option for option in (*table.options, *text.options)}
     arguments = split_arguments(tuple(merged.values()), argv)
     try:
-        if text.verb == "evaluate":
+        if text.verb in ("evaluate", "compress"):
             runs = arguments.positionals[:1]
             is_table = bool(runs) and kind_of_run(runs[0]) == "forecaster"
         else:

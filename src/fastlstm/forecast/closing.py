@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,6 +48,8 @@ class Closing:
         inputs: its windows as the network takes them.
         valid: validation windows.
         budget_s: of the whole run, or None.
+        approve: called with the forecaster that is about to be published, for further files to
+            publish with it; None refuses.
     """
 
     session: RunSession
@@ -57,6 +59,7 @@ class Closing:
     inputs: ScaledWindows
     valid: WindowIndex
     budget_s: float | None
+    approve: Callable[[StoredForecaster], Mapping[str, bytes] | None] = lambda stored: {}
 
     def __post_init__(self) -> None:
         sizes, has_run = self.stored.network.config, self.session.run is not None
@@ -102,10 +105,10 @@ class Closing:
         self.stored = dataclasses.replace(self.stored, calibration=calibration)
         if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
             trainer.say("info", missing)
-        if self.session.run is None:
+        if self.session.run is None or (more := self.approve(self.stored)) is None:
             return {}
         with trainer.progress.counted("saving"):
-            self.session.run.publish(forecaster_files(self.stored))
+            self.session.run.publish({**forecaster_files(self.stored), **more})
             trainer.best.set_published()
         return self._evaluate(trainer)
 

@@ -21,17 +21,22 @@ from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
+from fastlstm.forecast.weights_file import (
+    RESIDUALS,
+    Compression,
+    compression_of,
+    read_weights_file,
+    weights_file,
+)
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
     checked_values,
     json_object,
     require_same,
-    restored_network,
     stored_options,
     stored_text,
 )
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
 
 CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"
@@ -39,9 +44,10 @@ SCALER_FILE = "scaler.json"
 MODEL_FILE = "model.safetensors"
 FILES = (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE)
 _FORMAT = 3
+_FORMAT_OF_COMPRESSED = 4
+"""The format of forecasters with `compression` in config.json; others stay of the one before."""
 _FORMAT_OF_SEGMENTS = 2
 """The format in which what is now `patch` was called `segment`."""
-_RESIDUALS = "calibration.residuals"
 _MAX_JSON_BYTES = 1 << 28
 """A table may have millions of names."""
 
@@ -59,6 +65,7 @@ class StoredForecaster:
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
         schema: of its table.
         key: of the table it was trained on.
+        compression: how it was compressed, or None.
     """
 
     config: ForecastConfig
@@ -69,6 +76,7 @@ class StoredForecaster:
     static_scale: NDArray[np.float64]
     schema: TableSchema
     key: str
+    compression: Compression | None = None
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some of the quantiles are infinite, else None.
@@ -83,21 +91,22 @@ class StoredForecaster:
 
 def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:
     """Returns config.json, schema.json, scaler.json and model.safetensors."""
-    tensors = {f"network.{n}": t for n, t in stored.network.state_dict().items()}
-    tensors[_RESIDUALS] = stored.calibration.residuals
-    return {**description_files(stored), MODEL_FILE: encode_tensors(tensors)}
+    weights = weights_file(stored.network, stored.calibration.residuals, stored.compression)
+    return {**description_files(stored), MODEL_FILE: weights}
 
 
 def description_files(stored: StoredForecaster) -> dict[str, bytes]:
     """Returns config.json, schema.json and scaler.json."""
     config = {
-        "format": _FORMAT,
+        "format": _FORMAT if stored.compression is None else _FORMAT_OF_COMPRESSED,
         "kind": FORECASTER,
         "train": dataclasses.asdict(stored.config),
         "given": dataclasses.asdict(stored.given),
         "network": dataclasses.asdict(stored.network.config),
         "data": {"key": stored.key},
     }
+    if stored.compression is not None:
+        config["compression"] = dict(stored.compression.about)
     scales = {
         "mean": stored.scaler.mean.tolist(),
         "std": stored.scaler.std.tolist(),
@@ -138,9 +147,10 @@ def _config(data: bytes, origin: Path) -> dict[str, Any]:
     """Returns config.json with the keys of the current format."""
     config = json_object(data, origin, _MAX_JSON_BYTES)
     version = config.get("format")
-    if config.get("kind") != FORECASTER or version not in (_FORMAT_OF_SEGMENTS, _FORMAT):
+    known = (_FORMAT_OF_SEGMENTS, _FORMAT, _FORMAT_OF_COMPRESSED)
+    if config.get("kind") != FORECASTER or version not in known:
         raise FormatError(
-            f"{origin} is not of a forecaster of format {_FORMAT}: a text model is opened by"
+            f"{origin} is not of a forecaster of format {known[-1]} or older: a text model is opened by"
             " LM.load, another format by the fastlstm that wrote it"
         )
     if version == _FORMAT_OF_SEGMENTS:
@@ -171,16 +181,18 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         require_same(resolved, sizes, ("horizon", "input_size", "patch", "output"))
         if len(resolved.static) != sizes.num_static:
             raise ValueError(f"'network' reads {sizes.num_static} static columns")
-    weights = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
-    with checked_values(path / MODEL_FILE):
-        calibration = _calibration(weights.pop(_RESIDUALS), sizes)
-    network = restored_network(
+        is_compressed = config["format"] == _FORMAT_OF_COMPRESSED
+        compression = compression_of(config["compression"]) if is_compressed else None
+    network, residuals, compression = read_weights_file(
+        files[MODEL_FILE],
         lambda: ForecastNetwork(sizes),
-        {name.removeprefix("network."): tensor for name, tensor in weights.items()},
+        compression,
         path / MODEL_FILE,
         origin,
         max(sizes.num_layers, len(sizes.categories), len(sizes.static_categories)),
     )
+    with checked_values(path / MODEL_FILE):
+        calibration = _calibration(residuals, sizes)
     with checked_values(path / SCHEMA_FILE):
         values = json_object(files[SCHEMA_FILE], path / SCHEMA_FILE, _MAX_JSON_BYTES)
         schema = _schema(values, sizes, resolved)
@@ -189,7 +201,9 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         scaler, static = _scales(scales, sizes)
     # The cache is that of the machine it was trained on.
     resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
-    return StoredForecaster(resolved, given, network, scaler, calibration, static, schema, key)
+    return StoredForecaster(
+        resolved, given, network, scaler, calibration, static, schema, key, compression
+    )
 
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
@@ -219,7 +233,7 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
 def _calibration(residuals: torch.Tensor, sizes: ForecasterConfig) -> Calibration:
     shape = len(LEVELS), sizes.horizon, sizes.num_targets
     if residuals.shape != shape or residuals.dtype != torch.float32 or residuals.isnan().any():
-        raise ValueError(f"{_RESIDUALS} is expected to be {shape} float32 numbers")
+        raise ValueError(f"{RESIDUALS} is expected to be {shape} float32 numbers")
     return Calibration(residuals)
 
 

@@ -121,7 +121,10 @@ class Forecaster(Estimator[StoredForecaster]):
             ConfigError: a parameter of the network or its columns was changed since `fit`.
             DataError: the table has another schema than that of `fit`.
         """
-        return self._train(frame, getattr(self, "stored_", None))
+        start = getattr(self, "stored_", None)
+        if start is not None:
+            start = dataclasses.replace(start, compression=None)  # its weights will be float32
+        return self._train(frame, start)
 
     def _train(
         self,

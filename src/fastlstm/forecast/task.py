@@ -77,12 +77,12 @@ class ForecastTask(Task):
         statics = None if statics is None else statics.to(self._device, non_blocking=True)
         target, states = self._target(values), []
         count = max(self._num_present(target), 1)
-        state = self._continued(batch) if isinstance(batch, ChunkBatch) else None
+        state = continued_state(self._state, batch, self._device)
         for rows in torch.arange(len(values)).tensor_split(num_parts):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             own = None if statics is None else statics[part]
             if self._origins:
-                before = None if state is None else _rows(state, part)
+                before = None if state is None else rows_of_state(state, part)
                 with autocast(self._precision, self._device):
                     parameters, after = self.model.read_chunk(values[part], own, before)
                 states.append(after.detach())
@@ -91,9 +91,30 @@ class ForecastTask(Task):
                     parameters = self.model(values[part], own)
             each = self._origins or 1
             actual = target[part.start * each : part.stop * each]
-            yield self._summed(parameters.float(), actual) / count
+            yield self.part_loss(parameters.float(), actual, count, part, values[part], own)
         if states:
-            self._state = _joined(states)
+            self._state = joined_state(states)
+
+    def part_loss(
+        self,
+        parameters: Tensor,
+        actual: Tensor,
+        count: int,
+        part: slice,
+        values: Tensor,
+        statics: Tensor | None,
+    ) -> Tensor:
+        """Returns the loss of a part of a batch: its share of the mean over the whole.
+
+        Args:
+            parameters: of the output, shape ``(B * origins, h, C, num_parameters)``.
+            actual: values, shape ``(B * origins, h, C)``; NaN if missing.
+            count: present values of the whole batch.
+            part: the rows of the batch.
+            values: input of the part.
+            statics: of the part, or None.
+        """
+        return self._summed(parameters, actual) / count
 
     def _target(self, values: Tensor) -> Tensor:
         """Returns the actual values, shape ``(B * origins, h, C)``."""
@@ -113,13 +134,6 @@ class ForecastTask(Task):
             return self.model.output.loss(parameters, target).sum()
         losses = self.model.output.loss(parameters, target.nan_to_num(0.0))
         return torch.where(target.isnan(), 0.0, losses).sum()
-
-    def _continued(self, batch: ChunkBatch) -> RecurrentState | None:
-        """Returns the state that the chunks begin with; None is zero in all."""
-        if self._state is None or not batch.continues.any():
-            return None
-        # An epoch's last batch may have fewer lanes than the next one.
-        return self._state.where(torch.from_numpy(batch.continues).to(self._device))
 
     @torch.no_grad()
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
@@ -160,15 +174,7 @@ class ForecastTask(Task):
     def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
         self._state = None
         if carried:
-            state = RecurrentState(*(carried[name] for name in RecurrentState._fields))
-            config = self.model.config
-            each = (config.num_layers, len(state.level) * self.model.num_channels)
-            if not (
-                state.hidden.shape == state.cell.shape == (*each, config.hidden_size)
-                and state.level.shape[1:] == (config.num_targets,)
-            ):
-                raise ValueError("the carried state does not fit the network")
-            self._state = RecurrentState(*(part.to(self._device) for part in state))
+            self._state = restored_state(carried, self.model, self._device)
 
     def finish_s(self, unit_s: float) -> float:
         return self._closing.seconds(unit_s)
@@ -181,7 +187,18 @@ class ForecastTask(Task):
         return {"measure": self._measure}
 
 
-def _rows(state: RecurrentState, part: slice) -> RecurrentState:
+def continued_state(
+    state: RecurrentState | None, batch: WindowBatch | ChunkBatch, device: torch.device
+) -> RecurrentState | None:
+    """Returns the state that a batch of chunks begins with, of that after the batch before; None is
+    zero in all rows, as for windows."""
+    if state is None or not isinstance(batch, ChunkBatch) or not batch.continues.any():
+        return None
+    # An epoch's last batch may have fewer lanes than the next one.
+    return state.where(torch.from_numpy(batch.continues).to(device))
+
+
+def rows_of_state(state: RecurrentState, part: slice) -> RecurrentState:
     """Returns the state of some rows."""
     each = state.hidden.shape[1] // len(state.level)
     cells = slice(part.start * each, part.stop * each)
@@ -189,7 +206,24 @@ def _rows(state: RecurrentState, part: slice) -> RecurrentState:
     return RecurrentState(hidden, cell, state.level[part])
 
 
-def _joined(states: list[RecurrentState]) -> RecurrentState:
+def joined_state(states: list[RecurrentState]) -> RecurrentState:
     """Returns the state of all rows, float32 as it is carried."""
     hidden, cell, level = zip(*states, strict=True)
     return RecurrentState(torch.cat(hidden, 1), torch.cat(cell, 1), torch.cat(level))
+
+
+def restored_state(
+    carried: Mapping[str, Tensor], network: ForecastNetwork, device: torch.device
+) -> RecurrentState:
+    """Returns the state of a checkpoint; raises ValueError if it does not fit the network."""
+    state, config = (
+        RecurrentState(*(carried[name] for name in RecurrentState._fields)),
+        network.config,
+    )
+    each = (config.num_layers, len(state.level) * network.num_channels)
+    if not (
+        state.hidden.shape == state.cell.shape == (*each, config.hidden_size)
+        and state.level.shape[1:] == (config.num_targets,)
+    ):
+        raise ValueError("the carried state does not fit the network")
+    return RecurrentState(*(part.to(device) for part in state))

@@ -42,6 +42,7 @@ from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
+MakeTask = Callable[..., ForecastTask]
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
 _MAY_DIFFER = _MAY_CHANGE | frozenset(
@@ -81,6 +82,7 @@ def train_forecaster(
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] | None = None,
     start: StoredForecaster | None = None,
+    make_task: MakeTask = ForecastTask,
     began: float | None = None,
 ) -> Trained:
     """Trains a forecaster on a table.
@@ -96,7 +98,8 @@ def train_forecaster(
         callbacks: see `fastlstm.Callback`.
         stop: polled; when set, the state is saved and Stopped is raised.
         start: a forecaster to continue from, with its scaler; `frame` must be like the table it was
-            trained on.
+            trained on. With `out` the caller sees to it that a resumed run gets the same one.
+        make_task: makes what is trained, of the arguments of `ForecastTask`.
         began: `time.perf_counter()` from which a budget counts; default now.
 
     Raises:
@@ -107,15 +110,13 @@ def train_forecaster(
     """
     began = time.perf_counter() if began is None else began
     require_files(frame)
-    if out is not None and start is not None:
-        raise ConfigError("a run directory cannot continue another forecaster; leave out start")
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(run, list(observers), stop, began)
         with session.start(
             config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
         ) as begin:
-            return session.train(frame, begin, own, start)
+            return session.train(frame, begin, own, start, make_task)
 
 
 class _Session(RunSession):
@@ -127,6 +128,7 @@ class _Session(RunSession):
         start: Start[ForecastConfig],
         callbacks: Sequence[Callback],
         base: StoredForecaster | None,
+        make_task: MakeTask,
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         dataset = self._prepare(frame, config, checkpoint, base)
@@ -137,7 +139,8 @@ class _Session(RunSession):
         if base is None:
             stored = _untrained(config, start.first, dataset, split)
         else:
-            stored = _continued_from(base, config, dataset)
+            options = _options_from(base, config) if checkpoint is None else (config, start.first)
+            stored = _continued_from(base, *options, dataset)
         network = stored.network.to(device)
         sizes = network.config
         precision = _precision(stored.config, network, device)
@@ -153,7 +156,7 @@ class _Session(RunSession):
             ceiling.get("ceiling_gflops", 0.0), self.started,
         )  # fmt: skip
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
-        task = ForecastTask(config, network, inputs, loader, valid, device, closing)
+        task = make_task(config, network, inputs, loader, valid, device, closing)
         self.notes += dataset.notes
         with self.files(checkpoint, config.tensorboard):
             about = _about(task, stored, dataset)
@@ -246,9 +249,17 @@ def _untrained(
 
 
 def _continued_from(
-    start: StoredForecaster, config: ForecastConfig, dataset: SeriesDataset
+    start: StoredForecaster, config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset
 ) -> StoredForecaster:
-    """Returns a copy of a forecaster with changed options, to be trained on another table.
+    """Returns a copy of a forecaster with other options, to be trained on another table."""
+    network = copy.deepcopy(start.network)
+    return dataclasses.replace(start, config=config, given=given, network=network, key=dataset.key)
+
+
+def _options_from(
+    start: StoredForecaster, config: ForecastConfig
+) -> tuple[ForecastConfig, ForecastConfig]:
+    """Returns the options, resolved and as given, of training that continues from a forecaster.
 
     Raises:
         ConfigError: an option that belongs to the network or its columns was changed.
@@ -263,9 +274,7 @@ def _continued_from(
     resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
     if given.learning_rate is None:
         resolved = dataclasses.replace(resolved, learning_rate=LEARNING_RATES[resolved.optimizer])
-    return dataclasses.replace(
-        start, config=resolved, given=given, network=copy.deepcopy(start.network), key=dataset.key
-    )
+    return resolved, given
 
 
 def _precision(

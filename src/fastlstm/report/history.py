@@ -81,8 +81,17 @@ class History:
 
     @property
     def best(self) -> Event | None:
-        """The validation with the fewest bits per character, or the lowest loss."""
-        return min(self.validations, key=lambda event: event[self.measure.key], default=None)
+        """The validation with the fewest bits per character, or the lowest loss.
+
+        As in training, one that callbacks do not accept makes the best of earlier steps forgotten.
+        """
+        best, key = None, self.measure.key
+        for event in self.validations:
+            if event.get("is_accepted") is False:
+                best = None if best is None or best["step"] < event["step"] else best
+            elif best is None or event[key] < best[key]:
+                best = event
+        return best
 
     @property
     def rate(self) -> float | None:
@@ -167,8 +176,8 @@ class _EventList:
 
 
 def _score(event: Event) -> float:
-    """Returns the score of a validation, infinity for anything else."""
-    if event.get("split", "valid") != "valid":
+    """Returns the score of an accepted validation, infinity for anything else."""
+    if event.get("split", "valid") != "valid" or event.get("is_accepted") is False:
         return math.inf
     score = number(event, "bits_per_char")
     score = number(event, "loss") if score is None else score

@@ -200,14 +200,16 @@ def eval_parts(event: Event) -> list[str]:
     """Returns the parts of an evaluation's line; the caller chooses separator and emphasis."""
     split, names = text_of(event, "split"), metrics_of([event])
     units = {"bits_per_char": "bits/char", "loss": "nats" if "bits_per_char" in names else "loss"}
+    pruned = number(event, "pruned")
     return [
         f"step {number(event, 'step') or 0:,.0f}",
         SPLITS.get(split, split),
         *(
             f"{event[key]:.4f} {units[key]}" if key in units else f"{name} {event[key]:.4g}"
             for key, name in names.items()
-            if key != "bits_per_byte"
+            if key not in ("bits_per_byte", "pruned")
         ),
+        *([] if pruned is None else [f"pruned to {percent(pruned)}"]),
     ]
 
 

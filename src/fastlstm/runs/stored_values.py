@@ -64,6 +64,30 @@ def require_same(config: Any, sizes: Any, names: Iterable[str]) -> None:
             raise ValueError(f"{name} of 'train' and of 'network' differ")
 
 
+def described_state(
+    build: Callable[[], nn.Module], num_tensors: int, described_by: Path, num_parts: int
+) -> dict[str, torch.Tensor]:
+    """Returns the state of a described network, without memory for its weights.
+
+    Args:
+        build: makes the described network.
+        num_tensors: in the file of its weights.
+        described_by: file that describes the network.
+        num_parts: number of its parts with weights, such as layers.
+
+    Raises:
+        CorruptFileError: no such network.
+    """
+    if num_parts > num_tensors:  # each would take time
+        raise CorruptFileError(f"{described_by}: no such network ({num_parts} parts)")
+    try:
+        with torch.device("meta"):
+            return build().state_dict()
+    except (ValueError, TypeError, RuntimeError) as error:  # sizes that no memory has
+        reason = str(error).splitlines()[0][:200]
+        raise CorruptFileError(f"{described_by}: no such network ({reason})") from None
+
+
 def restored_network(
     build: Callable[[], ModuleT],
     weights: Mapping[str, torch.Tensor],
@@ -84,14 +108,7 @@ def restored_network(
         CorruptFileError: the weights are of another network.
         NonFiniteError: a weight is NaN or Inf.
     """
-    if num_parts > len(weights):  # each would take time
-        raise CorruptFileError(f"{described_by}: no such network ({num_parts} parts)")
-    try:
-        with torch.device("meta"):
-            described = build().state_dict()
-    except (ValueError, TypeError, RuntimeError) as error:  # sizes that no memory has
-        reason = str(error).splitlines()[0][:200]
-        raise CorruptFileError(f"{described_by}: no such network ({reason})") from None
+    described = described_state(build, len(weights), described_by, num_parts)
     for name in sorted(described.keys() | weights.keys()):
         actual, expected = (
             None if t is None else f"{tuple(t.shape)} {t.dtype}"

@@ -107,7 +107,9 @@ def quantize(w: NDArray[Any], weight_format: str) -> QuantizedMatrix:
 
 
 def _half_scales(exact: NDArray[np.float32]) -> NDArray[np.float16]:
-    powers = np.exp2(np.ceil(np.log2(np.maximum(exact, _FLOAT16_SMALLEST))))
+    # Not by log2, whose last bit differs between machines.
+    fraction, exponent = np.frexp(np.maximum(exact, np.float32(_FLOAT16_SMALLEST)))
+    powers = np.ldexp(np.float32(1.0), exponent - (fraction == 0.5))
     return np.where((exact > 0) & (exact < _FLOAT16_NORMAL), powers, exact).astype(np.float16)
 
 

@@ -22,6 +22,8 @@ PARTS = {"valid": "validation", "test": "test"}
 
 FORMAT_VERSION = 2
 """Of config.json."""
+COMPRESSED_VERSION = FORMAT_VERSION + 1
+"""Of the config.json of a compressed run: one that has the key "compression"."""
 OPTIONS_OF_TABLES = frozenset(
     {
         *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
@@ -100,9 +102,10 @@ def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
         FormatError: of a newer format.
     """
     version = config.get("format_version")
-    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+    newest = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
+    if type(version) is not int or not 1 <= version <= newest:
         raise FormatError(
-            f"has format version {version!s:.60}, this fastlstm reads up to {FORMAT_VERSION};"
+            f"has format version {version!s:.60}, this fastlstm reads up to {newest};"
             " update it: pip install -U fastlstm"
         )
     renamed = dict(config, format_version=FORMAT_VERSION)

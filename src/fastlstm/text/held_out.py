@@ -1,4 +1,4 @@
-"""Validation and test texts of a run that are separate from its source."""
+"""The texts of a run: its source with its parts, and separate validation and test texts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, FormatError, Setting, counted
 from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.sources import Source, open_source
-from fastlstm.text.data.text import Splits, TextDataset, split_shares
-from fastlstm.text.data.tokenizer import shown_characters
+from fastlstm.text.data.text import (
+    READING,
+    Splits,
+    TextDataset,
+    UnknownPolicy,
+    prepare_text,
+    split_shares,
+)
+from fastlstm.text.data.tokenizer import Ids, Tokenizer, shown_characters
 
 _MIN_TOKENS = 2
 """The first token of a text has no context and is not scored."""
@@ -95,8 +102,9 @@ class RunText:
             cut = [f"{100 * share:.4g}% {name}" for name, share in names if share > 0]
             files = [f"{PARTS[part]} on {own.source}" for part, own in self.held_out.items()]
             yield f"{self.source.source}: {', '.join(cut)}; {', '.join(files)}"
-        for own in self.held_out.values():
-            yield from own.notes
+        for own in (self.source, *self.held_out.values()):
+            if own is not self.source:
+                yield from own.notes
             if own.num_unknown:
                 yield (
                     f"{own.source}: left out {own.num_unknown:,} of"
@@ -104,6 +112,45 @@ class RunText:
                     f" ({own.num_unknown / own.num_chars:.2%}), which the vocabulary does not"
                     f" hold: {shown_characters(own.unknown)}"
                 )
+
+
+def read_text(
+    config: Mapping[str, Any], tokenizer: Tokenizer, source: Any, unknown: UnknownPolicy = "refuse"
+) -> TextDataset:
+    """Encodes a text as the run with this config.json read its own.
+
+    `source` is anything that `train` takes; for `unknown` see `LM.evaluate`.
+
+    Raises:
+        DataError: the text cannot be read, or holds unknown characters that are refused.
+    """
+    train = config.get("train", {})
+    read_as = {name: train[name] for name in READING if name in train}
+    return prepare_text(source, tokenizer=tokenizer, unknown=unknown, **read_as)
+
+
+def held_out_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the separate texts that a run was validated and tested on, by part."""
+    data = config.get("data", {})
+    return {part: data[part]["source"] for part in PARTS if part in data}
+
+
+def part_of(config: Mapping[str, Any], data: TextDataset, part: str | None) -> Ids:
+    """Returns one part of a text, divided as the run divided its own; None is all of it."""
+    shares = config.get("train", {}).get("split", TrainConfig.split)
+    return data.ids if part is None else getattr(data.split(shares, held_out_names(config)), part)
+
+
+def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
+    """Returns the tokens that the run with this config.json was validated on.
+
+    Raises:
+        DataError: their text cannot be read or has unknown characters.
+    """
+    if (file := held_out_names(config).get("valid")) is not None:
+        return read_text(config, tokenizer, file, "count").ids
+    source = config.get("data", {}).get("source", "")
+    return part_of(config, read_text(config, tokenizer, source), "valid")
 
 
 def another_text(

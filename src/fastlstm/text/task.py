@@ -19,7 +19,7 @@ from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
 from fastlstm.text.evaluation import Evaluation, evaluate
 from fastlstm.text.lm import sample_text
-from fastlstm.text.model import LanguageModel, reset_state
+from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast
@@ -120,13 +120,24 @@ class TextTask(Task):
             part = slice(int(lanes[0]), int(lanes[-1]) + 1)
             state = (hidden[:, part].contiguous(), cell[:, part].contiguous())
             with autocast(self.config.precision, self.device):
-                loss, new_state = self.model.loss(x[:, part], y[:, part], state)
+                loss, new_state = self.part_loss(x, y, state, part)
             states.append(new_state)
             yield loss / y.numel()
         self._state = (
             torch.cat([h.detach().float() for h, _ in states], dim=1),
             torch.cat([c.detach().float() for _, c in states], dim=1),
         )
+
+    def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
+        """Returns the summed loss of some lanes of a batch, and their new state.
+
+        Args:
+            x: tokens of all lanes, `(T, B)`.
+            y: the token after each.
+            state: of the lanes of `part`.
+            part: the lanes.
+        """
+        return self.model.loss(x[:, part], y[:, part], state)
 
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
         result = evaluate(

@@ -23,6 +23,7 @@ from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
     WHY_NOT_OF_TEXTS,
+    ModelConfig,
     TrainConfig,
     in_todays_names,
 )
@@ -49,7 +50,7 @@ from fastlstm.training.signals import StopFlag
 
 Source = str | Path | Sequence[str | Path]
 
-_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", *PARTS}
+TEXT_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", *PARTS}
 """A text may be found under another name: a resumed run compares what is in it."""
 
 
@@ -139,13 +140,20 @@ def train(
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session, chosen = _Session(run, observers, stop, began), {*given, *fields}
-        with session.start(config, chosen, resume, stored_configs, _MAY_CHANGE) as start:
+        session, chosen = TextSession(run, observers, stop, began), {*given, *fields}
+        with session.start(config, chosen, resume, stored_configs, TEXT_MAY_CHANGE) as start:
             return session.train(opened, start, callbacks)
 
 
-class _Session(RunSession):
-    """One start of a run: prepares the text, builds the model, trains, reports."""
+class TextSession(RunSession):
+    """One start of a run: prepares the text, builds the model, trains, reports.
+
+    A subclass may start from a trained model: it has a `tokenizer`, says what to do with characters
+    it lacks, and overrides `set_weights`, `model_files`, `make_task` and `final_test`.
+    """
+
+    tokenizer: Tokenizer | None = None
+    unknown: UnknownPolicy = "refuse"
 
     def train(
         self, source: Documents, start: Start[TrainConfig], callbacks: Sequence[Callback]
@@ -164,7 +172,7 @@ class _Session(RunSession):
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
         loader = TextLoader(open_batches(config, splits.train), self.stop)
-        initialize(model, texts.train_counts(), config.seed, config.initializer)
+        self.set_weights(model, texts, config)
         lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
@@ -177,12 +185,13 @@ class _Session(RunSession):
             config, stop_criterion, device, config.eval_every,
             ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
         )  # fmt: skip
-        files = model_files(model.config, config, text, given=start.first, held_out=texts.held_out)
+        files = self.model_files(model.config, config, texts, start.first)
         with self.files(checkpoint, config.tensorboard):
-            task = TextTask(
-                config, model, loader, splits.valid, text.tokenizer, device, files,
-                lambda weights: self._publish(files, weights), self.report_s(),
-                self._final_test(texts, plan),
+            task = self.make_task(
+                config=config, model=model, loader=loader, valid_ids=splits.valid,
+                tokenizer=text.tokenizer, device=device, model_files=files,
+                publish_weights=lambda weights: self._publish(files, weights),
+                report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan)}
             about["precision_why"] = precision.why
@@ -193,7 +202,22 @@ class _Session(RunSession):
             result = self.fit(task, plan, checkpoint, callbacks)
         return Run(self.run.path, result.last.detail, task.tested)
 
-    def _final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
+    def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
+        """Gives the model the weights that training starts from."""
+        initialize(model, texts.train_counts(), config.seed, config.initializer)
+
+    def model_files(
+        self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
+    ) -> dict[str, bytes]:
+        """Returns the JSON files of the model, for checkpoints and for the run."""
+        return model_files(model, config, texts.source, given=first, held_out=texts.held_out)
+
+    def make_task(self, **parts: Any) -> TextTask:
+        """Returns what is trained; `parts` are the fields of `TextTask`."""
+        return TextTask(**parts)
+
+    def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
+        """Returns what the best model is scored on at the end, or None."""
         if "test" not in texts.held_out:
             return None
         assert self.run is not None
@@ -213,7 +237,7 @@ class _Session(RunSession):
     ) -> RunText:
         assert self.run is not None
         opened = open_held_out(config, source)
-        tokenizer, stored = None, None
+        tokenizer, stored = self.tokenizer, None
         if checkpoint is not None:
             with reading(checkpoint):
                 tokenizer = load_tokenizer(checkpoint.files["tokenizer.json"])
@@ -222,7 +246,7 @@ class _Session(RunSession):
                 if (part in stored) != (part in opened):
                     raise another_text(self.run.path, stored.get(part), opened.get(part), part)
         try:
-            text = self._encode(source, config, tokenizer)
+            text = self._encode(source, config, tokenizer, self.unknown)
         except UnknownCharacterError:
             assert stored is not None  # a new run takes all characters of its text
             raise another_text(self.run.path, stored, source) from None
@@ -240,7 +264,7 @@ class _Session(RunSession):
         source: Documents,
         config: TrainConfig,
         tokenizer: Tokenizer | None,
-        unknown: UnknownPolicy = "refuse",
+        unknown: UnknownPolicy,
     ) -> TextDataset:
         return prepare_text(
             source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -60,46 +60,81 @@ def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) ->
     """
     bits, num_tokens = score(decoder, tokenizer, ids)
     return WeightReport(
-        decoder.weight_format, decoder.bytes_per_token, _writing_speed(decoder), bits, num_tokens
+        decoder.weight_format, decoder.bytes_per_token, writing_speed(decoder), bits, num_tokens
     )
 
 
 def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[float, int]:
     """Returns bits per character by the decoding kernels, and the number of tokens scored."""
+    scores = score_tokens(decoder, ids)
+    chars = float(tokenizer.token_chars[scores.targets].sum())
+    return math.fsum(scores.nats) / math.log(2) / max(chars, 1.0), len(scores.nats)
+
+
+class TokenScores(NamedTuple):
+    """Scores of n tokens by the decoding kernels.
+
+    Attributes:
+        targets: the tokens, `(n,)`.
+        nats: minus the log probability of each, float64 `(n,)`.
+        likeliest: the token that was likeliest in its place, `(n,)`.
+    """
+
+    targets: NDArray[np.int64]
+    nats: NDArray[np.float64]
+    likeliest: NDArray[np.int64]
+
+
+def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
+    """Scores 1-d tokens in up to `LANES` parts, each from a zero state, without their first token.
+
+    Raises:
+        DataError: fewer than 2 tokens.
+        NonFiniteError: the weights are damaged.
+    """
     if len(ids) < 2:
         raise DataError(f"the text has {counted(len(ids), 'token')}, scoring needs at least 2")
     parts = np.array_split(ids, min(LANES, len(ids) // 2))
     streams = []
     for part in parts:
         stream = decoder.stream()
-        stream.set(Sampling(0.0), num_top=0, scores_given=True)
+        stream.set(Sampling(0.0), num_top=1, scores_given=True)
         stream.feed(part)
         stream.begin(1)
         streams.append(stream)
-    nats = chars = 0.0
     while any(stream.is_running for stream in streams):
         decoder.run(streams, _STEPS)
+    nats, likeliest = [], []
     for stream, part in zip(streams, parts, strict=True):
         stream.take()
-        own, _, _ = stream.take_scores()
-        nats -= math.fsum(own[: len(part) - 1])
-        chars += float(tokenizer.token_chars[part[1:]].sum())
-    if not math.isfinite(nats):
+        log_probs, tops, _ = stream.take_scores()
+        nats.append(-np.array(log_probs[: len(part) - 1], np.float64))
+        likeliest.append(np.array(tops[: len(part) - 1], np.int64))
+    scores = TokenScores(
+        np.concatenate([np.asarray(part[1:], np.int64) for part in parts]),
+        np.concatenate(nats),
+        np.concatenate(likeliest),
+    )
+    if not np.isfinite(scores.nats).all():
         raise NonFiniteError("the model's output is not finite; its weights are damaged")
-    return nats / math.log(2) / max(chars, 1.0), sum(len(part) - 1 for part in parts)
+    return scores
 
 
-def _writing_speed(decoder: Decoder) -> float:
-    """Returns the tokens per second that one stream writes."""
-    stream = decoder.stream()
-    stream.set(Sampling(seed=0))
-    stream.feed([0])
-    stream.begin(1 << 62)
-    decoder.run([stream], 4)
+def writing_speed(decoder: Decoder, num_streams: int = 1) -> float:
+    """Returns the tokens per second that so many streams write together."""
+    streams = []
+    for seed in range(num_streams):
+        stream = decoder.stream()
+        stream.set(Sampling(seed=seed))
+        stream.feed([0])
+        stream.begin(1 << 62)
+        streams.append(stream)
+    decoder.run(streams, 4)
     steps, count, start_s = 8, 0, time.perf_counter()
     while (taken_s := time.perf_counter() - start_s) < _SPEED_S:
-        decoder.run([stream], steps)
-        count += steps
+        decoder.run(streams, steps)
+        count += steps * num_streams
         steps = min(2 * steps, 1024) if taken_s < _SPEED_S / 8 else steps
-    stream.take()
+    for stream in streams:
+        stream.take()
     return count / (time.perf_counter() - start_s)

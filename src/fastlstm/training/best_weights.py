@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlstm.errors import Message, StorageError
-from fastlstm.training.state import require_like, weights_of
+from fastlstm.training.state import Progress, require_like, weights_of
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -41,6 +41,13 @@ class BestWeights:
         self.published_step = -1  # a roll-back may find a better model at an earlier step
         if self._trainer.task.publishes_at_once:
             self.publish_if_possible()
+
+    def forget(self) -> None:
+        """Starts anew: nothing is the best so far. What was published stays published."""
+        progress, first = self._trainer.progress, Progress()
+        for name in ("best_step", "best_loss", "best_bits_per_char"):
+            setattr(progress, name, getattr(first, name))
+        self.weights, self.published_step, self._refusal = {}, -1, None
 
     def restore(self, stored: Mapping[str, torch.Tensor], published_step: int) -> None:
         """Puts the weights of a checkpoint back; raises ValueError if they do not fit the model."""

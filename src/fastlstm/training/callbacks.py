@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -61,6 +62,24 @@ class Callback:
 
     def on_end(self, trainer: Trainer) -> None:
         """Called once when training is over or was stopped."""
+
+    def accepts(self, trainer: Trainer) -> bool:
+        """Returns whether an evaluation now may be the best one of the run.
+
+        While a callback returns False, evaluations are made and reported, but none is the best, and
+        patience does not count them. What was the best before is forgotten: the first evaluation
+        that all callbacks accept is the best so far.
+        """
+        return True
+
+    def weights_in_use(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Returns a block within which the model holds the weights that it is used with.
+
+        The passes of a step and whole evaluations run within it. Its end must put back the weights
+        that it found: the optimizer updates those, and checkpoints hold them. The best weights are
+        what the model holds within it.
+        """
+        return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs: tensors, and plain values that JSON can hold."""
@@ -149,6 +168,18 @@ class CallbackList:
             returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}
         return metrics
+
+    def refusing(self) -> list[str]:
+        """Returns the classes of the callbacks that accept no evaluation now."""
+        return [type(c).__name__ for c in self._callbacks if not c.accepts(self._trainer)]
+
+    @contextmanager
+    def weights_in_use(self) -> Iterator[None]:
+        """The blocks of all callbacks, that of the first outermost."""
+        with ExitStack() as stack:
+            for callback in self._callbacks:
+                stack.enter_context(callback.weights_in_use(self._trainer))
+            yield
 
     def _named(self) -> dict[str, Callback]:
         """Returns the callbacks by class; of several of one class, numbered."""

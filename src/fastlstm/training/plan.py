@@ -42,7 +42,7 @@ class TrainingResult:
     Attributes:
         steps: optimizer steps taken.
         epochs: passes over the training part.
-        best_step: step of the best evaluation.
+        best_step: step of the best evaluation; -1 where callbacks accepted none.
         best_loss: its validation loss.
         last: the last evaluation.
         reason: why training ended.

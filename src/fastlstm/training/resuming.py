@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import ConfigError, Message, RunDirectoryError, Setting
 from fastlstm.report.history import read_history
@@ -13,7 +13,11 @@ from fastlstm.training.checkpoint import Checkpoint, find_checkpoint
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 OptionsT = TypeVar("OptionsT", bound=TrainingOptions)
+ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
 _ENDS = frozenset({"steps", "epochs", "budget"})
 
 
@@ -75,12 +79,12 @@ def remaining(
 
 
 def resumed_config(
-    new: OptionsT,
+    new: ConfigT,
     names: Collection[str],
-    resolved: OptionsT,
-    first: OptionsT,
+    resolved: ConfigT,
+    first: ConfigT,
     may_change: frozenset[str],
-) -> OptionsT:
+) -> ConfigT:
     """Returns the options a run was started with; those that may change are the new ones.
 
     Args:

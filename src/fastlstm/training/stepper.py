@@ -30,7 +30,8 @@ class Stepper:
 
         Returns the mean loss and the gradient norm before clipping; see `Trainer.step`.
         """
-        loss = self._forward_backward(batch)
+        with self._trainer.callbacks.weights_in_use():
+            loss = self._forward_backward(batch)
         scaler, optimizers = self._state.scaler, self._state.optimizers
         if scaler is not None:
             for optimizer in optimizers.members:

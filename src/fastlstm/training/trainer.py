@@ -98,6 +98,11 @@ class Trainer:
         """Counters of the run."""
         return self.state.progress
 
+    @property
+    def reason(self) -> str:
+        """Why training ends, or has ended."""
+        return self._reason
+
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
         """Runs to the end. A task that does not publish at once has the best weights in its model
         afterwards.
@@ -128,6 +133,7 @@ class Trainer:
                     self.saver.save_if_possible()
                 self._train()
                 self.saver.save_last()
+            self._warn_without_best()
             self.best.into_model()
             finish = self.task.finish(self)
             end = end_event(self, self._reason, self._run_path)
@@ -143,6 +149,12 @@ class Trainer:
             self.model.eval()
             self.callbacks.call("on_end")
         return self._result(earlier_s)
+
+    def _warn_without_best(self) -> None:
+        if self.progress.best_step < 0:
+            names = " and ".join(self.callbacks.refusing()) or "its callbacks"
+            text = f"the run ended before {names} accepted an evaluation; there is no best model"
+            self.say("warning", text)
 
     def _result(self, earlier_s: float) -> TrainingResult:
         progress = self.progress
@@ -285,7 +297,8 @@ class Trainer:
                 part = f"{progress.scored:,} of {self.task.num_valid:,} validation {self.task.unit}"
                 self.say("info", f"each evaluation scores {part}")
         average = self.state.average
-        with average.applied() if average is not None else nullcontext():
+        applied = average.applied() if average is not None else nullcontext()
+        with applied, self.callbacks.weights_in_use():
             score = self.task.evaluate(progress.scored, self.stop, self._watch)
             is_finite, culprit = math.isfinite(score.loss), ""
             if is_finite:
@@ -303,10 +316,14 @@ class Trainer:
     def _record(self, score: Score, started: float) -> None:
         """Records an evaluation; the model holds the weights that were evaluated."""
         progress, seconds = self.progress, time.perf_counter() - started
-        is_best = score.loss < progress.best_loss
+        is_accepted = not self.callbacks.refusing()
+        if not is_accepted and progress.best_step < progress.step:  # else a roll-back kept it
+            self.best.forget()
+        is_best = is_accepted and score.loss < progress.best_loss
         if progress.evaluated_step != progress.step:
             progress.evaluations += 1
-            progress.without_gain = 0 if is_best else progress.without_gain + 1
+            counts = is_accepted and not is_best
+            progress.without_gain = progress.without_gain + 1 if counts else 0
         progress.evaluated_step = progress.step
         progress.slot = self._evaluations.slot(self.done())
         if is_best:
@@ -323,6 +340,7 @@ class Trainer:
             **score.metrics,
             "num_units": score.num_units,
             "is_best": is_best,
+            **({} if is_accepted else {"is_accepted": False}),
             "seconds": seconds,
             "elapsed_s": self.elapsed_s(),
         }

@@ -154,6 +154,14 @@ class NegativeBinomial(Output):
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         return negative_binomial_quantiles(parameters[..., 0], parameters[..., 1], levels)
 
+    def samples(self, parameters: Tensor, count: int) -> Tensor:
+        """Returns random counts of every distribution, shape ``(…, count)``."""
+        mean, dispersion = (
+            parameters[..., None, :].expand(*parameters.shape[:-1], count, -1).unbind(-1)
+        )
+        rate = torch._standard_gamma(1 / dispersion) * (mean * dispersion)
+        return torch.poisson(rate)
+
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         mean, dispersion = F.softplus(parameters).unbind(-1)
         return torch.stack([mean * scale + 1e-6, dispersion + 1e-4], -1)

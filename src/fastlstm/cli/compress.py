@@ -1,0 +1,114 @@
+"""`fastlstm compress RUN --out NEW`: a smaller, faster model, measured beside its source."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.inputs import refuse_runs, require_run, require_tables
+from fastlstm.cli.kind import command_for
+from fastlstm.cli.options import given_options
+from fastlstm.cli.output import print_json, print_result
+from fastlstm.cli.parser import parse
+from fastlstm.cli.train import Shown
+from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
+from fastlstm.errors import EXIT_OK, QualityError
+from fastlstm.report.compression import compression_rows
+from fastlstm.system.fields import built
+
+_GROUPS = {
+    "weights": "to prune structured schedule",
+    "student": "rnn_size hidden_size embed_size num_layers distil temperature alpha match_hidden",
+    "quality": "max_loss",
+    "training": "budget steps epochs patience batch_size seq_length learning_rate dropout seed",
+    "machine": "device precision threads",
+    "output": "eval_every checkpoint_every keep_checkpoints log_every tensorboard",
+}
+_ALL = options_from_dataclass(CompressConfig, {name: t.split() for name, t in _GROUPS.items()})
+
+
+def _options(data: str, not_of: tuple[str, ...]) -> tuple[Option, ...]:
+    return (
+        Option("out", str, None, "run directory to write", "run", value="NEW"),
+        Option("data", str | None, None, f"{data}; default is RUN's own", "run", value="SRC"),
+        Option(
+            "resume", bool, False,
+            "continue from the newest checkpoint in NEW; start anew without one", "run",
+            is_switch=True,
+        ),
+        Option(
+            "json", bool, False, "print one JSON object per event, then the report", "run",
+            is_switch=True,
+        ),
+        *(option for option in _ALL if option.name not in not_of),
+    )  # fmt: skip
+
+
+COMMAND = Command(
+    verb="compress",
+    summary="Make a trained text model smaller and faster, and measure what that costs.",
+    positionals=(Positional("RUN", "the run to compress, or one of its checkpoints"),),
+    options=_options("text to train and measure on", OF_FORECASTERS),
+    required=("out",),
+    examples=(
+        "fastlstm compress runs/book --out runs/book8 --to int8",
+        "fastlstm compress runs/book --out runs/small --prune 0.5 --structured units --budget 5m",
+        "fastlstm compress runs/book --out runs/student --rnn-size 128 --budget 5m",
+    ),
+    other="With a forecaster as RUN, fastlstm compress RUN --help shows its options.",
+)
+TABLE_COMMAND = Command(
+    verb="compress",
+    summary="Make a trained forecaster smaller and faster, and measure what that costs.",
+    positionals=(Positional("RUN", "the run to compress"),),
+    options=_options("table to train and measure on", OF_TEXTS),
+    required=("out",),
+    examples=(
+        "fastlstm compress runs/etth1 --out runs/etth1-8 --to int8 --data ETTh1.csv",
+        "fastlstm compress runs/etth1 --out runs/small --data ETTh1.csv --hidden-size 32"
+        " --budget 2m",
+    ),
+)
+
+
+def run(argv: list[str]) -> int:
+    """Compresses, showing progress on standard output, then the report; returns the exit code."""
+    started = time.perf_counter()  # a budget counts from here: torch is not loaded yet
+    command = command_for(argv, COMMAND, TABLE_COMMAND)
+    parsed = parse(command, argv)
+    (path,), data, use_json = parsed.positionals, parsed["data"], parsed["json"]
+    given = given_options(parsed, _ALL)
+    config = built(CompressConfig, given, "command line")
+    require_run(path)
+    if data is not None:
+        (refuse_runs if command is COMMAND else require_tables)([data])
+
+    from fastlstm.report.progress import default_output
+    from fastlstm.training.signals import StopFlag
+
+    # The flag is up before torch is loaded: a signal in those seconds must not be lost.
+    with (
+        StopFlag() as stop,
+        default_output(use_json=use_json) as output,
+        Shown(output, use_json) as shown,
+    ):
+        from fastlstm.compression.compress import compress
+
+        try:
+            report = compress(
+                path, out=parsed["out"], data=data, resume=parsed["resume"], config=config,
+                observers=[shown], stop=stop, given=given, started=started,
+            )  # fmt: skip
+        except QualityError as error:
+            _show(error.report, use_json)
+            raise
+    _show(report.to_dict(), use_json)
+    return EXIT_OK
+
+
+def _show(report: dict[str, Any], use_json: bool) -> None:
+    if use_json:
+        print_json({"event": "compression", **report})
+    else:
+        print_result(report, compression_rows(report), use_json=False)

@@ -1,0 +1,1 @@
+"""Makes trained models smaller and faster: formats of the weights, pruning, distillation."""

@@ -1,0 +1,118 @@
+"""`compress()`: from a trained run to a smaller, faster one, measured beside it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig, Job
+from fastlstm.compression.report import CompressReport
+from fastlstm.errors import (
+    ConfigError,
+    FormatError,
+    RunDirectoryError,
+    Setting,
+    kind_of_value,
+)
+from fastlstm.report.progress import default_output
+from fastlstm.runs.events import Observer, checked_observers
+from fastlstm.runs.find_run import require_run
+from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.system.fields import built
+from fastlstm.training.callbacks import Callback, checked_callbacks
+from fastlstm.training.session import torch_settings_kept
+from fastlstm.training.signals import StopFlag
+
+
+def compress(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    data: Any = None,
+    resume: bool = False,
+    config: CompressConfig | None = None,
+    observers: Sequence[Observer] | None = None,
+    callbacks: Sequence[Callback] = (),
+    stop: StopFlag | None = None,
+    given: Collection[str] = (),
+    started: float | None = None,
+    **fields: Any,
+) -> CompressReport:
+    """Makes a trained text model or forecaster smaller and faster.
+
+    The result is a run like any other: `LM.load(out)`, `fastlstm serve`, … take it.
+
+    Args:
+        run: the run directory of the source, one of its checkpoints, or what `train()` returned.
+        out: the run directory to write.
+        data: text or table to train and measure on, in any form that `train` takes; default is the
+            source's own, where it can still be read.
+        resume: continue if `out` holds a checkpoint, else start.
+        config: all options at once; or give single `fields` of `CompressConfig` instead.
+        observers: called with every event of training, a plain dict; by default progress is shown
+            on standard output, `()` is silent.
+        callbacks: see `fastlstm.Callback`.
+        stop: polled; by default the first SIGTERM or Ctrl-C sets it.
+        given: the fields of `config` that were chosen and are no defaults; a resumed compression
+            compares them with those it was started with.
+        started: `time.perf_counter()` from which a budget counts; default now.
+        **fields: fields of `CompressConfig`: to, prune, structured, distil, budget, max_loss, ….
+
+    Returns:
+        What it cost and what it brought, before and after; also in `out` as compression.json.
+
+    Raises:
+        UsageError: something given cannot be done as asked.
+        QualityError: the result is worse than `max_loss` allows; nothing is published.
+        Stopped: SIGTERM or Ctrl-C; the state is saved.
+        NonFiniteError: NaN or Inf that training could not recover from.
+        BudgetError: the budget was over before the first step.
+    """
+    started = time.perf_counter() if started is None else started
+    if config is not None and fields:
+        raise ConfigError("give either config=… or single fields, not both")
+    config = config if config is not None else built(CompressConfig, fields, "compress()")
+    if not isinstance(config, CompressConfig):
+        raise ConfigError(f"config is {kind_of_value(config)}, expected a CompressConfig")
+    if stop is not None and not callable(stop):
+        raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
+    observers = None if observers is None else checked_observers(observers)
+    callbacks = checked_callbacks(callbacks)
+    require_run(run)
+    path, target = Path(run), Path(out)
+    _refuse_same(path, target)
+    kind = kind_of_run(path)
+    if kind == "sequence":
+        raise FormatError(f"{path} is a sequence model, expected a text model or a forecaster")
+    is_text = kind != "forecaster"
+    config.refuse(OF_FORECASTERS if is_text else OF_TEXTS, "a text" if is_text else "a forecaster")
+    with ExitStack() as stack:
+        stack.enter_context(torch_settings_kept())
+        if stop is None:
+            stop = stack.enter_context(StopFlag())
+        if observers is None:
+            observers = [stack.enter_context(default_output(use_json=False))]
+        job = Job(
+            run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
+            resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
+        )  # fmt: skip
+        if is_text:
+            from fastlstm.compression.text import compress_text
+
+            return compress_text(job)
+        from fastlstm.compression.forecast import compress_forecaster
+
+        return compress_forecaster(job)
+
+
+def _refuse_same(run: Path, out: Path) -> None:
+    """Refuses a result in the source's own directory."""
+    inside = [run.absolute(), *run.absolute().parents[:1]]
+    if any(out.exists() and os.path.samefile(out, place) for place in inside):
+        raise RunDirectoryError(
+            f"{out} holds the run that is compressed; give another ", Setting("out")
+        )

@@ -1,0 +1,135 @@
+"""Learning from a teacher: its predictions beside the data's, in row chunks, and its features.
+
+The loss of a row is ``alpha T^2 KL(teacher || student at temperature T) + (1 - alpha) nats``
+(Hinton et al. 2015): T^2 keeps the teacher's share of the gradient the same at any temperature.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastlstm.nn.loss import CHUNK_ELEMENTS
+
+
+class Output(NamedTuple):
+    """An output layer with its input.
+
+    Attributes:
+        features: `(N, H)`.
+        weight: `(V, H)`.
+        bias: `(V,)`.
+    """
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Returns the logits of some rows, `(n, V)`; the product is formed in `dtype`."""
+        features, weight, bias = (t.to(dtype) for t in (self.features[rows], *self[1:]))
+        return torch.addmm(bias, features, weight.t())
+
+
+def distillation_loss(
+    student: Output, teacher: Output, targets: Tensor, temperature: float, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the summed loss of all rows, and the nats of their targets alone.
+
+    The `(N, V)` logits of neither model ever exist at once.
+
+    Args:
+        student: gets gradients.
+        teacher: of any width H; gets none.
+        targets: `(N,)` int64 in `[0, V)`.
+        temperature: T, divides the logits of both.
+        alpha: share of the teacher, 0..1.
+
+    Returns:
+        Two scalars, float32 (float64 for float64 features); the second without a gradient.
+
+    Numerics:
+        Under autocast the products run in the autocast dtype; softmax, sums and the gradient of
+        the weight, over chunks, in float32.
+    """
+    total, nats = _Distillation.apply(  # type: ignore[no-untyped-call]
+        *student, Output(*(t.detach() for t in teacher)), targets, temperature, alpha
+    )
+    return total, nats
+
+
+class _Distillation(torch.autograd.Function):
+    """Forms all gradients in forward, chunk by chunk; backward scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor,
+        teacher: Output, targets: Tensor, temperature: float, alpha: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        student = Output(features, weight, bias)
+        kind, dtype = features.device.type, features.dtype
+        if dtype != torch.float64 and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        gradients = [torch.zeros_like(t, dtype=wide) for t in student]
+        total, nats = (torch.zeros((), dtype=wide, device=features.device) for _ in range(2))
+        step = max(64, CHUNK_ELEMENTS // weight.shape[0])
+        with torch.autocast(kind, enabled=False):
+            for start in range(0, len(targets), step):
+                rows = slice(start, start + step)
+                own, other = (o.logits(rows, dtype).to(wide) for o in (student, teacher))
+                d, loss, nats_of_rows = _chunk(own, other, targets[rows], temperature, alpha)
+                total += loss
+                nats += nats_of_rows
+                gradients[2] += d.sum(0)
+                d = d.to(dtype)
+                gradients[0][rows] = d @ weight.to(dtype)
+                gradients[1] += d.t() @ features[rows].to(dtype)
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = [t.dtype for t in student]
+        ctx.mark_non_differentiable(nats)
+        return total, nats
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return (*((t * grads[0]).to(dtype) for t, dtype in pairs), None, None, None, None)
+
+
+def _chunk(
+    student: Tensor, teacher: Tensor, targets: Tensor, temperature: float, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradient of the student's logits `(n, V)`, the loss, and the targets' nats."""
+    log_p = torch.log_softmax(student, 1)
+    nats = -log_p.gather(1, targets.unsqueeze(1)).sum()
+    d = log_p.exp_().mul_(1 - alpha)
+    d.scatter_add_(1, targets.unsqueeze(1), d.new_full((len(targets), 1), alpha - 1))
+    soft, aim = (torch.log_softmax(logits / temperature, 1) for logits in (student, teacher))
+    divergence = F.kl_div(soft, aim, reduction="sum", log_target=True)
+    d.add_(soft.exp_().sub_(aim.exp_()), alpha=alpha * temperature)
+    return d, alpha * temperature**2 * divergence + (1 - alpha) * nats, nats
+
+
+class FeatureMatch(nn.Module):
+    """The mean squared distance of a student's features to a teacher's, through a projection.
+
+    Args:
+        student_size: width of the student's features.
+        teacher_size: width of the teacher's.
+        weight: of this distance in the loss of a row.
+    """
+
+    def __init__(self, student_size: int, teacher_size: int, weight: float) -> None:
+        super().__init__()
+        self.projection = nn.Parameter(torch.empty(teacher_size, student_size))
+        nn.init.orthogonal_(self.projection)
+        self._weight = weight
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Returns the summed loss of N rows: student's features `(N, H)`, teacher's `(N, G)`."""
+        distance = F.linear(student, self.projection).float() - teacher.detach().float()
+        loss: Tensor = self._weight * distance.square().mean(1).sum()
+        return loss

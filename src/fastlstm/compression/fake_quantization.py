@@ -1,0 +1,123 @@
+"""Training with the rounding of a weight format: passes use rounded weights, updates the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fastlstm.compression.schedule import in_steps, position
+from fastlstm.runs.weight_formats import GROUP
+from fastlstm.text.stored_model import MATCHER
+from fastlstm.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from fastlstm.compression.options import WeightFormat
+    from fastlstm.training.trainer import Trainer
+
+
+@torch.no_grad()
+def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
+    """Returns what a file of this format gives back for a weight, in float32.
+
+    It is `runs.weight_formats.rounded`, bit for bit, on any device.
+
+    Args:
+        weight: float32; matrices are rounded in every format, other weights in fp16 only.
+        weight_format: "fp32", "fp16", "int8" (a scale per row) or "int4" (a scale per 64 values).
+    """
+    if weight_format == "fp16":
+        return weight.half().float()
+    if weight_format == "fp32" or weight.dim() != 2:
+        return weight.clone()
+    if weight_format == "int8":
+        return _on_grid(weight, weight.abs().amax(1, keepdim=True) / 127, 127)
+    rows, columns = weight.shape
+    groups = nn.functional.pad(weight, (0, -columns % GROUP)).view(rows, -1, GROUP)
+    scales = groups.abs().amax(2, keepdim=True) / 7
+    fraction, exponent = torch.frexp(scales.clamp(min=2.0**-24))  # fp16's smallest
+    power = torch.ldexp(torch.ones_like(scales), exponent - (fraction == 0.5).int())
+    is_small = (scales > 0) & (scales < 2.0**-14)  # where fp16 has fewer bits
+    scales = torch.where(is_small, power, scales).half().float()
+    return _on_grid(groups, scales, 7).view(rows, -1)[:, :columns].contiguous()
+
+
+def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
+    """Returns the nearest multiples of the scales, up to `largest` times; NaN for no scale."""
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    codes = torch.where(scales > 0, weight / scales, 0.0).round_().clamp_(-largest, largest)
+    return codes.to(torch.int8) * scales
+
+
+@contextmanager
+def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[None]:
+    """Puts the rounded weights into a model for the length of the block.
+
+    Gradients of the block are those of the rounded weights (straight through the rounding). What
+    compares features with a teacher's stays as it is.
+    """
+    named = model.named_parameters()
+    masters = [(p, p.data) for name, p in named if not name.startswith(f"{MATCHER}.")]
+    try:
+        for parameter, master in masters:
+            parameter.data = fake_quantized(master, weight_format)
+        yield
+    finally:
+        for parameter, master in masters:
+            parameter.data = master
+
+
+class FakeQuantization(Callback):
+    """Trains for a weight format: quantization-aware training.
+
+    From `begin` on, passes and evaluations use the weights as the format stores them, and the
+    optimizer updates the float32 weights by the gradients found there (the straight-through
+    estimator of Bengio et al. 2013). The best weights are rounded ones, so that storing them in the
+    format changes nothing. No evaluation before `begin` is accepted.
+
+    Activations are left alone: decoding rounds the state to 8 bits, which costs no training to
+    stand (docs/log.md).
+
+    Args:
+        weight_format: "fp16", "int8" or "int4".
+        begin: steps done (int) or share of the run (float); 0.0 is the whole run. After pruning:
+            the end of its schedule. Zeros stay zeros.
+
+    Attributes:
+        is_on: passes use rounded weights.
+    """
+
+    def __init__(self, weight_format: WeightFormat, begin: float = 0.6) -> None:
+        self.weight_format, self._begin = weight_format, begin
+        self._is_started, self.is_on = False, False
+
+    def on_begin(self, trainer: Trainer) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._begin = in_steps(self._begin, trainer.plan.stop_criterion.total_steps)
+            self.is_on = self._begin <= 0
+
+    def on_update(self, trainer: Trainer) -> None:
+        step = trainer.progress.step + 1  # this one is counted after it
+        self.is_on = self.is_on or position(trainer, self._begin, step) >= self._begin
+
+    @contextmanager
+    def weights_in_use(self, trainer: Trainer) -> Iterator[None]:
+        if not self.is_on:
+            yield
+            return
+        with rounded_weights(trainer.model, self.weight_format):
+            yield
+
+    def accepts(self, trainer: Trainer) -> bool:
+        return self.is_on
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"begin": self._begin, "is_on": self.is_on}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._is_started = True
+        self._begin, self.is_on = state["begin"], state["is_on"]

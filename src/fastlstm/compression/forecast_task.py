@@ -1,0 +1,152 @@
+"""Training a compressed forecaster: distillation, and publication only of what passed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlstm.forecast.data.chunk_loader import ChunkBatch
+from fastlstm.forecast.data.window_loader import WindowBatch
+from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
+from fastlstm.forecast.model.outputs import NegativeBinomial, Output, Quantiles, StudentT
+from fastlstm.forecast.task import (
+    ForecastTask,
+    continued_state,
+    joined_state,
+    restored_state,
+    rows_of_state,
+)
+from fastlstm.runs.events import Event
+from fastlstm.training.precision import autocast
+from fastlstm.training.trainer import Trainer
+
+_LEVELS = tuple((k + 0.5) / 16 for k in range(16))
+"""Quantiles of the teacher that stand for its distribution: equally likely."""
+_NUM_SAMPLES = 4
+_TEACHER = "teacher."
+
+
+class CompressedForecastTask(ForecastTask):
+    """A forecaster that learns from its table and from a teacher, and publishes at the end only.
+
+    Args:
+        *args: of `ForecastTask`.
+        teacher: a network that takes the same windows; its forecasts are learnt too. Or None.
+        alpha: share of the teacher in the loss.
+        finished: returns what is published, of the forecaster with the best weights.
+
+    Attributes:
+        teacher_s: seconds spent in the teacher.
+    """
+
+    may_be_nan = frozenset({"level", f"{_TEACHER}level"})
+
+    def __init__(
+        self,
+        *args: Any,
+        teacher: ForecastNetwork | None,
+        alpha: float,
+        finished: Callable[[StoredForecaster], StoredForecaster],
+    ) -> None:
+        super().__init__(*args)
+        self._teacher = None if teacher is None else teacher.to(self._device).eval()
+        self._alpha, self._finished = alpha, finished
+        self._teacher_state: RecurrentState | None = None
+        self._start_state: RecurrentState | None = None
+        self._teacher_states: list[RecurrentState] = []
+        self._num_values, self.teacher_s = 0, 0.0
+
+    def losses(self, batch: WindowBatch | ChunkBatch, num_parts: int) -> Iterator[Tensor]:
+        config = self.model.config
+        self._num_values = self.size(batch) * config.horizon * config.num_targets
+        self._start_state = continued_state(self._teacher_state, batch, self._device)
+        self._teacher_states = []
+        yield from super().losses(batch, num_parts)
+        if self._teacher_states:
+            self._teacher_state = joined_state(self._teacher_states)
+
+    def part_loss(
+        self,
+        parameters: Tensor,
+        actual: Tensor,
+        count: int,
+        part: slice,
+        values: Tensor,
+        statics: Tensor | None,
+    ) -> Tensor:
+        own = super().part_loss(parameters, actual, count, part, values, statics)
+        if self._teacher is None:
+            return own
+        started = time.perf_counter()
+        with torch.no_grad(), autocast(self._precision, self._device):
+            answers = self._answers(self._teacher, part, values, statics).float()
+        self.teacher_s += time.perf_counter() - started
+        learnt = distance(self.model.output, parameters, answers).sum() / self._num_values
+        return self._alpha * learnt + (1 - self._alpha) * own
+
+    def _answers(
+        self, teacher: ForecastNetwork, part: slice, values: Tensor, statics: Tensor | None
+    ) -> Tensor:
+        """Returns the teacher's parameters; its state is carried like the student's."""
+        if not self._origins:
+            return teacher(values, statics)
+        start = None if self._start_state is None else rows_of_state(self._start_state, part)
+        parameters, after = teacher.read_chunk(values, statics, start)
+        self._teacher_states.append(after)
+        return parameters
+
+    def reset_state(self) -> None:
+        super().reset_state()
+        self._teacher_state = None
+
+    def carried(self) -> dict[str, Tensor]:
+        state = self._teacher_state
+        own = {} if state is None else state._asdict()
+        return {**super().carried(), **{f"{_TEACHER}{name}": t for name, t in own.items()}}
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        teachers = {n.removeprefix(_TEACHER): t for n, t in carried.items() if _TEACHER in n}
+        super().restore_carried({n: t for n, t in carried.items() if _TEACHER not in n})
+        self._teacher_state = None
+        if teachers and self._teacher is not None:
+            self._teacher_state = restored_state(teachers, self._teacher, self._device)
+
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        """Publishes nothing: the weights are in the checkpoint until `finish`."""
+
+    def finish(self, trainer: Trainer) -> Event:
+        self.model.cpu()
+        self._closing.stored = self._finished(self._closing.stored)
+        return self._closing.finish(trainer)
+
+
+def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
+    """Returns how far forecasts are from a teacher's, one number per value.
+
+    Of a point it is the output's own loss, with the teacher's point as the target. Of quantiles it
+    is the mean absolute difference per level. Of a distribution it is the cross-entropy with the
+    teacher's, which is the Kullback-Leibler divergence plus a constant: as the mean over 16 equally
+    likely quantiles of Student's t, over 4 random counts of the negative binomial.
+
+    Args:
+        output: of both.
+        parameters: of the student, shape ``(…, num_parameters)``.
+        answers: parameters of the teacher, same shape.
+
+    Returns:
+        Shape ``(…)``.
+    """
+    if isinstance(output, Quantiles):
+        return (parameters - answers).abs().mean(-1)
+    if isinstance(output, StudentT):
+        likely = output.quantiles(answers, _LEVELS)
+    elif isinstance(output, NegativeBinomial):
+        likely = output.samples(answers, _NUM_SAMPLES)
+    else:
+        return output.loss(parameters, answers[..., 0])
+    return output.loss(parameters[..., None, :], likely).mean(-1)

@@ -1,0 +1,261 @@
+"""What `compress` is asked to do: the options of flags, keywords and config.json."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastlstm.compression.schedule import PruningSchedule
+from fastlstm.errors import ConfigError, Setting
+from fastlstm.system.fields import Precision, check_fields
+from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
+
+    from fastlstm.runs.events import Observer
+    from fastlstm.training.callbacks import Callback
+
+WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
+Structure = Literal["none", "blocks", "units"]
+
+DEFAULT_SCHEDULE = "polynomial:0.05,0.6,3,20"
+SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
+"""Options that make the student a new model."""
+OF_TEXTS = ("rnn_size", "embed_size", "seq_length")
+OF_FORECASTERS = ("hidden_size",)
+"""Options that the other kind of model has not got."""
+COMPRESS_MAY_CHANGE = (MAY_CHANGE | {"max_loss"}) - {"memory_limit_gb", "strict_kernels"}
+"""Options that a resumed compression may change."""
+TRAINING = (
+    *("budget", "steps", "epochs", "patience", "batch_size", "seq_length", "learning_rate"),
+    *("dropout", "seed", "device", "precision", "threads", "eval_every", "checkpoint_every"),
+    *("keep_checkpoints", "log_every", "tensorboard"),
+)
+"""Options that are passed on to training; None leaves the source's, or what training chooses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressConfig:
+    """Options of `fastlstm compress`. `None` means: as in RUN, or chosen and reported.
+
+    Attributes:
+        to: format of the stored weights: fp32, fp16, int8 (a scale per row) or int4 (a scale per
+            64 weights of a row).
+        prune: share of the weights (none, blocks) or of the hidden units (units) to remove, such
+            as 0.9.
+        structured: which zeros: none are single weights, which save no time; blocks are 16 x 4
+            weights, which the kernels skip; units are hidden units, which makes a smaller dense
+            model.
+        schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
+            END, shares of the training or numbers of steps, anew every EVERY steps; default
+            polynomial:0.05,0.6,3,20.
+        rnn_size: hidden units per layer of a new, smaller model (the student); RUN is its teacher.
+        hidden_size: hidden units per layer of a new, smaller forecaster (the student); RUN is its
+            teacher.
+        embed_size: width of the student's token embedding.
+        num_layers: number of the student's layers.
+        distil: run of the teacher, whose predictions are learnt too; may be RUN itself.
+        temperature: of the predictions of teacher and student that are compared.
+        alpha: share of the teacher's predictions in the loss; the rest is the data's.
+        match_hidden: weight of the squared distance between the features of student and teacher.
+        max_loss: largest loss of quality: of a text in bits per character, of a forecaster as a
+            share of its error; above it nothing is published and the exit code is 2.
+        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m; default 5m where there
+            is something to train without --steps or --epochs.
+        steps: stop after this many optimizer steps.
+        epochs: stop after this many passes over the training data.
+        patience: stop after this many evaluations without improvement; 0 is off.
+        batch_size: rows per forward pass, B; default is RUN's.
+        seq_length: steps of truncated backpropagation through time, T; default is RUN's.
+        learning_rate: peak learning rate; default is a share of RUN's, a student's that of a new
+            model.
+        dropout: default is RUN's.
+        seed: random seed of order and dropout, and of a student's initialization.
+        device: auto uses the GPU if there is one.
+        precision: of training; auto measures which is fastest on this machine.
+        threads: CPU threads; default is one per core of this process.
+        eval_every: steps between evaluations; default keeps them under 5 % of the time.
+        checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
+        keep_checkpoints: number of checkpoints to keep.
+        log_every: steps between progress lines; default is about one a second.
+        tensorboard: write TensorBoard event files.
+    """
+
+    to: WeightFormat = "fp32"
+    prune: float | None = None
+    structured: Structure = "none"
+    schedule: str | None = None
+
+    rnn_size: int | None = None
+    hidden_size: int | None = None
+    embed_size: int | None = None
+    num_layers: int | None = None
+    distil: str | None = None
+    temperature: float = 2.0
+    alpha: float = 0.5
+    match_hidden: float = 0.0
+
+    max_loss: float | None = None
+
+    budget: str | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    patience: int = 0
+    batch_size: int | None = None
+    seq_length: int | None = None
+    learning_rate: float | None = None
+    dropout: float | None = None
+    seed: int = 0
+    device: Device = "auto"
+    precision: Precision = "auto"
+    threads: int | None = None
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    log_every: int | None = None
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        distil: Any = self.distil
+        if isinstance(distil, os.PathLike):
+            object.__setattr__(self, "distil", os.fspath(distil))
+        check_fields(self, _BOUNDS)
+        self._check_pruning()
+        self._check_distillation()
+
+    def require_work(self) -> None:
+        """Raises ConfigError where nothing is asked for."""
+        if self.to == "fp32" and not self.trains:
+            raise ConfigError(
+                "there is nothing to do; give ", Setting("to"), " (fp16, int8 or int4), ",
+                Setting("prune"), ", ", Setting("distil"), " or a smaller ", Setting("rnn_size"),
+                " or ", Setting("hidden_size"),
+            )  # fmt: skip
+
+    def _check_pruning(self) -> None:
+        if self.prune is None:
+            for name in ("structured", "schedule"):
+                if getattr(self, name) not in (None, "none"):
+                    raise ConfigError(
+                        Setting(name), " is about pruning; give the share of the weights too: ",
+                        Setting("prune", 0.9),
+                    )  # fmt: skip
+        if self.structured == "units":
+            for name in ("schedule", *SIZES):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        Setting("structured", "units"),
+                        " removes units once, before training, and decides the sizes by itself;"
+                        " leave out ", Setting(name),
+                    )  # fmt: skip
+        if self.structured == "blocks" and self.to == "int4":
+            raise ConfigError(
+                Setting("to", "int4"), " has no block-sparse form; give ", Setting("to", "int8"),
+                " with ", Setting("structured", "blocks"),
+            )  # fmt: skip
+        self.pruning_schedule()
+
+    def _check_distillation(self) -> None:
+        if self.distils:
+            return
+        for name in ("temperature", "alpha", "match_hidden"):
+            if getattr(self, name) != CompressConfig.__dataclass_fields__[name].default:
+                raise ConfigError(
+                    Setting(name), " is about distillation; name the run of the teacher too: ",
+                    Setting("distil", "RUN"),
+                )  # fmt: skip
+
+    @property
+    def is_new_student(self) -> bool:
+        """Whether the result is a new model of other sizes, and RUN its teacher."""
+        return any(getattr(self, name) is not None for name in SIZES)
+
+    @property
+    def distils(self) -> bool:
+        """Whether there is a teacher."""
+        return self.distil is not None or self.is_new_student
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained; else the weights are only rounded."""
+        has_end = any(value is not None for value in (self.budget, self.steps, self.epochs))
+        return has_end or self.prune is not None or self.distils
+
+    def pruning_schedule(self) -> PruningSchedule:
+        """Returns when weights are pruned; raises ConfigError where that makes no sense."""
+        text = self.schedule or DEFAULT_SCHEDULE
+        kind, _, numbers = text.partition(":")
+        try:
+            begin, end, power, every = (float(part) for part in numbers.split(","))
+            if kind == "polynomial" and every == int(every):
+                in_steps = end > 1
+                return PruningSchedule(
+                    final=self.prune or 0.0, power=power, every=int(every),
+                    begin=int(begin) if in_steps else begin, end=int(end) if in_steps else end,
+                )  # fmt: skip
+        except (ValueError, OverflowError):  # and ConfigError
+            pass
+        raise ConfigError(
+            Setting("schedule"),
+            f" is {text!r:.60}, expected polynomial:BEGIN,END,POWER,EVERY such as"
+            f" {DEFAULT_SCHEDULE}: two shares of the training or two numbers of steps, an exponent"
+            " and a number of steps",
+        )
+
+    def refuse(self, names: Collection[str], kind: str) -> None:
+        """Raises ConfigError for an option of `names` that is set: a `kind` has not got it."""
+        for name in names:
+            if getattr(self, name) is not None:
+                other = {"rnn_size": "hidden_size", "hidden_size": "rnn_size"}.get(name)
+                hint = () if other is None else (" (", Setting(other), ")")
+                raise ConfigError(
+                    Setting(name), f" is not an option for {kind}; leave it out", *hint
+                )
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    **{name: bounds for name, bounds in BOUNDS.items() if name in TRAINING},
+    "prune": (0.001, 0.999),
+    "rnn_size": (1, 65_536),
+    "hidden_size": (1, 65_536),
+    "embed_size": (1, 65_536),
+    "num_layers": (1, 64),
+    "seq_length": (1, 65_536),
+    "temperature": (0.01, 100.0),
+    "alpha": (0.0, 1.0),
+    "match_hidden": (0.0, 1e6),
+    "dropout": (0.0, 0.95),
+    "max_loss": (0.0, 1000.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call of `compress`, checked.
+
+    Attributes:
+        run: the source's directory, or one of its checkpoints.
+        out: the run directory to write.
+        data: what to train and measure on, or None: the source's own.
+        config: the options.
+        given: names of the options that were set.
+        resume: continue where `out` holds a checkpoint.
+        observers: called with every event.
+        callbacks: of the user's.
+        stop: polled.
+        started: `time.perf_counter()` from which a budget counts.
+    """
+
+    run: Path
+    out: Path
+    data: Any
+    config: CompressConfig
+    given: frozenset[str]
+    resume: bool
+    observers: list[Observer]
+    callbacks: Sequence[Callback]
+    stop: Callable[[], bool] | None
+    started: float

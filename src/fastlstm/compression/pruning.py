@@ -1,0 +1,186 @@
+"""Pruning by magnitude: masks of single weights or of blocks, and their callback."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fastlstm.compression.schedule import PruningSchedule, position
+from fastlstm.errors import ConfigError
+from fastlstm.runs.weight_formats import BLOCK_COLUMNS, BLOCK_ROWS, num_gates
+from fastlstm.text.model import LanguageModel
+from fastlstm.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastlstm.runs.events import Event
+    from fastlstm.training.trainer import Trainer
+
+Zeros = Literal["none", "blocks"]
+"""What is pruned: single weights, or blocks of 16 rows and 4 columns."""
+MIN_SIZE = 16
+"""Rows and columns that a matrix has at least to be pruned: smaller ones save nothing."""
+
+
+def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the matrices of a model that are pruned, by name.
+
+    These are the matrices of its LSTMs and linear layers and the output matrix of a language model,
+    tied to the embedding or not. An embedding that is not tied is only looked up.
+    """
+    found = set[int]()
+    for module in model.modules():
+        if isinstance(module, nn.LSTM):
+            own = module.named_parameters(recurse=False)
+            found |= {id(p) for name, p in own if name.startswith("weight_")}
+        elif isinstance(module, nn.Linear):
+            found.add(id(module.weight))
+        elif isinstance(module, LanguageModel):
+            found.add(id(module.output_weight))
+    named = model.named_parameters()
+    return {name: p for name, p in named if id(p) in found and min(p.shape) >= MIN_SIZE}
+
+
+def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: int = 1) -> Tensor:
+    """Returns which weights of a matrix to set to zero: those of the smallest magnitude.
+
+    Args:
+        matrix: `(rows, columns)`.
+        sparsity: share of the weights or blocks, whose number is rounded; 0 to 1.
+        structured: "none" ranks single weights, "blocks" the L2 norms of blocks of 16 x 4; blocks
+            at the edges count as whole ones.
+        gates: in how many equal parts, which no block crosses, the rows are.
+
+    Returns:
+        `(rows, columns)` bool, True where a weight is pruned. Of equal ones the first are.
+    """
+    scores = matrix.abs() if structured == "none" else _block_norms(matrix, gates)
+    is_low = _lowest(scores.flatten(), round(sparsity * scores.numel())).view(scores.shape)
+    if structured == "none":
+        return is_low
+    rows, columns = matrix.shape
+    whole = is_low.repeat_interleave(BLOCK_ROWS, 1).repeat_interleave(BLOCK_COLUMNS, 2)
+    return whole[:, : rows // gates, :columns].reshape(rows, columns)
+
+
+def zero_counts(
+    matrices: Mapping[str, Tensor], structured: Zeros = "none"
+) -> dict[str, tuple[int, int]]:
+    """Returns how many weights, or blocks, of each matrix are zero, and how many there are."""
+    counts = {}
+    for name, matrix in matrices.items():
+        scores = (matrix.detach() != 0).float()
+        if structured == "blocks":
+            scores = _block_norms(scores, num_gates(name, len(matrix)))
+        counts[name] = int((scores == 0).sum()), scores.numel()
+    return counts
+
+
+def _block_norms(matrix: Tensor, gates: int) -> Tensor:
+    """Returns the squared L2 norms of blocks, `(gates, rows of blocks, columns of blocks)`."""
+    rows, columns = matrix.shape
+    by_gate = matrix.square().view(gates, rows // gates, columns)
+    edges = (0, -columns % BLOCK_COLUMNS, 0, -(rows // gates) % BLOCK_ROWS)
+    grid = nn.functional.pad(by_gate, edges).unfold(1, BLOCK_ROWS, BLOCK_ROWS)
+    return grid.unfold(2, BLOCK_COLUMNS, BLOCK_COLUMNS).sum((3, 4))
+
+
+def _lowest(scores: Tensor, count: int) -> Tensor:
+    """Returns which `count` of the scores `(n,)` are the lowest; of equal ones the first."""
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = scores.kthvalue(count).values
+    is_low = scores < threshold
+    ties = (scores == threshold).nonzero()[: count - int(is_low.sum()), 0]
+    is_low[ties] = True
+    return is_low
+
+
+class Pruning(Callback):
+    """Sets the weights of the smallest magnitude to zero, more and more of them.
+
+    After every step the masked weights are zero, in the averaged weights too. Until the next mask
+    is made a pruned weight stays so; it comes back where the last step before that has made it
+    larger than others, as in TensorFlow's Model Optimization Toolkit. Gradients, their clipping and
+    the state of the optimizers are those of the whole matrix.
+
+    No evaluation is accepted before the schedule is over. From then on the masks are fixed, and of
+    every matrix exactly ``round(final * number)`` weights or blocks are zero (more, if other
+    weights happen to be zero).
+
+    Args:
+        schedule: how many weights are zero when.
+        structured: prune single weights ("none") or blocks of 16 x 4 ("blocks").
+
+    Attributes:
+        masks: by name of the parameter, bool, True where a weight is pruned.
+        sparsity: of the masks.
+        is_over: the masks are the last ones.
+    """
+
+    def __init__(self, schedule: PruningSchedule, structured: Zeros = "none") -> None:
+        self._schedule, self._structured = schedule, structured
+        self._matrices: dict[str, nn.Parameter] = {}
+        self._is_started = False
+        self.masks: dict[str, Tensor] = {}
+        self.sparsity, self.is_over = 0.0, False
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._matrices = prunable(trainer.model)
+        if not self._matrices:
+            raise ConfigError(
+                f"the model has no matrix of {MIN_SIZE} x {MIN_SIZE} weights or more to prune;"
+                " leave out pruning"
+            )
+        if self._is_started:
+            return
+        self._is_started = True
+        self._schedule = self._schedule.resolved(trainer.plan.stop_criterion.total_steps)
+        what = "weights" if self._structured == "none" else "blocks of 16 x 4 weights"
+        number = sum(number for _, number in zero_counts(self._matrices, self._structured).values())
+        share = f"{100 * self._schedule.final:.4g} % of {number:,} {what}"
+        text = f"pruning {share}, {self._schedule}; no evaluation before its end is the best"
+        trainer.say("info", text)
+
+    def on_update(self, trainer: Trainer) -> None:
+        step = trainer.progress.step + 1  # this one is counted after it
+        if not self.is_over:
+            at = position(trainer, self._schedule.end, step)
+            self.is_over = at >= self._schedule.end
+            if self.is_over or self._schedule.is_due(step, at):
+                self._make_masks(trainer, self._schedule.sparsity(at))
+        for name, mask in self.masks.items():
+            parameter = self._matrices[name]
+            self.masks[name] = mask = mask.to(parameter.device)  # a restored one is on the CPU
+            parameter.data.masked_fill_(mask, 0.0)
+
+    def _make_masks(self, trainer: Trainer, sparsity: float) -> None:
+        self.sparsity = sparsity
+        average = trainer.state.average
+        averages = {} if average is None else average.tensors()
+        for name, parameter in self._matrices.items():
+            gates = num_gates(name, len(parameter))
+            mask = mask_of(parameter.detach(), sparsity, self._structured, gates)
+            self.masks[name] = mask
+            if name in averages:  # it stays zero: from now on zeros are averaged
+                averages[name].masked_fill_(mask, 0.0)
+
+    def on_evaluate(self, trainer: Trainer, metrics: Event) -> Event:
+        return {"pruned": self.sparsity}
+
+    def accepts(self, trainer: Trainer) -> bool:
+        return self.is_over
+
+    def state_dict(self) -> dict[str, Any]:
+        about = {"begin": self._schedule.begin, "end": self._schedule.end}
+        return {**self.masks, **about, "sparsity": self.sparsity, "is_over": self.is_over}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._is_started = True
+        self._schedule = dataclasses.replace(self._schedule, begin=state["begin"], end=state["end"])
+        self.sparsity, self.is_over = state["sparsity"], state["is_over"]
+        self.masks = {name: mask for name, mask in state.items() if isinstance(mask, Tensor)}

@@ -1,0 +1,197 @@
+"""`CompressReport`: what a compression cost and what it brought."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastlstm.errors import DataError, Message, QualityError, Setting
+from fastlstm.system.storage import encode_json
+
+REPORT_FILE = "compression.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFigures:
+    """A model before or after.
+
+    Attributes:
+        path: its run.
+        sha256: of its model.safetensors.
+        weights: format in the file.
+        num_parameters: number of weights, zeros included.
+        num_nonzero: of these that are not zero.
+        file_bytes: of model.safetensors.
+        resident_bytes: of the weights in memory, as they are used.
+        kernel: what it runs on.
+        speed: by number of streams (texts) or windows at once: characters or windows a second.
+        quality: bits per character, or the error of a forecaster; None where it was not measured.
+    """
+
+    path: str
+    sha256: str
+    weights: str
+    num_parameters: int
+    num_nonzero: int
+    file_bytes: int
+    resident_bytes: int
+    kernel: str
+    speed: dict[int, float]
+    quality: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """How the quality changed: result minus source, on the same data.
+
+    Attributes:
+        difference: in the measure's unit.
+        low: lower end of the 95 % bootstrap interval of the difference.
+        high: its upper end.
+        num_scored: tokens or windows.
+        scored_on: name of the text or table.
+    """
+
+    difference: float
+    low: float
+    high: float
+    num_scored: int
+    scored_on: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputErrors:
+    """How far the result's outputs are from the source's.
+
+    Attributes:
+        what: the outputs: "logits" or "forecasts".
+        largest: absolute difference.
+        rms: root of the mean squared difference.
+        num_compared: tokens or windows.
+        agreement: share of tokens at which both find the same token likeliest; None for tables.
+    """
+
+    what: Literal["logits", "forecasts"]
+    largest: float
+    rms: float
+    num_compared: int
+    agreement: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFigures:
+    """What training took.
+
+    Attributes:
+        steps: optimizer steps.
+        seconds: wall clock of the run, over all its starts.
+        teacher_s: of these, spent in the teacher; 0 without one.
+        reason: why it ended.
+    """
+
+    steps: int
+    seconds: float
+    teacher_s: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressReport:
+    """Result of `compress`; compression.json holds the same.
+
+    Attributes:
+        kind: "text" or "forecaster".
+        path: the run directory that was written; `LM.load(report.path)` takes it.
+        methods: what was done, in order, such as ["prune 90 % in blocks", "int8"].
+        source: the model before.
+        result: the model after.
+        measure: of quality; "bits_per_char" of a text.
+        change: of the quality; None where it was not measured.
+        not_measured: why not, or None.
+        outputs: how far the outputs moved; None where they were not compared.
+        speed_unit: "characters" or "windows".
+        lacks: what this CPU lacks for the result's fastest kernels.
+        training: what it took; None where nothing was trained.
+        max_loss: as given.
+        is_published: False where the loss was larger than `max_loss`.
+        notes: remarks for the user.
+    """
+
+    kind: Literal["text", "forecaster"]
+    path: str
+    methods: list[str]
+    source: ModelFigures
+    result: ModelFigures
+    measure: str
+    change: Change | None
+    not_measured: str | None
+    outputs: OutputErrors | None
+    speed_unit: str
+    lacks: list[str]
+    training: TrainingFigures | None
+    max_loss: float | None
+    is_published: bool
+    notes: list[str]
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    @property
+    def loss(self) -> float | None:
+        """What `max_loss` limits: bits per character, or the relative increase of an error."""
+        if self.change is None:
+            return None
+        if self.kind == "text":
+            return self.change.difference
+        assert self.source.quality is not None
+        return self.change.difference / self.source.quality
+
+    def checked(self) -> CompressReport:
+        """Returns the report with `is_published` as `max_loss` decides.
+
+        Raises:
+            DataError: there is a limit, and the quality was not measured.
+        """
+        if self.max_loss is None:
+            return self
+        if self.loss is None:
+            raise DataError(
+                Setting("max_loss"), f" cannot be checked: {self.not_measured}; give ",
+                Setting("data"),
+            )  # fmt: skip
+        return dataclasses.replace(self, is_published=self.loss <= self.max_loss)
+
+    def to_json(self) -> bytes:
+        """Returns the content of compression.json."""
+        return encode_json(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, as compression.json holds them."""
+        return dataclasses.asdict(self)
+
+
+def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
+    """Returns the error for a result whose loss is above the limit."""
+    assert report.loss is not None
+    measure = "bits/char" if report.kind == "text" else f"of the {report.measure}"
+    parts: list[Any] = [
+        f"the loss is {report.loss:.4f} {measure}, more than ",
+        Setting("max_loss", report.max_loss), f"; nothing is published in '{report.path}'",
+    ]  # fmt: skip
+    if is_trained:
+        again = Message("the same call with resume=True", flags="the same command with --resume")
+        parts += [
+            ". Its checkpoints stay: ",
+            again,
+            " and more ",
+            Setting("steps"),
+            " or ",
+            Setting("budget"),
+            " trains on, a larger ",
+            Setting("max_loss"),
+            " publishes it",
+        ]
+    error = QualityError(*parts)
+    error.report = report.to_dict()
+    return error

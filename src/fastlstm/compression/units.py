@@ -1,0 +1,257 @@
+"""Removal of hidden units: what belongs to a unit, how much it counts, and the smaller model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fastlstm.errors import ConfigError, Setting
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.text.config import ModelConfig
+
+MULTIPLE = 16
+"""Sizes that the kernels like: a smaller model has a multiple of so many units."""
+
+Weights = Mapping[str, Tensor]
+Config = ModelConfig | ForecasterConfig
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+class Part(NamedTuple):
+    """Where a weight belongs to hidden units.
+
+    Attributes:
+        name: of the parameter.
+        axis: of the parameter along which units follow each other.
+        starts: where the first unit stands; the four gates are four places.
+    """
+
+    name: str
+    axis: int
+    starts: tuple[int, ...]
+
+
+Group = list[Part]
+"""All that belongs to the same H units: those of one layer and direction, or of several that are
+added to each other. A unit is removed from all parts of its group."""
+
+
+def unit_groups(config: Config) -> list[Group]:
+    """Returns the hidden units of a model, by groups that may lose different ones.
+
+    A unit of a layer is its four gate rows in both matrices and both biases (and in what options of
+    the cell add), a column of `weight_hh`, and a column of what reads it. Layers with residual
+    connections share one group, with the columns of the embedding where it is as wide. A tied
+    embedding belongs to the last layer. Each direction of a forecaster's layer is a group;
+    its decoder belongs to the last layer, in a bidirectional one it is a group of its own.
+    """
+    if isinstance(config, ModelConfig):
+        return _text_groups(config)
+    return _forecast_groups(config)
+
+
+def _text_groups(config: ModelConfig) -> list[Group]:
+    H, L = config.rnn_size, config.num_layers
+    layers: list[Group] = []
+    for k in range(L):
+        cell = {n: length for n, (length, _) in config.parameters.items()}
+        layer = _cell(f"layers.{k}.", "_l0", H, cell)
+        if config.output_norm:
+            layer += [Part(f"norms.{k}.{name}", 0, (0,)) for name in ("weight", "bias")]
+        if k + 1 < L:
+            layer.append(Part(f"layers.{k + 1}.weight_ih_l0", 1, (0,)))
+        layers.append(layer)
+    if not config.tie_weights:
+        layers[-1].append(Part("output.weight", 1, (0,)))
+    if _follows(config):
+        layers[-1] += [Part("embedding.weight", 1, (0,)), Part("layers.0.weight_ih_l0", 1, (0,))]
+    if not config.residual:
+        return layers
+    return [list(dict.fromkeys(part for layer in layers for part in layer))]
+
+
+def _follows(config: ModelConfig) -> bool:
+    """Whether the embedding has the units of the last layer as its columns."""
+    return config.tie_weights or (config.residual and config.embed_size == config.rnn_size)
+
+
+def _forecast_groups(config: ForecasterConfig) -> list[Group]:
+    H, L = config.hidden_size, config.num_layers
+    ways = ("", "_reverse") if config.bidirectional else ("",)
+    last = ("hidden_of_both.weight", "cell_of_both.weight") if config.bidirectional else ()
+    groups: list[Group] = []
+    for k in range(L):
+        readers = last if k + 1 == L else [f"lstm.weight_ih_l{k + 1}{way}" for way in ways]
+        for at, way in enumerate(ways):
+            columns = [Part(name, 1, (at * H,)) for name in readers]
+            groups.append([*_cell("lstm.", f"_l{k}{way}", H, {}), *columns])
+    gates = tuple(k * H for k in range(4))
+    decoder = [
+        Part(name, 0, gates) for name in ("cell_ih.weight", "cell_ih.bias", "cell_hh.weight")
+    ]
+    decoder += [Part(name, 1, (0,)) for name in ("cell_hh.weight", "head.weight")]
+    for reader in (*last, *(["cell_of_hidden.weight"] if config.stateful else [])):
+        decoder += [Part(reader, 0, (0,)), Part(reader.replace("weight", "bias"), 0, (0,))]
+    if config.bidirectional:
+        return [*groups, decoder]
+    if config.stateful:
+        decoder.append(Part("cell_of_hidden.weight", 1, (0,)))
+    groups[-1] += decoder  # its state is that of the last layer
+    return groups
+
+
+def _cell(prefix: str, suffix: str, H: int, more: Mapping[str, int]) -> Group:
+    """Returns the parts of a layer's own: gate rows, and the column of the recurrent matrix.
+
+    `more` are the parameters that options add, by name, with their length in units of H.
+    """
+    lengths = {**dict.fromkeys(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), 4), **more}
+    rows = [
+        Part(f"{prefix}{name}{suffix}", 0, tuple(k * H for k in range(length)))
+        for name, length in lengths.items()
+    ]
+    return [*rows, Part(f"{prefix}weight_hh{suffix}", 1, (0,))]
+
+
+def num_units(config: Config) -> int:
+    """Returns H, the hidden units of a layer."""
+    return config.rnn_size if isinstance(config, ModelConfig) else config.hidden_size
+
+
+def smaller_size(size: int, share: float) -> int:
+    """Returns how many of `size` units stay: the nearest multiple of 16, 16 at least.
+
+    Args:
+        size: units of a layer.
+        share: of them to remove, in [0, 1).
+
+    Raises:
+        ConfigError: none would be removed.
+    """
+    left = max(MULTIPLE, round((1.0 - share) * size / MULTIPLE) * MULTIPLE)
+    if left >= size:
+        raise ConfigError(
+            Setting("prune", share), f" of {size} hidden units removes none: a multiple of"
+            f" {MULTIPLE} stays; give a larger share",
+        )  # fmt: skip
+    return left
+
+
+def squares(weights: Weights) -> dict[str, Tensor]:
+    """Returns the squares of all weights: summed over a unit, the square of its group's norm."""
+    return {name: weight.detach().square() for name, weight in weights.items()}
+
+
+def taylor(model: nn.Module, losses: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Returns ``|weight * gradient|`` of all weights, summed over the losses of some batches.
+
+    That is about how much the loss changes when the weight becomes zero (first order).
+
+    Source:
+        Molchanov et al. 2019, "Importance estimation for neural network pruning", section 3.1;
+        here the sum of magnitudes over a group.
+    """
+    named = dict(model.named_parameters())
+    totals = {name: torch.zeros_like(p) for name, p in named.items()}
+    for loss in losses:
+        model.zero_grad()
+        loss.backward()
+        for name, p in named.items():
+            if p.grad is not None:
+                totals[name] += (p.detach() * p.grad).abs()
+    model.zero_grad()
+    return totals
+
+
+def importance(values: Weights, config: Config) -> list[Tensor]:
+    """Returns how much each hidden unit counts: the sum of `values` over what belongs to it.
+
+    Args:
+        values: of every weight, such as `squares` or `taylor`.
+        config: of the model.
+
+    Returns:
+        Of every group of `unit_groups` the sums, `(H,)` float64.
+    """
+    H, scores = num_units(config), []
+    for group in unit_groups(config):
+        score = torch.zeros(H, dtype=torch.float64)
+        for name, axis, starts in group:
+            value = values[name].double().cpu()
+            sums = value if value.dim() == 1 else value.sum(1 - axis)
+            for start in starts:
+                score += sums[start : start + H]
+        scores.append(score)
+    return scores
+
+
+def most_important(scores: Sequence[Tensor], count: int) -> list[Tensor]:
+    """Returns the `count` units of each group to keep, ascending; of equal ones the first."""
+    return [
+        score.sort(descending=True, stable=True).indices[:count].sort().values for score in scores
+    ]
+
+
+def smaller(
+    weights: Weights, config: ConfigT, keep: Sequence[Tensor]
+) -> tuple[dict[str, Tensor], ConfigT]:
+    """Returns the weights and the configuration of a model with some of its hidden units.
+
+    Where the other units change nothing it computes the same, unless normalisation counts them.
+
+    Args:
+        weights: of the model, by name.
+        config: of the model.
+        keep: of every group of `unit_groups` the units that stay, ascending; as many of each.
+
+    Raises:
+        ConfigError: with residual connections the units would be as many as the embedding is wide,
+            which would be added to them.
+    """
+    groups, (size,) = unit_groups(config), {len(units) for units in keep}
+    rows: dict[tuple[str, int], dict[int, Tensor]] = {}
+    for group, units in zip(groups, keep, strict=True):
+        for name, axis, starts in group:
+            rows.setdefault((name, axis), {}).update((start, start + units) for start in starts)
+    result = {name: weight.detach().clone() for name, weight in weights.items()}
+    for (name, axis), by_start in rows.items():
+        index = torch.cat([by_start[start] for start in sorted(by_start)])
+        result[name] = result[name].index_select(axis, index.to(result[name].device))
+    sizes: dict[str, Any] = _sizes(config, size)
+    return result, dataclasses.replace(config, **sizes)
+
+
+def _sizes(config: Config, size: int) -> dict[str, int]:
+    """Returns the fields of a configuration that change with the number of hidden units."""
+    if isinstance(config, ForecasterConfig):
+        return {"hidden_size": size}
+    if _follows(config):
+        return {"rnn_size": size, "embed_size": size}
+    if config.residual and config.embed_size == size:
+        raise ConfigError(
+            f"{size} hidden units are as many as the embedding is wide, and with residual"
+            " connections the embedding would be added to them; give another share"
+        )
+    return {"rnn_size": size}
+
+
+def without_units(
+    weights: Weights, config: ConfigT, share: float, values: Weights | None = None
+) -> tuple[dict[str, Tensor], ConfigT]:
+    """Returns a model without a share of its hidden units, the least important ones.
+
+    Args:
+        weights: of the model, by name.
+        config: of the model.
+        share: of the units of every layer to remove; a multiple of 16 stays, see `smaller_size`.
+        values: what importance is the sum of; default `squares`.
+
+    Raises:
+        ConfigError: a share that removes no unit, or see `smaller`.
+    """
+    scores = importance(squares(weights) if values is None else values, config)
+    return smaller(weights, config, most_important(scores, smaller_size(num_units(config), share)))

@@ -1,0 +1,158 @@
+"""The figures of a compression, as rows and charts: functions of what compression.json holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import counted
+from fastlstm.report.drawing import Band, Chart, Curve, draw
+from fastlstm.report.lines import joined, labelled
+from fastlstm.report.terminal import clock, short_bytes, short_count
+
+if TYPE_CHECKING:
+    from fastlstm.report.lines import Row
+
+MEASURES = {"bits_per_char": "bits/char"}
+_SIZES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("num_parameters", "parameters", "{:,}".format),
+    ("num_nonzero", "not zero", "{:,}".format),
+    ("file_bytes", "on disk", short_bytes),
+    ("resident_bytes", "in memory", short_bytes),
+)
+
+
+def compression_rows(report: dict[str, Any]) -> list[Row]:
+    """Returns the rows that the terminal shows for a report, source -> result."""
+    source, result = report["source"], report["result"]
+    rows = [
+        ("source", f"{source['path']}, model {source['sha256'][:12]}"),
+        ("result", _result_text(report)),
+        ("methods", ", ".join(report["methods"])),
+        (MEASURES.get(report["measure"], report["measure"]), _quality_text(report)),
+        ("outputs", _outputs_text(report["outputs"])),
+        ("weights", f"{_pair(report, 'num_parameters', short_count)}, {_zeros_text(result)}"),
+        ("on disk", _pair(report, "file_bytes", short_bytes)),
+        ("in memory", _pair(report, "resident_bytes", short_bytes)),
+        *_speed_rows(report),
+        ("kernels", f"{source['kernel']} -> {result['kernel']}"),
+        ("training", _training_text(report["training"])),
+        *labelled("this CPU", report["lacks"]),
+        *labelled("notes", report["notes"]),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def _result_text(report: dict[str, Any]) -> str:
+    result = report["result"]
+    if not report["is_published"]:
+        return "not published: the loss is above the limit"
+    return f"{result['path']}, model {result['sha256'][:12]}"
+
+
+def _quality_text(report: dict[str, Any]) -> str:
+    change = report["change"]
+    if change is None:
+        return f"not measured: {report['not_measured']}"
+    before, after = report["source"]["quality"], report["result"]["quality"]
+    unit = "token" if report["kind"] == "text" else "window"
+    return (
+        f"{before:.4f} -> {after:.4f} ({change['difference']:+.4f}, 95 % interval"
+        f" {change['low']:+.4f} to {change['high']:+.4f}) on {counted(change['num_scored'], unit)}"
+        f" of {change['scored_on']}"
+    )
+
+
+def _outputs_text(outputs: dict[str, Any] | None) -> str:
+    if outputs is None:
+        return ""
+    errors = f"{outputs['what']} off by {outputs['rms']:.4g} (RMS), {outputs['largest']:.4g} (max)"
+    agreement = outputs["agreement"]
+    same = "" if agreement is None else f"the likeliest token is the same at {agreement:.2%}"
+    return joined([errors, same], "; ")
+
+
+def _pair(report: dict[str, Any], key: str, form: Any) -> str:
+    before, after = report["source"][key], report["result"][key]
+    return f"{form(before)} -> {form(after)}{_ratio(before, after)}"
+
+
+def _ratio(before: float, after: float) -> str:
+    return f" ({100 * after / before:.1f} %)" if before and after != before else ""
+
+
+def _zeros_text(result: dict[str, Any]) -> str:
+    zeros = result["num_parameters"] - result["num_nonzero"]
+    return f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
+
+
+def _speed_rows(report: dict[str, Any]) -> list[Row]:
+    rows = []
+    for number, before in report["source"]["speed"].items():
+        after = report["result"]["speed"][number]
+        text = f"{short_count(before)} -> {short_count(after)} {report['speed_unit']}/s"
+        rows.append(
+            (_counted_streams(report, number), f"{text} ({after / max(before, 1e-9):.2f}x)")
+        )
+    return rows
+
+
+def _training_text(training: dict[str, Any] | None) -> str:
+    if training is None:
+        return ""
+    teacher_s = training["teacher_s"]
+    teacher = f"{clock(teacher_s)} of it in the teacher" if teacher_s else ""
+    steps = counted(training["steps"], "step")
+    ended = [training["reason"]] if training["reason"] != steps else []
+    return joined([*ended, steps, clock(training["seconds"]), teacher])
+
+
+def compression_table(report: dict[str, Any]) -> list[list[str]]:
+    """Returns the rows of a table: label, source, result, result over source."""
+    source, result = report["source"], report["result"]
+    rows = [["weights", source["weights"], result["weights"], ""]]
+    if report["change"] is not None:
+        before, after = source["quality"], result["quality"]
+        label = MEASURES.get(report["measure"], report["measure"])
+        rows.append([label, f"{before:.4f}", f"{after:.4f}", f"{after / before:.4f}"])
+    for key, label, form in _SIZES:
+        before, after = source[key], result[key]
+        rows.append([label, form(before), form(after), f"{after / max(1, before):.3f}"])
+    for number, before in source["speed"].items():
+        after = result["speed"][number]
+        label = f"{report['speed_unit']}/s, {_counted_streams(report, number)}"
+        ratio = f"{after / max(before, 1e-9):.2f}"
+        rows.append([label, short_count(before), short_count(after), ratio])
+    return rows
+
+
+def _counted_streams(report: dict[str, Any], number: str | int) -> str:
+    return counted(int(number), "stream" if report["kind"] == "text" else "window")
+
+
+def compression_charts(report: dict[str, Any]) -> list[Chart]:
+    """Returns the charts of quality against speed and bytes; none where it was not measured."""
+    if report["change"] is None:
+        return []
+    unit = report["speed_unit"]
+    axes = [
+        (f"Quality by speed, {_counted_streams(report, number)}", f"{unit}/s",
+         [report[side]["speed"][number] for side in ("source", "result")])
+        for number in report["source"]["speed"]
+    ]  # fmt: skip
+    bytes_ = [report[side]["file_bytes"] for side in ("source", "result")]
+    axes.append(("Quality by bytes on disk", "bytes", bytes_))
+    return [_chart(report, *axis, name=f"compression-{k}") for k, axis in enumerate(axes)]
+
+
+def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, name: str) -> Chart:
+    change, measure = report["change"], MEASURES.get(report["measure"], report["measure"])
+    source, result = (f"{side}, {report[side]['weights']}" for side in ("source", "result"))
+    curves = [
+        Curve(x[:1], [0.0], source, "muted", is_dotted=True),
+        Curve(x[1:], [change["difference"]], result, "a", is_dotted=True),
+    ]
+    band = Band(x[1:], [change["low"]], [change["high"]], "95 % interval")
+    label, right = f"change of {measure}", 1.1 * max(x) or None
+    svg = draw(curves, title, x_unit, label, name=name, right=right, band=band)
+    return Chart(title, f"{measure} of the result less those of the source; lower is better.", svg)

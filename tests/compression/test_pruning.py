@@ -1,0 +1,302 @@
+"""Pruning by magnitude: exact counts, masks that stay, and a resume that is bit-exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from torch import nn
+
+from fastlstm.compression.pruning import Pruning, mask_of, prunable, zero_counts
+from fastlstm.compression.schedule import PruningSchedule
+from fastlstm.errors import ConfigError, Stopped
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import block_grid, encode_weights
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import find_checkpoint
+from fastlstm.training.snapshots import RunSnapshots
+from linear_task import LinearTask, of_kind, trainer_of
+from next_token_task import NextTokenTask
+
+# Masks ------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_weights_are_pruned_and_of_equal_ones_the_first() -> None:
+    matrix = torch.tensor([[3.0, -1.0, 0.5], [-0.5, 2.0, 0.5]])
+    expected = {1: [2], 2: [2, 3], 3: [2, 3, 5], 4: [1, 2, 3, 5], 6: [0, 1, 2, 3, 4, 5], 0: []}
+    for count, places in expected.items():
+        mask = mask_of(matrix, count / 6)
+        assert mask.dtype == torch.bool
+        assert mask.flatten().nonzero().flatten().tolist() == places, count
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.333, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("shape", [(16, 16), (100, 50), (64, 4), (4, 3)])
+@pytest.mark.parametrize("structured", ["none", "blocks"])
+@pytest.mark.parametrize(("name", "gates"), [("output.weight", 1), ("lstm.weight_ih_l0", 4)])
+def test_the_number_of_zeros_is_exact_in_the_stored_file(
+    shape: tuple[int, int], sparsity: float, structured: Any, name: str, gates: int
+) -> None:
+    rows, columns = shape
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
+    matrix = (4 * matrix).round() / 4 + 0.01  # many equal magnitudes
+    pruned = matrix.masked_fill(mask_of(matrix, sparsity, structured, gates), 0.0)
+    number = rows * columns
+    if structured == "blocks":
+        number = gates * math.ceil(rows / gates / 16) * math.ceil(columns / 4)
+    zeros = round(sparsity * number)
+    assert zero_counts({name: pruned}, structured) == {name: (zeros, number)}
+    if structured == "blocks":
+        stored = safetensors.numpy.load(encode_weights({name: pruned.numpy()}, "fp32", [name]))
+        assert len(stored[f"{name}.blocks"]) == number - zeros
+
+
+@pytest.mark.parametrize("gates", [1, 4])
+def test_blocks_are_those_of_the_lowest_norm(gates: int) -> None:
+    matrix = torch.randn(80, 10, generator=torch.Generator().manual_seed(1))
+    mask = mask_of(matrix, 0.5, "blocks", gates)
+    is_pruned = block_grid(mask.numpy(), gates)
+    norms = np.linalg.norm(block_grid(matrix.numpy(), gates), axis=(2, 3))
+    ones = block_grid(np.ones((80, 10), bool), gates)
+    assert np.array_equal(is_pruned, ones & is_pruned.any((2, 3))[:, :, None, None]), "whole blocks"
+    chosen = is_pruned.any((2, 3))
+    assert chosen.sum() == round(0.5 * chosen.size)
+    assert norms[chosen].max() < norms[~chosen].min()
+
+
+# What is pruned ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_matrices_of_a_language_model(tied: bool) -> None:
+    config = ModelConfig(
+        vocab_size=20, embed_size=24, rnn_size=24, num_layers=2, tie_weights=tied, layer_norm=True
+    )
+    names = [f"layers.{k}.weight_{side}_l0" for k in range(2) for side in ("ih", "hh")]
+    output = ["embedding.weight"] if tied else ["output.weight"]
+    model = LanguageModel(config)
+    assert sorted(prunable(model)) == sorted([*names, *output])
+    assert all(prunable(model)[name] is model.get_parameter(name) for name in names)
+
+
+def test_the_matrices_of_a_forecaster() -> None:
+    config = ForecasterConfig(
+        input_size=96, horizon=48, patch=24, hidden_size=24, embed_size=20, bidirectional=True,
+        num_static=1, num_targets=2,
+    )  # fmt: skip
+    assert sorted(prunable(ForecastNetwork(config))) == sorted(
+        [
+            *(f"lstm.weight_{side}_l0{way}" for side in ("ih", "hh") for way in ("", "_reverse")),
+            *("embed.weight", "hidden_of_both.weight", "cell_of_both.weight"),
+            *("cell_ih.weight", "cell_hh.weight", "head.weight"),
+        ]
+    ), "static.weight has one column"
+
+
+def test_a_model_without_matrices_to_prune_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no matrix of 16 x 16 weights or more to prune"):
+        trainer_of(LinearTask(), callbacks=[Pruning(PruningSchedule(final=0.5))]).fit()
+
+
+NAME = "layers.1.weight_hh_l0"
+
+# The callback -----------------------------------------------------------------------------------
+
+
+def schedule(**changes: Any) -> PruningSchedule:
+    fields = {"final": 0.75, "begin": 2, "end": 12, "every": 3, **changes}
+    return PruningSchedule(**fields)
+
+
+def assert_pruned(matrices: Mapping[str, torch.Tensor], share: float) -> None:
+    for zeros, number in zero_counts(matrices).values():
+        assert zeros == round(share * number)
+
+
+class Zeros(Callback):
+    """Notes after every step how many weights are zero: in the model and in its averages."""
+
+    def __init__(self, structured: Any) -> None:
+        self.counts: dict[int, list[int]] = {}
+        self.structured = structured
+
+    def on_event(self, trainer: Any, event: Any) -> None:
+        if event["event"] == "step":
+            average = trainer.state.average
+            weights = {n: p.detach() for n, p in prunable(trainer.model).items()}
+            for group in (weights, average.tensors() if average is not None else weights):
+                counts = zero_counts({name: group[name] for name in weights}, self.structured)
+                zeros = [zeros for zeros, _ in counts.values()]
+                self.counts.setdefault(event["step"], []).extend(zeros)
+
+
+@pytest.mark.parametrize("structured", ["none", "blocks"])
+@pytest.mark.parametrize(("optimizer", "ema"), [("muon", 0.9), ("adamw", 0.0), ("sgd", 0.5)])
+@pytest.mark.parametrize("tie_weights", [False, True])
+def test_after_every_step_so_many_weights_are_zero(
+    structured: Any, optimizer: str, ema: float, tie_weights: bool
+) -> None:
+    task, zeros = NextTokenTask(tie_weights=tie_weights, embed_size=24), Zeros(structured)
+    sizes = [n for _, n in zero_counts(prunable(task.model), structured).values()]
+    assert len(sizes) == 5
+    trainer_of(
+        task, callbacks=[Pruning(schedule(), structured), zeros], optimizer=optimizer, ema=ema,
+        steps=16, learning_rate=0.01,
+    ).fit()  # fmt: skip
+    updates = {2: 2, 3: 2, 4: 2, 5: 5, 6: 5, 7: 5, 8: 8, 9: 8, 10: 8, 11: 11}
+    for step in range(1, 17):
+        made_at = updates.get(step, 1 if step < 2 else 12)
+        share = 0.0 if made_at < 2 else 0.75 * (1 - (1 - (made_at - 2) / 10) ** 3)
+        expected = [round(share * number) for number in sizes]
+        assert zeros.counts[step] == 2 * expected, step
+
+
+def test_evaluations_see_the_pruned_average_and_none_counts_before_the_end() -> None:
+    task, events = NextTokenTask(), list[Any]()
+    task.scores = [0.1, 0.2, 0.3, 9.0, 8.0]
+    result = trainer_of(
+        task, events, callbacks=[Pruning(schedule())], eval_every=4, steps=18, ema=0.9
+    ).fit()
+    evals = of_kind(events, "eval")
+    assert [e["is_best"] for e in evals] == [False, False, True, False, False]
+    assert [e.get("is_accepted", True) for e in evals] == [False, False, True, True, True]
+    assert evals[2]["step"] == 12
+    assert (result.best_step, result.best_loss) == (12, 0.3)
+    made_at = [2, 8, 12, 12, 12]
+    assert [e["pruned"] for e in evals] == [schedule().sparsity(step) for step in made_at]
+    for seen, event in zip(task.evaluated, evals, strict=True):
+        assert_pruned({name: seen[name] for name in prunable(task.model)}, event["pruned"])
+    assert_pruned(prunable(task.model), 0.75)
+
+
+def test_a_pruned_weight_comes_back_only_by_a_new_mask() -> None:
+    class Grow(Callback):
+        """Does what a large step of the optimizer would: before masks are applied."""
+
+        def on_update(self, trainer: Any) -> None:
+            if trainer.progress.step in (8, 11):  # steps 9 and 12
+                mask = masks[trainer.progress.step]
+                trainer.model.get_parameter(NAME).data[mask] = 5.0
+
+        def on_event(self, trainer: Any, event: Any) -> None:
+            masks[trainer.progress.step] = pruning.masks.get(NAME)
+
+    masks: dict[int, Any] = {}
+    task, pruning = NextTokenTask(), Pruning(schedule(every=5))
+    trainer_of(task, callbacks=[Grow(), pruning], steps=14).fit()
+    assert all(torch.equal(masks[7], masks[step]) for step in range(7, 12))
+    assert (masks[7] & ~masks[12]).sum() == min(masks[7].sum(), (~masks[12]).sum())
+    assert torch.equal(masks[12], masks[14])
+
+
+def test_what_the_run_says() -> None:
+    events: list[Any] = []
+    trainer_of(NextTokenTask(), events, callbacks=[Pruning(PruningSchedule(final=0.9))]).fit()
+    number = sum(p.numel() for p in prunable(NextTokenTask().model).values())
+    said = [e["text"] for e in of_kind(events, "message")]
+    assert said == [
+        f"pruning 90 % of {number:,} weights, from step 0 to step 6; no evaluation before its end"
+        " is the best"
+    ]
+
+
+def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, events = NextTokenTask(), list[Any]()
+    pruning = Pruning(PruningSchedule(final=0.5, begin=0.2, end=0.6, power=1.0, every=1))
+    trainer = trainer_of(task, events, callbacks=[pruning], budget="1h", eval_every=1)
+    monkeypatch.setattr(trainer, "done", lambda: min(1.0, trainer.progress.step / 7))
+    found = []
+
+    class Note(Callback):
+        def on_update(self, trainer: Any) -> None:
+            found.append((pruning.sparsity, pruning.is_over))
+
+    trainer.callbacks._callbacks.append(Note())
+    trainer.fit()
+    at = [max(0, min((step / 7 - 0.2) / 0.4, 1)) for step in range(7)]
+    assert [sparsity for sparsity, _ in found] == pytest.approx([0.5 * p for p in at])
+    assert [is_over for _, is_over in found] == [step / 7 >= 0.6 for step in range(7)]
+    assert events[-1]["best_step"] >= 5
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    found = RunDirectory(tmp_path / "run")
+    found.create()
+    found.metrics_path.touch()
+    return found
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 7, 11, 12, 13, 15])
+@pytest.mark.parametrize("structured", ["none", "blocks"])
+def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: Any) -> None:
+    options: dict[str, Any] = {"ema": 0.9, "optimizer": "muon", "steps": 16, "learning_rate": 0.01}
+    whole, pruned = NextTokenTask(), Pruning(schedule(), structured)
+    expected = trainer_of(whole, callbacks=[pruned], **options).fit()
+    first = trainer_of(
+        NextTokenTask(), callbacks=[Pruning(schedule(), structured)], run_path="run",
+        snapshots=RunSnapshots(run, 2), stop=lambda: first.progress.step == step, **options,
+    )  # fmt: skip
+    with pytest.raises(Stopped):
+        first.fit()
+    parts, pruning = NextTokenTask(), Pruning(schedule(), structured)
+    result = trainer_of(parts, callbacks=[pruning], snapshots=RunSnapshots(run, 2), **options).fit(
+        find_checkpoint(run)[0]
+    )
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(parts.model.state_dict()[name], tensor), name
+    assert pruning.masks.keys() == pruned.masks.keys() == prunable(whole.model).keys()
+    for name, mask in pruned.masks.items():
+        assert torch.equal(pruning.masks[name], mask), name
+    assert (result.best_step, result.best_loss) == (expected.best_step, expected.best_loss)
+    assert pruning.is_over
+
+
+def test_a_roll_back_takes_the_masks_back() -> None:
+    class NanOnce(Callback):
+        is_done = False
+
+        def on_update(self, trainer: Any) -> None:
+            if trainer.progress.step == 8:
+                sparsities.append(pruning.sparsity)
+            if trainer.progress.step == 9 and not self.is_done:
+                self.is_done = True
+                bias = trainer.model.output.bias
+                bias.detach().fill_(float("nan"))
+            if trainer.progress.step in (5, 6):
+                seen.append((trainer.progress.step, pruning.sparsity))
+
+    seen, sparsities = list[Any](), list[float]()
+    task, pruning = NextTokenTask(), Pruning(schedule())
+    trainer_of(
+        task, callbacks=[pruning, NanOnce()], steps=16, checkpoint_every=5, eval_every=100
+    ).fit()
+    of_5 = schedule().sparsity(5)
+    assert seen == 2 * [(5, of_5), (6, of_5)]
+    assert sparsities[0] == sparsities[1] > of_5
+    assert_pruned(prunable(task.model), 0.75)
+
+
+def test_a_longer_run_keeps_its_steps(run: RunDirectory) -> None:
+    for steps in (10, 20):
+        pruning = Pruning(PruningSchedule(final=0.5, begin=0.1, end=0.8))
+        trainer = trainer_of(
+            NextTokenTask(), callbacks=[pruning], snapshots=RunSnapshots(run, 2), steps=steps
+        )
+        assert trainer.fit(find_checkpoint(run)[0]).best_step >= 8
+        assert pruning.state_dict()["end"] == 8
+
+
+def test_linear_layers_of_any_model_are_pruned() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8))
+    assert list(prunable(model)) == ["0.weight"]

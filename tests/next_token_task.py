@@ -1,0 +1,81 @@
+"""A task that trains a small language model in milliseconds a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.training.task import Score, Watch
+from linear_task import LinearTask, RowLoader
+
+SMALL: dict[str, Any] = {"vocab_size": 20, "embed_size": 12, "rnn_size": 24, "num_layers": 2}
+STEPS, LANES = 6, 4
+
+
+class TokenLoader(RowLoader):
+    """Batches of tokens, each twice the one before it or one more, by position."""
+
+    def next(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.at)
+        self.at += 1
+        return tokens_of(generator)
+
+
+def tokens_of(generator: torch.Generator) -> Tensor:
+    """Returns `(STEPS + 1, LANES)` tokens."""
+    rows = [torch.randint(20, (LANES,), generator=generator)]
+    for _ in range(STEPS):
+        rows.append((2 * rows[-1] + torch.randint(2, (LANES,), generator=generator)) % 20)
+    return torch.stack(rows)
+
+
+class NextTokenTask(LinearTask):
+    """Predicts tokens; the state is carried from batch to batch.
+
+    Attributes:
+        evaluated: weights that each evaluation found in the model, by name.
+    """
+
+    name, unit = "tokens", "tokens"
+
+    def __init__(self, at_once: bool = False, **sizes: Any) -> None:
+        super().__init__(at_once=at_once)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model = LanguageModel(ModelConfig(**{**SMALL, **sizes}))
+        self.loader, self.state = TokenLoader(), self.model.initial_state(LANES)
+        self.evaluated: list[dict[str, Tensor]] = []
+
+    def size(self, batch: Tensor) -> int:
+        return STEPS * LANES
+
+    def max_parts(self, batch: Tensor) -> int:
+        return 1
+
+    def losses(self, batch: Tensor, num_parts: int) -> Iterator[Tensor]:
+        loss, (h, c) = self.model.loss(batch[:-1], batch[1:], self.state)
+        yield loss / (STEPS * LANES)
+        self.state = h.detach(), c.detach()
+
+    @torch.no_grad()
+    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+        self.model.eval()
+        self.evaluated.append({name: p.clone() for name, p in self.model.named_parameters()})
+        batch = tokens_of(torch.Generator().manual_seed(-1))
+        loss, _ = self.model.loss(batch[:-1], batch[1:], self.model.initial_state(LANES))
+        loss = float(loss) / (STEPS * LANES)
+        return Score(self.scores.pop(0) if self.scores else loss, limit)
+
+    def reset_state(self) -> None:
+        self.state = self.model.initial_state(LANES)
+
+    def carried(self) -> dict[str, Tensor]:
+        return dict(zip("hc", self.state, strict=True))
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        self.state = carried["h"].clone(), carried["c"].clone()
