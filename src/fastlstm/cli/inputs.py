@@ -52,7 +52,7 @@ def open_model(path: str) -> LM:
     loaded = load_language_model(path)
     if loaded.note:
         say(f"note: {loaded.note}")
-    return LM(loaded.model, loaded.tokenizer, loaded.config, loaded.generation)
+    return LM.of(loaded)
 
 
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:

@@ -262,7 +262,7 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)
-    return load_decoder(path, settings.weights)
+    return load_decoder(path, settings.weights, otherwise="int8")
 
 
 def _config(settings: Settings, service: Service) -> uvicorn.Config:

@@ -86,14 +86,15 @@ class Decoder:
         self.model_hash = model_hash(weights, config, weight_format)
         if weight_format in ("int8", "int4"):
             weights = {name: _quantized(w, weight_format) for name, w in weights.items()}
+        else:
+            weights = as_floats(weights)
         arrays = {name: np.ascontiguousarray(w) for name, w in as_floats(weights).items()}
         embedding = arrays["embedding.weight"]
         has_table = V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES
         table = self._table(arrays) if has_table else None
         rows = None if has_table and not (config.residual and E == H) else embedding
-        matrices = {**arrays, **weights}
-        layers = [self._layer(matrices, arrays, k, has_table) for k in range(config.num_layers)]
-        w_out = matrices.get("output.weight", matrices["embedding.weight"])
+        layers = [self._layer(weights, arrays, k, has_table) for k in range(config.num_layers)]
+        w_out = weights.get("output.weight", weights["embedding.weight"])
         output, bias = self._pack(w_out, is_gates=False), self._output_bias(arrays["output.bias"])
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
@@ -108,9 +109,19 @@ class Decoder:
         self._macs = config.num_layers * 4 * H * 2 * H + V * H
 
     @staticmethod
-    def of(model: LanguageModel, weight_format: str = "fp32") -> Decoder:
-        """Copies a model's weights as they are now, wherever it lives; raises as `make_decoder`."""
-        weights = {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
+    def of(
+        model: LanguageModel,
+        weight_format: str = "fp32",
+        stored: Mapping[str, QuantizedMatrix] | None = None,
+    ) -> Decoder:
+        """Copies a model's weights as they are now, wherever it lives; raises as `make_decoder`.
+
+        A weight that is still what one of `stored` stands for is decoded with its codes and scales.
+        """
+        floats = {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
+        whole = (stored or {}).items()
+        same = {n: m for n, m in whole if np.array_equal(m.dequantized(), floats[n])}
+        weights: dict[str, Weight] = {**floats, **same}
         return make_decoder(weights, model.config, weight_format, strict=model.strict_kernels)
 
     @property
@@ -227,6 +238,19 @@ def _quantized(w: Weight, weight_format: str) -> Weight:
 
 def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32]:
     return weights[f"layers.{k}.bias_ih_l0"] + weights[f"layers.{k}.bias_hh_l0"]
+
+
+def default_format(stored_format: str, config: ModelConfig) -> str:
+    """Returns the format in which weights are decoded that a file holds in `stored_format`."""
+    is_known = stored_format in FORMATS and native_refusal(config) is None
+    return stored_format if is_known else "fp32"
+
+
+def format_note(stored_format: str, weight_format: str) -> str | None:
+    """Returns a note for the user where weights are decoded in another format than their file's."""
+    if stored_format in ("fp32", weight_format):
+        return None
+    return f"weights are stored as {stored_format}; {weight_format} decoding starts from these"
 
 
 def native_refusal(config: ModelConfig) -> str | None:
