@@ -69,9 +69,12 @@ class Measuring:
         self._inputs, self._table = inputs, table
         limit_s = None if budget_s is None else _SHARE * budget_s
         for part in PARTS:
-            if blocks := blocks_of(split, inputs, self._source, part):
-                self._before[part] = block_errors(self._source, inputs, blocks, limit_s)
-                self._blocks[part] = blocks[: len(self._before[part].num_values)]
+            if not (blocks := blocks_of(split, inputs, self._source, part)):
+                continue
+            errors = block_errors(self._source, inputs, blocks, limit_s)
+            if errors.num_values.sum():  # else all values are missing
+                self._before[part] = errors
+                self._blocks[part] = blocks[: len(errors.num_values)]
         self._limit_s = limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
 
@@ -87,7 +90,7 @@ class Measuring:
         ]
         before, after = dict[str, BlockErrors](), dict[str, BlockErrors]()
         change, outputs = None, None
-        if self._inputs is not None:
+        if self._inputs is not None and "valid" in self._blocks:
             after = {
                 part: block_errors(result, self._inputs, blocks, self._limit_s)
                 for part, blocks in self._blocks.items()
