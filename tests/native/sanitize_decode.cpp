@@ -84,13 +84,25 @@ class Model {
   DecodeMatrix matrix(int64_t columns, int64_t inner, bool is_gates) {
     const int64_t padded = kernels_.padded_columns(columns, is_gates);
     const float* const w = floats(columns * inner);
+    kept_.emplace_back(columns * inner);
+    auto* const codes = static_cast<int8_t*>(kept_.back().memory.get());
+    const int largest = kernels_.format == WeightFormat::int4 ? 7 : 127;
+    for (int64_t k = 0; k < columns * inner; ++k) {
+      codes[k] = static_cast<int8_t>(std::lround(w[k] / 0.7f * static_cast<float>(largest)));
+    }
+    kept_.emplace_back(columns * ((inner + 63) / 64) * 4);
+    auto* const scales = static_cast<float*>(kept_.back().memory.get());
+    for (int64_t k = 0; k < columns * ((inner + 63) / 64); ++k) {
+      scales[k] = kernels_.format == WeightFormat::int4 ? 0.125f : 0.7f / 127.0f;
+    }
     kept_.emplace_back(kernels_.matrix_bytes(columns, inner, is_gates));
     void* const strips = kept_.back().memory.get();
     kept_.emplace_back(padded * 4);
     auto* const factors = static_cast<float*>(kept_.back().memory.get());
     kept_.emplace_back(padded * 4);
     auto* const corrections = static_cast<int32_t*>(kept_.back().memory.get());
-    const DecodePackArgs args{w, columns, inner, is_gates, strips, factors, corrections};
+    const DecodePackArgs args{w,        codes,  scales,  columns,    inner,
+                              is_gates, strips, factors, corrections};
     run_team(3, [&](Member me) { kernels_.pack(args, me); });
     return {strips, factors, corrections, nullptr, nullptr};
   }
@@ -252,7 +264,8 @@ int run_all() {
   int cases = 0, wrong = 0;
   for (const char* isa : {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}) {
     if (std::string(isa) == "avx512_vnni" && widest == "avx512") continue;
-    for (const auto format : {WeightFormat::fp32, WeightFormat::bf16, WeightFormat::int8}) {
+    for (const auto format :
+         {WeightFormat::fp32, WeightFormat::bf16, WeightFormat::int8, WeightFormat::int4}) {
       const DecodeKernels* const kernels = find_decode_kernels(isa, format);
       if (kernels == nullptr || kernels->isa != std::string(isa)) continue;
       for (const Shape& shape : kShapes) {

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, NonFiniteError
+from fastlstm.runs.weight_formats import quantize
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.decoder import FORMATS, Decoder
@@ -28,7 +29,7 @@ VARIANTS = {
     "tied": {"embed_size": 16, "tie_weights": True},
     "one unit": {"embed_size": 1, "rnn_size": 1},
 }
-LIMITS = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06}
+LIMITS = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06, "int4": 0.4}
 """Relative RMS error of the log probabilities about their mean."""
 
 
@@ -96,6 +97,84 @@ def test_without_a_table_of_the_first_layer(random_model, monkeypatch, isa, weig
     want = log_p(model, tokens)
     error = np.sqrt(np.mean((own[:-1] - want[np.arange(29), tokens[1:]]) ** 2)) / want.std()
     assert error <= LIMITS[weights]
+
+
+def in_8_bits(v):
+    """Values of a row as the kernels round them: 127 steps up to the largest."""
+    scale = abs(v).max()
+    return np.rint(127 * v / scale) / 127 * scale if scale > 0 else v
+
+
+def quantized_step(model, weight_format, token, h, c, *, has_table):
+    """One step in float64 of rounded weights and activations in 8 bits: `(h, c, log p)`."""
+    config, w = model.config, {}
+    for name, p in model.named_parameters():
+        p = p.detach().numpy()
+        w[name] = (quantize(p, weight_format).dequantized() if p.ndim == 2 else p).astype("f8")
+    h, c, H = h.copy(), c.copy(), config.rnn_size
+    x = w["embedding.weight"][token]
+    is_state = False
+    for k in range(config.num_layers):
+        if is_state:
+            left = np.rint(127 * x) / 127
+        else:
+            left = x if has_table and k == 0 else in_8_bits(x)
+        gates = w[f"layers.{k}.weight_ih_l0"] @ left + w[f"layers.{k}.bias_ih_l0"]
+        gates += w[f"layers.{k}.weight_hh_l0"] @ h[k] + w[f"layers.{k}.bias_hh_l0"]
+        i, f, z, o = gates.reshape(4, H)
+        i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
+        c[k] = f * c[k] + i * np.tanh(z)
+        y = h[k] = o * np.tanh(c[k])
+        if config.output_norm:
+            y = (y - y.mean()) / np.sqrt(y.var() + 1e-5)
+            y = y * w[f"norms.{k}.weight"] + w[f"norms.{k}.bias"]
+        x = y + x if config.residual and len(x) == H else y
+        is_state = not config.output_norm and not config.residual
+    left = np.rint(127 * x) / 127 if is_state else in_8_bits(x)
+    logits = w.get("output.weight", w["embedding.weight"]) @ left + w["output.bias"]
+    return h, c, logits - np.logaddexp.reduce(logits)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize("variant", [*VARIANTS, "H=100", "two groups", "three groups"])
+def test_a_step_in_whole_numbers_is_the_references(
+    random_model, monkeypatch, isa, variant, weights, has_table
+):
+    if not has_table:
+        monkeypatch.setattr(decoder_module, "MAX_TABLE_BYTES", 0)
+    more = {
+        "H=100": {"rnn_size": 100, "embed_size": 65, "vocab_size": 67, "num_layers": 2},
+        "two groups": {"rnn_size": 128, "embed_size": 63},
+        "three groups": {"rnn_size": 129, "embed_size": 129, "vocab_size": 300, "residual": True},
+    }
+    model = random_model(**{**VARIANTS, **more}[variant])
+    decoder, config = Decoder.of(model, weights), model.config
+    L, H = config.num_layers, config.rnn_size
+    rng, streams, expected = np.random.default_rng(0), [], []
+    for token in tokens_of(17, config.vocab_size):
+        stream = decoder.stream()
+        stream.set(Sampling(0.0), num_top=20)
+        stream.feed([token])
+        stream.begin(1)
+        h = np.rint(127 * rng.uniform(-1, 1, (L, H))) / 127
+        c = rng.standard_normal((L, H))
+        state_of(stream)[:] = np.stack([h, c], axis=1).ravel()
+        expected.append(quantized_step(model, weights, token, h, c, has_table=has_table))
+        streams.append(stream)
+    decoder.run(streams, 1, 2)
+    errors = []
+    for stream, (h, c, log_probs) in zip(streams, expected, strict=True):
+        got = state_of(stream).reshape(L, 2, H)
+        # A value between two of the 8-bit steps may be rounded to either: in what layers read of
+        # one another, and in the output.
+        assert abs(got[0, 1] - c[0]).max() <= 1e-4  # 12 bits of a reciprocal on AVX-512
+        assert abs(got[:, 1] - c).max() <= 0.02
+        assert abs(got[:, 0] - h).max() <= 0.5 / 127 + (1e-4 if L == 1 else 0.02)
+        _, top_tokens, top = stream.take_scores()
+        errors.append(abs(np.array(top) - log_probs[top_tokens]).max() / log_probs.std())
+    assert np.median(errors) <= (1e-3 if L == 1 else 0.02)
+    assert max(errors) <= 0.05
 
 
 def texts(decoder, count, *, threads, steps, order=1, alone=False):
@@ -170,7 +249,7 @@ def test_a_nan_stays_in_its_stream(random_model, isa, weights, where):
 
     want, got = run(None), run(4)
     # A NaN in h is 0 in 8 bits; in a cell it is always met.
-    if weights != "int8" or where >= 16:
+    if weights in ("fp32", "bf16") or where >= 16:
         assert got[4].status == "not finite"
         with pytest.raises(NonFiniteError, match="weights are damaged"):
             got[4].take()
@@ -246,9 +325,10 @@ def test_bf16_takes_the_instructions_that_training_takes(random_model, monkeypat
         ("avx2", {}, "avx2"),
     ],
 )
-def test_int8_takes_vnni_where_the_cpu_has_it(on_cpu, monkeypatch, isa, changes, expected):
+def test_whole_numbers_take_vnni_where_the_cpu_has_it(on_cpu, monkeypatch, isa, changes, expected):
     on_cpu(isa, **changes)
     assert decoder_module._isa("int8") == expected
+    assert decoder_module._isa("int4") == expected
     assert decoder_module._isa("fp32") == isa
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
     assert decoder_module._isa("int8") == "scalar"
@@ -264,15 +344,15 @@ def test_wrong_use_is_refused(random_model):
     with pytest.raises(ValueError, match="of other sizes"):
         Decoder.of(random_model(rnn_size=8)).run([stream], 1)
     with pytest.raises(
-        ConfigError, match=r"weights are 'int4'.*, expected one of fp32, bf16, int8"
+        ConfigError, match=r"weights are 'int5'.*, expected one of fp32, bf16, int8, int4"
     ):
-        Decoder.of(random_model(), "int4")
+        Decoder.of(random_model(), "int5")
 
 
 def test_model_hash_tells_models_and_formats_apart(random_model):
     model = random_model()
     hashes = [Decoder.of(model, weights).model_hash for weights in FORMATS]
-    assert len({*hashes}) == 3
+    assert len({*hashes}) == 4
     assert Decoder.of(model).model_hash == hashes[0]
     with torch.no_grad():
         model.output.bias[0] += 1

@@ -53,8 +53,8 @@ def test_the_name_is_that_of_the_directory(
 
 
 def test_what_cannot_be_used_is_named(run: RunDirectory, model: LanguageModel) -> None:
-    with pytest.raises(ConfigError, match="weights are 'int4'"):
-        load_decoder(run.path, "int4")
+    with pytest.raises(ConfigError, match="weights are 'int5'"):
+        load_decoder(run.path, "int5")
     files = save_language_model(model, CHARS, generation={"temperature": -1})
     assert json.loads(files["generation_config.json"]) == {"temperature": -1}
     run.publish(files)

@@ -39,6 +39,9 @@ class CompressedForecastTask(ForecastTask):
         teacher: a network that takes the same windows; its forecasts are learnt too. Or None.
         alpha: share of the teacher in the loss.
         finished: returns what is published, of the forecaster with the best weights.
+        approve: called with what is finished, the trainer and the seconds spent in the teacher;
+            returns further files to publish, or None where nothing is published.
+        measuring_s: kept of a budget for `approve`.
 
     Attributes:
         teacher_s: seconds spent in the teacher.
@@ -52,10 +55,13 @@ class CompressedForecastTask(ForecastTask):
         teacher: ForecastNetwork | None,
         alpha: float,
         finished: Callable[[StoredForecaster], StoredForecaster],
+        approve: Callable[[StoredForecaster, Trainer, float], Mapping[str, bytes] | None],
+        measuring_s: float,
     ) -> None:
         super().__init__(*args)
         self._teacher = None if teacher is None else teacher.to(self._device).eval()
-        self._alpha, self._finished = alpha, finished
+        self._alpha, self._finished, self._approve = alpha, finished, approve
+        self._measuring_s = measuring_s
         self._teacher_state: RecurrentState | None = None
         self._start_state: RecurrentState | None = None
         self._teacher_states: list[RecurrentState] = []
@@ -94,7 +100,8 @@ class CompressedForecastTask(ForecastTask):
     ) -> Tensor:
         """Returns the teacher's parameters; its state is carried like the student's."""
         if not self._origins:
-            return teacher(values, statics)
+            answers: Tensor = teacher(values, statics)
+            return answers
         start = None if self._start_state is None else rows_of_state(self._start_state, part)
         parameters, after = teacher.read_chunk(values, statics, start)
         self._teacher_states.append(after)
@@ -119,10 +126,15 @@ class CompressedForecastTask(ForecastTask):
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Publishes nothing: the weights are in the checkpoint until `finish`."""
 
+    def finish_s(self, unit_s: float) -> float:
+        return super().finish_s(unit_s) + self._measuring_s
+
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        self._closing.stored = self._finished(self._closing.stored)
-        return self._closing.finish(trainer)
+        closing = self._closing
+        closing.stored = self._finished(closing.stored)
+        closing.approve = lambda stored: self._approve(stored, trainer, self.teacher_s)
+        return closing.finish(trainer)
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:

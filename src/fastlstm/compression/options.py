@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
+from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.system.fields import Precision, check_fields
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
@@ -36,15 +37,6 @@ TRAINING = (
 """Options that are passed on to training; None leaves the source's, or what training chooses."""
 
 
-class Schedule(NamedTuple):
-    """When weights are pruned: `begin` and `end` are shares of the run, `every` counts steps."""
-
-    begin: float
-    end: float
-    power: float
-    every: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompressConfig:
     """Options of `fastlstm compress`. `None` means: as in RUN, or chosen and reported.
@@ -57,8 +49,8 @@ class CompressConfig:
         structured: which zeros: none are single weights, which save no time; blocks are 16 x 4
             weights, which the kernels skip; units are hidden units, which makes a smaller dense
             model.
-        schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from share
-            BEGIN to share END of the training, anew every EVERY steps; default
+        schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
+            END, shares of the training or numbers of steps, anew every EVERY steps; default
             polynomial:0.05,0.6,3,20.
         rnn_size: hidden units per layer of a new, smaller model (the student); RUN is its teacher.
         hidden_size: hidden units per layer of a new, smaller forecaster (the student); RUN is its
@@ -164,7 +156,7 @@ class CompressConfig:
                 Setting("to", "int4"), " has no block-sparse form; give ", Setting("to", "int8"),
                 " with ", Setting("structured", "blocks"),
             )  # fmt: skip
-        self.parsed_schedule()
+        self.pruning_schedule()
 
     def _check_distillation(self) -> None:
         if self.distils:
@@ -192,21 +184,25 @@ class CompressConfig:
         has_end = any(value is not None for value in (self.budget, self.steps, self.epochs))
         return has_end or self.prune is not None or self.distils
 
-    def parsed_schedule(self) -> Schedule:
-        """Returns the schedule; raises ConfigError where it makes no sense."""
+    def pruning_schedule(self) -> PruningSchedule:
+        """Returns when weights are pruned; raises ConfigError where that makes no sense."""
         text = self.schedule or DEFAULT_SCHEDULE
         kind, _, numbers = text.partition(":")
         try:
             begin, end, power, every = (float(part) for part in numbers.split(","))
-            is_good = kind == "polynomial" and 0 <= begin <= end <= 1 and 0 < power <= 100
-            if is_good and 1 <= every <= 10**9 and every == int(every):
-                return Schedule(begin, end, power, int(every))
-        except ValueError:
+            if kind == "polynomial" and every == int(every):
+                in_steps = end > 1
+                return PruningSchedule(
+                    final=self.prune or 0.0, power=power, every=int(every),
+                    begin=int(begin) if in_steps else begin, end=int(end) if in_steps else end,
+                )  # fmt: skip
+        except (ValueError, OverflowError):  # and ConfigError
             pass
         raise ConfigError(
             Setting("schedule"),
             f" is {text!r:.60}, expected polynomial:BEGIN,END,POWER,EVERY such as"
-            f" {DEFAULT_SCHEDULE}: two shares of the training, an exponent and a number of steps",
+            f" {DEFAULT_SCHEDULE}: two shares of the training or two numbers of steps, an exponent"
+            " and a number of steps",
         )
 
     def refuse(self, names: Collection[str], kind: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fastlstm.errors import DataError, Message, QualityError, Setting
@@ -116,6 +116,7 @@ class CompressReport:
         max_loss: as given.
         is_published: False where the loss was larger than `max_loss`.
         notes: remarks for the user.
+        scores: of a forecaster, by part of its table, then "source" or "result", then measure.
     """
 
     kind: Literal["text", "forecaster"]
@@ -133,6 +134,7 @@ class CompressReport:
     max_loss: float | None
     is_published: bool
     notes: list[str]
+    scores: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def __fspath__(self) -> str:
         return self.path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
 from fastlstm.compression.report import (
@@ -29,6 +30,7 @@ from fastlstm.compression.text_model import (
     missing_features,
 )
 from fastlstm.compression.text_task import CompressedTextTask, TeacherTime, Teaching
+from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError, FastLSTMError, FormatError, Setting
 from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event
@@ -194,7 +196,6 @@ class _Session(TextSession):
         self._config, self.tokenizer = job.config, stored.tokenizer
         self._first: CompressConfig | None = None
         self._teacher: LoadedModel | None = None
-        self._start = as_floats(source.weights), source.config
         self.report: CompressReport | None = None
 
     def compress(self) -> CompressReport:
@@ -240,7 +241,7 @@ class _Session(TextSession):
         """Returns the options of training: the source's, with those of this compression."""
         config, fields = self._config, {field.name for field in dataclasses.fields(TrainConfig)}
         values = {n: v for n, v in self._stored.config.get("train", {}).items() if n in fields}
-        model = dataclasses.asdict(self._source.config)
+        model = dataclasses.asdict(self._start_model()[1])
         values |= {name: value for name, value in model.items() if name != "vocab_size"}
         values |= {name: getattr(TrainConfig, name) for name in ("ema", *_OF_MACHINE)}
         own = {name: getattr(config, name) for name in TRAINING}
@@ -291,7 +292,16 @@ class _Session(TextSession):
         self._teacher = teacher
 
     def _callbacks(self) -> list[Callback]:
-        return [] if self._teacher is None else [TeacherTime()]
+        teacher = [] if self._teacher is None else [TeacherTime()]
+        return [*compression_callbacks(self._config, rounding_begin=0.0), *teacher]
+
+    def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
+        """Returns the model that training starts from: the source, or what is left of its units."""
+        floats = as_floats(self._source.weights)
+        weights = {name: torch.from_numpy(weight.copy()) for name, weight in floats.items()}
+        if self._config.prune is None or self._config.structured != "units":
+            return weights, self._source.config
+        return without_units(weights, self._source.config, self._config.prune)
 
     # parts of the session -------------------------------------------------------------------------
 
@@ -299,8 +309,7 @@ class _Session(TextSession):
         if self._config.is_new_student:
             super().set_weights(model, texts, config)
         else:
-            weights = {name: torch.from_numpy(w.copy()) for name, w in self._start[0].items()}
-            model.load_state_dict(weights, strict=False)  # of tied weights one is stored
+            model.load_state_dict(self._start_model()[0], strict=False)  # tied: one is stored
         if self._config.match_hidden and self._teacher is not None:
             torch.default_generator.manual_seed(config.seed)
             sizes = model.config.rnn_size, self._teacher.model_config.rnn_size
@@ -351,10 +360,16 @@ class _Session(TextSession):
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
+        notes = _notes_of(self._stored, self._source)
+        if self._config.prune is not None and self._config.structured == "none":
+            notes.append(
+                f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
+                " for zeros in no order"
+            )
         self.report = _measured(
             self._config, self._stored, self._source, result,
             task.valid_ids, _name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
-            self._methods(), _notes_of(self._stored, self._source), training,
+            self._methods(), notes, training,
         )  # fmt: skip
         if self.report.is_published:
             files = compressed_files(task.model_files, self._about())

@@ -106,9 +106,9 @@ class TextModel:
     @cached_property
     def decoder(self) -> Decoder:
         """The weights as text is written with by default."""
-        is_native = native_refusal(self.config) is None
-        known = is_native and self.weight_format in FORMATS
-        return make_decoder(self.floats, self.config, self.weight_format if known else "fp32")
+        if native_refusal(self.config) is None and self.weight_format in FORMATS:
+            return make_decoder(self.weights, self.config, self.weight_format)
+        return make_decoder(self.floats, self.config)
 
     @property
     def max_scored(self) -> int:

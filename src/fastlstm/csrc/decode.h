@@ -4,7 +4,7 @@
 // bias, made once) or an embedding; then per layer h * w_hh, the cell, optionally layer norm and
 // residual; then the output projection and the choice of the next token. Sizes: V tokens, E
 // embedding, H hidden units. `lanes`, U and "element" as in lstm.h; an int8 element of an
-// activation is 127 x + 128 for x in [-1, 1].
+// activation is 127 x + 128 for x in [-1, 1], an int4 one 127 x.
 //
 // A stream's results do not depend on the streams beside it, the number of threads, or how its
 // steps are dealt out to calls.
@@ -16,7 +16,7 @@
 
 namespace fastlstm {
 
-enum class WeightFormat : int { fp32, bf16, int8 };
+enum class WeightFormat : int { fp32, bf16, int8, int4 };
 
 // A right operand: strips of `lanes` columns; int8 and int4 strips stand in fours side by side.
 // Block-sparse: only the lines (16 columns x 4 inner values) that are not all zero.
@@ -107,7 +107,9 @@ struct DecodeArgs {
 // A matrix as torch has it, (columns, inner), to be laid out; with `is_gates` the columns are 4H
 // gates in torch's order.
 struct DecodePackArgs {
-  const float* w;
+  const float* w;       // fp32, bf16
+  const int8_t* codes;  // int8, int4: (columns, inner) whole numbers from -127 or -7 on
+  const float* scales;  // int8: (columns); int4: (columns, inner / 64 rounded up), fp16 values
   int64_t columns, inner;
   bool is_gates;
   void* strips;          // matrix_bytes(...), aligned to 64

@@ -106,16 +106,19 @@ DecodeLayer layer(const DecodeMatrix& input, const DecodeMatrix& recurrent, Addr
 
 const DecodeKernels& kernels(const std::string& isa, int format) {
   const DecodeKernels* found = nullptr;
-  if (format >= 0 && format <= 2) {
+  if (format >= 0 && format <= 3) {
     found = find_decode_kernels(isa.c_str(), static_cast<WeightFormat>(format));
   }
   if (found == nullptr) throw nb::value_error("this build has no decoding kernels for that");
   return *found;
 }
 
-void pack(const DecodeKernels& k, int threads, Address w, int64_t columns, int64_t inner,
-          bool is_gates, Address strips, Address factors, Address corrections) {
+void pack(const DecodeKernels& k, int threads, Address w, Address codes, Address scales,
+          int64_t columns, int64_t inner, bool is_gates, Address strips, Address factors,
+          Address corrections) {
   const DecodePackArgs args{pointer<const float>(w),
+                            pointer<const int8_t>(codes),
+                            pointer<const float>(scales),
                             columns,
                             inner,
                             is_gates,

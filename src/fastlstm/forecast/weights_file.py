@@ -65,7 +65,7 @@ class Compression:
 
 
 def compression_of(value: Any) -> Compression:
-    """Returns `compression` of a config.json; raises ValueError or KeyError where it is senseless."""
+    """Returns `compression` of a config.json; raises ValueError or KeyError if it is invalid."""
     if not isinstance(value, dict):
         raise ValueError(f"'compression' is {type(value).__name__}, expected a JSON object")
     weights, share, structured = value["weights"], value["prune"], value["structured"]

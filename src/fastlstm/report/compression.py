@@ -1,10 +1,12 @@
-"""The figures of a compression as rows: functions of the plain dict in compression.json."""
+"""The figures of a compression, as rows and charts: functions of what compression.json holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
+from fastlstm.report.drawing import Band, Chart, Curve, draw
 from fastlstm.report.lines import joined, labelled
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
@@ -12,6 +14,12 @@ if TYPE_CHECKING:
     from fastlstm.report.lines import Row
 
 MEASURES = {"bits_per_char": "bits/char"}
+_SIZES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("num_parameters", "parameters", "{:,}".format),
+    ("num_nonzero", "not zero", "{:,}".format),
+    ("file_bytes", "on disk", short_bytes),
+    ("resident_bytes", "in memory", short_bytes),
+)
 
 
 def compression_rows(report: dict[str, Any]) -> list[Row]:
@@ -22,6 +30,7 @@ def compression_rows(report: dict[str, Any]) -> list[Row]:
         ("result", _result_text(report)),
         ("methods", ", ".join(report["methods"])),
         (MEASURES.get(report["measure"], report["measure"]), _quality_text(report)),
+        *_score_rows(report),
         ("outputs", _outputs_text(report["outputs"])),
         ("weights", f"{_pair(report, 'num_parameters', short_count)}, {_zeros_text(result)}"),
         ("on disk", _pair(report, "file_bytes", short_bytes)),
@@ -55,6 +64,16 @@ def _quality_text(report: dict[str, Any]) -> str:
     )
 
 
+def _score_rows(report: dict[str, Any]) -> list[Row]:
+    """Returns a row per part of a forecaster's table, every measure before and after."""
+    rows = []
+    for part, scores in report.get("scores", {}).items():
+        before, after = scores["source"], scores["result"]
+        texts = [f"{name} {before[name]:.4g} -> {after[name]:.4g}" for name in before]
+        rows.append((f"{part} part", ", ".join(texts)))
+    return rows
+
+
 def _outputs_text(outputs: dict[str, Any] | None) -> str:
     if outputs is None:
         return ""
@@ -80,11 +99,12 @@ def _zeros_text(result: dict[str, Any]) -> str:
 
 def _speed_rows(report: dict[str, Any]) -> list[Row]:
     rows = []
-    noun = "stream" if report["kind"] == "text" else "window"
     for number, before in report["source"]["speed"].items():
         after = report["result"]["speed"][number]
         text = f"{short_count(before)} -> {short_count(after)} {report['speed_unit']}/s"
-        rows.append((counted(int(number), noun), f"{text} ({after / max(before, 1e-9):.2f}x)"))
+        rows.append(
+            (_counted_streams(report, number), f"{text} ({after / max(before, 1e-9):.2f}x)")
+        )
     return rows
 
 
@@ -94,4 +114,56 @@ def _training_text(training: dict[str, Any] | None) -> str:
     teacher_s = training["teacher_s"]
     teacher = f"{clock(teacher_s)} of it in the teacher" if teacher_s else ""
     steps = counted(training["steps"], "step")
-    return joined([training["reason"], steps, clock(training["seconds"]), teacher])
+    ended = [training["reason"]] if training["reason"] != steps else []
+    return joined([*ended, steps, clock(training["seconds"]), teacher])
+
+
+def compression_table(report: dict[str, Any]) -> list[list[str]]:
+    """Returns the rows of a table: label, source, result, result over source."""
+    source, result = report["source"], report["result"]
+    rows = [["weights", source["weights"], result["weights"], ""]]
+    if report["change"] is not None:
+        before, after = source["quality"], result["quality"]
+        label = MEASURES.get(report["measure"], report["measure"])
+        rows.append([label, f"{before:.4f}", f"{after:.4f}", f"{after / before:.4f}"])
+    for key, label, form in _SIZES:
+        before, after = source[key], result[key]
+        rows.append([label, form(before), form(after), f"{after / max(1, before):.3f}"])
+    for number, before in source["speed"].items():
+        after = result["speed"][number]
+        label = f"{report['speed_unit']}/s, {_counted_streams(report, number)}"
+        ratio = f"{after / max(before, 1e-9):.2f}"
+        rows.append([label, short_count(before), short_count(after), ratio])
+    return rows
+
+
+def _counted_streams(report: dict[str, Any], number: str | int) -> str:
+    return counted(int(number), "stream" if report["kind"] == "text" else "window")
+
+
+def compression_charts(report: dict[str, Any]) -> list[Chart]:
+    """Returns the charts of quality against speed and bytes; none where it was not measured."""
+    if report["change"] is None:
+        return []
+    unit = report["speed_unit"]
+    axes = [
+        (f"Quality by speed, {_counted_streams(report, number)}", f"{unit}/s",
+         [report[side]["speed"][number] for side in ("source", "result")])
+        for number in report["source"]["speed"]
+    ]  # fmt: skip
+    bytes_ = [report[side]["file_bytes"] for side in ("source", "result")]
+    axes.append(("Quality by bytes on disk", "bytes", bytes_))
+    return [_chart(report, *axis, name=f"compression-{k}") for k, axis in enumerate(axes)]
+
+
+def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, name: str) -> Chart:
+    change, measure = report["change"], MEASURES.get(report["measure"], report["measure"])
+    source, result = (f"{side}, {report[side]['weights']}" for side in ("source", "result"))
+    curves = [
+        Curve(x[:1], [0.0], source, "muted", is_dotted=True),
+        Curve(x[1:], [change["difference"]], result, "a", is_dotted=True),
+    ]
+    band = Band(x[1:], [change["low"]], [change["high"]], "95 % interval")
+    label, right = f"change of {measure}", 1.1 * max(x) or None
+    svg = draw(curves, title, x_unit, label, name=name, right=right, band=band)
+    return Chart(title, f"{measure} of the result less those of the source; lower is better.", svg)

@@ -81,6 +81,7 @@ def draw(
     name: str,
     bottom: float | None = None,
     left: float | None = 0.0,
+    right: float | None = None,
     may_be_log: bool = False,
     band: Band | None = None,
 ) -> str:
@@ -95,6 +96,7 @@ def draw(
         name: makes the ids of the SVG unique in a page.
         bottom: lower end of the values shown.
         left: where the x axis begins; None leaves it to the curves.
+        right: where it ends; None leaves it to the curves.
         may_be_log: take a logarithmic axis, and say so, where all values are positive and the
             highest is more than twice the lowest.
         band: an area behind them.
@@ -112,7 +114,7 @@ def draw(
         _label_x(axes, x_unit)
         _label_y(axes, curves, visible(y_label), may_be_log)
         _style_axes(axes)
-        axes.set_xlim(left=left)
+        axes.set_xlim(left=left, right=right)
         if bottom is not None:
             highest = max((y for curve in curves for y in curve.y), default=1.0)
             axes.set_ylim(bottom, 1.12 * highest or 1.0)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastlstm.errors import FastLSTMError, MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
+from fastlstm.report.compression import compression_charts, compression_rows, compression_table
 from fastlstm.report.drawing import Chart
 from fastlstm.report.events import SPLITS, Event, metrics_of, number, text_of
 from fastlstm.report.history import History, read_history
@@ -60,6 +61,7 @@ def page(run_dir: Path, history: History) -> str:
         ("Run", lambda: _head(name, history)),
         ("Numbers", lambda: _numbers(history)),
         ("Test set", lambda: _test(history)),
+        ("Compression", lambda: _compression(run_dir, history)),
         ("Charts", lambda: _charts(history)),
         ("Samples", lambda: _samples(history)),
         ("Evaluations", lambda: _evaluations(history)),
@@ -183,6 +185,24 @@ def _steps_text(part: Event) -> str:
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
+def _compression(run_dir: Path, history: History) -> str:
+    """What a compressed run's source was, and what the compression cost and brought."""
+    report = (history.end or {}).get("compression") or _loaded(run_dir / "compression.json")
+    if not isinstance(report, dict) or not report:
+        return ""
+    heads = ["", "source", "result", "result / source"]
+    table = _table(heads, compression_table(report))
+    rows = dict(compression_rows(report))
+    told = [
+        f"{label}: {rows[label]}"
+        for label in ("source", "result", "methods", "outputs")
+        if label in rows
+    ]
+    lines = "\n".join(_note(text) for text in told)
+    charts = "".join(map(_figure, compression_charts(report)))
+    return f'<h2>Compression</h2>\n{lines}\n{table}\n<div class="charts">{charts}</div>'
+
+
 def _note(text: str) -> str:
     return f'<p class="quiet">{to_html(text)}</p>'
 
@@ -288,12 +308,17 @@ def _setup(history: History) -> str:
 
 
 def _config(run_dir: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(read_bytes(run_dir / "config.json", MAX_JSON_BYTES))
-    except (FastLSTMError, ValueError, RecursionError):
-        return {}
+    loaded = _loaded(run_dir / "config.json")
     train = loaded.get("train") if isinstance(loaded, dict) else None
     return train if isinstance(train, dict) else {}
+
+
+def _loaded(path: Path) -> Any:
+    """Returns the content of a JSON file, None where there is none that can be read."""
+    try:
+        return json.loads(read_bytes(path, MAX_JSON_BYTES))
+    except (FastLSTMError, ValueError, RecursionError):
+        return None
 
 
 _CHOSEN = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")

@@ -63,6 +63,11 @@ class QuantizedMatrix:
         """`(rows, columns)`."""
         return self.codes.shape
 
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
     def dequantized(self) -> NDArray[np.float32]:
         """Returns the float32 `(rows, columns)` that codes and scales stand for."""
         return self.codes * _by_value(self.scales, self.shape[1])

@@ -12,8 +12,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
 from fastlstm.text.decode_stream import Stream
 from fastlstm.text.thread_tuner import ThreadTuner
@@ -21,13 +23,12 @@ from fastlstm.text.thread_tuner import ThreadTuner
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.model import LanguageModel
 
-FORMATS = ("fp32", "bf16", "int8")
+FORMATS = ("fp32", "bf16", "int8", "int4")
 """Formats of the weights; the kernels know each by its place in this tuple."""
+Weight = NDArray[Any] | QuantizedMatrix
 MAX_TABLE_BYTES = 128 << 20
 """A larger first-layer table is not made; its rows are computed when needed."""
 _MIN_MACS_PER_THREAD = 1 << 16
@@ -47,10 +48,11 @@ class Decoder:
     """A language model's weights laid out for decoding; any number of streams share it.
 
     Args:
-        weights: arrays by their names in a run's model.safetensors, of any float dtype.
+        weights: by their names in a run's model.safetensors: arrays of any float dtype, or
+            `QuantizedMatrix`, of which int8 and int4 decoding take over codes and scales.
         config: the model's sizes and options.
-        weight_format: "fp32", "bf16" or "int8" (one factor per gate of a unit and per token of the
-            vocabulary; activations in 8 bits beside them).
+        weight_format: "fp32", "bf16", "int8" (one scale per gate of a unit and per token of the
+            vocabulary; activations in 8 bits) or "int4" (one scale per 64 values of these).
 
     Attributes:
         config: as given.
@@ -67,7 +69,7 @@ class Decoder:
 
     def __init__(
         self,
-        weights: Mapping[str, NDArray[Any]],
+        weights: Mapping[str, Weight],
         config: ModelConfig,
         weight_format: str = "fp32",
     ) -> None:
@@ -81,14 +83,17 @@ class Decoder:
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
         self._lanes = int(self._kernels.lanes)
         self._units = -(-H // self._lanes)
-        arrays = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
-        self.model_hash = model_hash(arrays, config, weight_format)
+        self.model_hash = model_hash(weights, config, weight_format)
+        if weight_format in ("int8", "int4"):
+            weights = {name: _quantized(w, weight_format) for name, w in weights.items()}
+        arrays = {name: np.ascontiguousarray(w) for name, w in as_floats(weights).items()}
         embedding = arrays["embedding.weight"]
         has_table = V * 16 * self._units * self._lanes <= MAX_TABLE_BYTES
         table = self._table(arrays) if has_table else None
         rows = None if has_table and not (config.residual and E == H) else embedding
-        layers = [self._layer(arrays, k, has_table) for k in range(config.num_layers)]
-        w_out = arrays.get("output.weight", embedding)
+        matrices = {**arrays, **weights}
+        layers = [self._layer(matrices, arrays, k, has_table) for k in range(config.num_layers)]
+        w_out = matrices.get("output.weight", matrices["embedding.weight"])
         output, bias = self._pack(w_out, is_gates=False), self._output_bias(arrays["output.bias"])
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
@@ -148,7 +153,7 @@ class Decoder:
         self._native.run(native, steps, threads)
         tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
 
-    def _pack(self, w: NDArray[np.float32], *, is_gates: bool) -> Any:
+    def _pack(self, w: Weight, *, is_gates: bool) -> Any:
         """Returns the native DecodeMatrix of a matrix."""
         columns, inner = w.shape
         kernels, is_int8 = self._kernels, self.weight_format == "int8"
@@ -159,21 +164,34 @@ class Decoder:
             _empty(padded, np.int32),
         ]
         addresses = [_address(array) for array in arrays]
-        kernels.pack(hardware.default_threads(), _address(w), columns, inner, is_gates, *addresses)
+        source: list[NDArray[Any] | None] = [None, None, None]
+        if isinstance(w, QuantizedMatrix):
+            source[1] = np.ascontiguousarray(w.codes)
+            source[2] = np.ascontiguousarray(w.scales, np.float32)
+        else:
+            source[0] = np.ascontiguousarray(w, np.float32)
+        threads = hardware.default_threads()
+        kernels.pack(threads, *map(_address, source), columns, inner, is_gates, *addresses)
         self._arrays += arrays
         return hardware.native().DecodeMatrix(*addresses)
 
-    def _layer(self, weights: dict[str, NDArray[np.float32]], k: int, has_table: bool) -> Any:
+    def _layer(
+        self,
+        matrices: Mapping[str, Weight],
+        arrays: dict[str, NDArray[np.float32]],
+        k: int,
+        has_table: bool,
+    ) -> Any:
         """Returns the native DecodeLayer of layer `k`."""
         native, prefix = hardware.native(), f"layers.{k}."
-        recurrent = self._pack(weights[f"{prefix}weight_hh_l0"], is_gates=True)
+        recurrent = self._pack(matrices[f"{prefix}weight_hh_l0"], is_gates=True)
         w_in, bias = native.DecodeMatrix(), None
         norm: list[Any] = [None, None]
         if k > 0 or not has_table:
-            w_in = self._pack(weights[f"{prefix}weight_ih_l0"], is_gates=True)
-            bias = self._by_group(_bias(weights, k)[None])
+            w_in = self._pack(matrices[f"{prefix}weight_ih_l0"], is_gates=True)
+            bias = self._by_group(_bias(arrays, k)[None])
         if self.config.output_norm:
-            norm = [weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]]
+            norm = [arrays[f"norms.{k}.weight"], arrays[f"norms.{k}.bias"]]
         kept = (bias, *norm)
         self._arrays += [array for array in kept if array is not None]
         return native.DecodeLayer(w_in, recurrent, *map(_address, kept))
@@ -200,6 +218,13 @@ class Decoder:
         return padded
 
 
+def _quantized(w: Weight, weight_format: str) -> Weight:
+    """A matrix in whole numbers; one that is already in the format keeps its own."""
+    if w.ndim != 2 or (isinstance(w, QuantizedMatrix) and w.weight_format == weight_format):
+        return w
+    return quantize(w.dequantized() if isinstance(w, QuantizedMatrix) else w, weight_format)
+
+
 def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32]:
     return weights[f"layers.{k}.bias_ih_l0"] + weights[f"layers.{k}.bias_hh_l0"]
 
@@ -211,7 +236,7 @@ def native_refusal(config: ModelConfig) -> str | None:
 
 
 def make_decoder(
-    weights: Mapping[str, NDArray[Any]],
+    weights: Mapping[str, Weight],
     config: ModelConfig,
     weight_format: str = "fp32",
     *,
@@ -244,19 +269,22 @@ def _isa(weight_format: str) -> str:
     cpu = hardware.cpu()
     if weight_format == "bf16":
         return cpu.bf16_isa
-    if weight_format == "int8" and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
+    if weight_format in ("int8", "int4") and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
         return "avx512_vnni"
     return cpu.isa
 
 
-def model_hash(
-    weights: Mapping[str, NDArray[np.float32]], config: ModelConfig, weight_format: str
-) -> str:
+def model_hash(weights: Mapping[str, Weight], config: ModelConfig, weight_format: str) -> str:
     """Returns the SHA-256 of weights, sizes, options and format, in hex."""
     digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
     for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(weights[name].data)
+        w = weights[name]
+        if isinstance(w, QuantizedMatrix):
+            digest.update(np.ascontiguousarray(w.codes).data)
+            digest.update(np.ascontiguousarray(w.scales).data)
+        else:
+            digest.update(np.ascontiguousarray(w, np.float32).data)
     return digest.hexdigest()
 
 

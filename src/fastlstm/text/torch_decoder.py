@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from fastlstm.errors import ConfigError, counted
+from fastlstm.runs.weight_formats import as_floats
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decode_stream import Stream
-from fastlstm.text.decoder import Decoder, check_format, model_hash, native_refusal
+from fastlstm.text.decoder import Decoder, Weight, check_format, model_hash, native_refusal
 from fastlstm.text.files import build_model
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class TorchDecoder(Decoder):
 
     def __init__(
         self,
-        weights: Mapping[str, NDArray[Any]],
+        weights: Mapping[str, Weight],
         config: ModelConfig,
         weight_format: str = "fp32",
     ) -> None:
@@ -43,7 +44,7 @@ class TorchDecoder(Decoder):
                 f"weights are {weight_format!r}, but {native_refusal(config)} and torch writes in"
                 " fp32 only"
             )
-        arrays = {name: np.ascontiguousarray(w, np.float32) for name, w in weights.items()}
+        arrays = as_floats(weights)
         self.model = build_model(arrays, config).eval()
         self._chooser = Decoder(
             {
@@ -55,7 +56,7 @@ class TorchDecoder(Decoder):
             ModelConfig(config.vocab_size, 1, 1),
         )
         self.config, self.weight_format = config, weight_format
-        self.model_hash = model_hash(arrays, config, weight_format)
+        self.model_hash = model_hash(weights, config, weight_format)
         self.nbytes = sum(w.nbytes for w in arrays.values())
         self.bytes_per_token = self.nbytes - arrays["embedding.weight"].nbytes
 

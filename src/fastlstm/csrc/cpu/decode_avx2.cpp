@@ -20,4 +20,9 @@ const DecodeKernels& decode_int8__avx2() {
   return decode_table<Int8, QuantizedEngine>("avx2", WeightFormat::int8);
 }
 
+const DecodeKernels& decode_int4__avx2() {
+  using namespace avx2;
+  return decode_table<Int4, Int4Engine>("avx2", WeightFormat::int4);
+}
+
 }  // namespace fastlstm

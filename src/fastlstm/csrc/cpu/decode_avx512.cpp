@@ -20,4 +20,9 @@ const DecodeKernels& decode_int8__avx512() {
   return decode_table<Int8, QuantizedEngine>("avx512", WeightFormat::int8);
 }
 
+const DecodeKernels& decode_int4__avx512() {
+  using namespace avx512;
+  return decode_table<Int4, Int4Engine>("avx512", WeightFormat::int4);
+}
+
 }  // namespace fastlstm

@@ -7,25 +7,28 @@ namespace fastlstm {
 const DecodeKernels& decode_fp32__scalar();
 const DecodeKernels& decode_bf16__scalar();
 const DecodeKernels& decode_int8__scalar();
+const DecodeKernels& decode_int4__scalar();
 const DecodeKernels& decode_fp32__avx2();
 const DecodeKernels& decode_bf16__avx2();
 const DecodeKernels& decode_int8__avx2();
+const DecodeKernels& decode_int4__avx2();
 const DecodeKernels& decode_fp32__avx512();
 const DecodeKernels& decode_bf16__avx512();
 const DecodeKernels& decode_int8__avx512();
+const DecodeKernels& decode_int4__avx512();
 const DecodeKernels& decode_int8__avx512_vnni();
+const DecodeKernels& decode_int4__avx512_vnni();
 const DecodeKernels& decode_bf16__avx512_bf16();
 const DecodeKernels& decode_bf16__amx_bf16();
 const DecodeKernels& decode_int8__amx_bf16();
 
 namespace {
 
-const DecodeKernels* chosen(WeightFormat format, const DecodeKernels& (*fp32)(),
-                            const DecodeKernels& (*bf16)(), const DecodeKernels& (*int8)()) {
-  const auto found = format == WeightFormat::fp32   ? fp32
-                     : format == WeightFormat::bf16 ? bf16
-                                                    : int8;
-  return &found();
+using Find = const DecodeKernels& (*)();
+
+const DecodeKernels* chosen(WeightFormat format, Find fp32, Find bf16, Find int8, Find int4) {
+  const Find found[] = {fp32, bf16, int8, int4};
+  return &found[static_cast<int>(format)]();
 }
 
 }  // namespace
@@ -34,31 +37,37 @@ const DecodeKernels* find_decode_kernels(const char* name, WeightFormat format) 
   const std::string isa(name);
 #if defined(FASTLSTM_HAS_AMX_BF16)
   if (isa == "amx_bf16") {
-    return chosen(format, decode_fp32__avx512, decode_bf16__amx_bf16, decode_int8__amx_bf16);
+    return chosen(format, decode_fp32__avx512, decode_bf16__amx_bf16, decode_int8__amx_bf16,
+                  decode_int4__avx512_vnni);
   }
 #endif
 #if defined(FASTLSTM_HAS_AVX512_BF16)
   if (isa == "avx512_bf16") {
-    return chosen(format, decode_fp32__avx512, decode_bf16__avx512_bf16, decode_int8__avx512_vnni);
+    return chosen(format, decode_fp32__avx512, decode_bf16__avx512_bf16, decode_int8__avx512_vnni,
+                  decode_int4__avx512_vnni);
   }
 #endif
 #if defined(FASTLSTM_HAS_AVX512_VNNI)
   if (isa == "avx512_vnni") {
-    return chosen(format, decode_fp32__avx512, decode_bf16__avx512, decode_int8__avx512_vnni);
+    return chosen(format, decode_fp32__avx512, decode_bf16__avx512, decode_int8__avx512_vnni,
+                  decode_int4__avx512_vnni);
   }
 #endif
 #if defined(FASTLSTM_HAS_AVX512)
   if (isa == "avx512") {
-    return chosen(format, decode_fp32__avx512, decode_bf16__avx512, decode_int8__avx512);
+    return chosen(format, decode_fp32__avx512, decode_bf16__avx512, decode_int8__avx512,
+                  decode_int4__avx512);
   }
 #endif
 #if defined(FASTLSTM_HAS_AVX2)
   if (isa == "avx2") {
-    return chosen(format, decode_fp32__avx2, decode_bf16__avx2, decode_int8__avx2);
+    return chosen(format, decode_fp32__avx2, decode_bf16__avx2, decode_int8__avx2,
+                  decode_int4__avx2);
   }
 #endif
   if (isa == "scalar") {
-    return chosen(format, decode_fp32__scalar, decode_bf16__scalar, decode_int8__scalar);
+    return chosen(format, decode_fp32__scalar, decode_bf16__scalar, decode_int8__scalar,
+                  decode_int4__scalar);
   }
   return nullptr;
 }

@@ -20,4 +20,9 @@ const DecodeKernels& decode_int8__scalar() {
   return decode_table<Int8, QuantizedEngine>("scalar", WeightFormat::int8);
 }
 
+const DecodeKernels& decode_int4__scalar() {
+  using namespace scalar;
+  return decode_table<Int4, Int4Engine>("scalar", WeightFormat::int4);
+}
+
 }  // namespace fastlstm

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "cpu/cell.h"
+#include "cpu/int4.h"
 #include "cpu/pack.h"
-#include "cpu/right.h"
 #include "cpu/sampler.h"
 #include "cpu/threads.h"
 
@@ -22,18 +22,12 @@ int64_t decode_padded_columns(int64_t columns, bool is_gates) {
 
 template <typename Format>
 int64_t decode_matrix_bytes(int64_t columns, int64_t inner, bool is_gates) {
+  if constexpr (is_int4<Format>) {
+    const int64_t panels = decode_padded_columns<Format>(columns, is_gates) / (kStrips * kLanes);
+    return panels * ceil_div(inner, Int4Group::kSize) * int64_t{sizeof(Int4Group)};
+  }
   return decode_padded_columns<Format>(columns, is_gates) * round_up(inner, Format::kInner) *
          static_cast<int64_t>(sizeof(typename Format::Element));
-}
-
-// The row of `w` that becomes column `lane` of `strip`, or -1 for padding.
-FASTLSTM_INLINE int64_t row_of_column(const DecodePackArgs& g, int64_t strip, int64_t lane) {
-  if (!g.is_gates) {
-    const int64_t row = strip * kLanes + lane;
-    return row < g.columns ? row : -1;
-  }
-  const int64_t H = g.columns / 4, unit = strip / 4 * kLanes + lane;
-  return unit < H ? strip % 4 * H + unit : -1;
 }
 
 template <typename Format>
@@ -42,39 +36,34 @@ void pack_decode(const DecodePackArgs& g, Member me) {
   const int64_t strips = decode_padded_columns<Format>(g.columns, g.is_gates) / kLanes;
   const int64_t inner = round_up(g.inner, Format::kInner);
   const Range mine = part_of({0, strips}, me.index, me.count);
+  if constexpr (is_int4<Format>) return pack_int4(g, mine);
   auto* const out = static_cast<Element*>(g.strips);
   for (int64_t s = mine.begin; s < mine.end; ++s) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t row = row_of_column(g, s, lane);
-      const float* const w = g.w + row * g.inner;
-      const auto given = [&](int64_t k) { return row >= 0 && k < g.inner ? w[k] : 0.0f; };
       if constexpr (Format::kPair == 4) {
-        float most = 0.0f;
-        for (int64_t k = 0; k < g.inner; ++k) {
-          const float size = __builtin_fabsf(given(k));
-          most = size > most || size != size ? size : most;  // a NaN stays and shows
-        }
-        const float rate = most > 0.0f ? 127.0f / most : 0.0f;
-        int32_t sum = 0;
+        const int8_t* const codes = g.codes + row * g.inner;
         Element* const panel = out + s / kStrips * kStrips * inner * kLanes;
+        int32_t sum = 0;
         for (int64_t k = 0; k < inner; ++k) {
-          const float scaled = given(k) * rate;
-          const auto q = static_cast<int32_t>(scaled == scaled ? __builtin_rintf(scaled) : 0.0f);
-          sum += q;
+          const int8_t code = row >= 0 && k < g.inner ? codes[k] : int8_t{0};
+          sum += code;
           panel[((k / 4 * kStrips + s % kStrips) * kLanes + lane) * 4 + k % 4] =
-              static_cast<Element>(q);
+              static_cast<Element>(code);
         }
-        g.factors[s * kLanes + lane] = most / (127.0f * 127.0f);
+        g.factors[s * kLanes + lane] = row >= 0 ? g.scales[row] / 127.0f : 0.0f;
         g.corrections[s * kLanes + lane] = 128 * sum;
       } else {
+        const float* const w = g.w + row * g.inner;
         for (int64_t k = 0; k < inner; ++k) {
+          const float given = row >= 0 && k < g.inner ? w[k] : 0.0f;
           Element* const to = out + s * inner * kLanes +
                               (k / Format::kPair * kLanes + lane) * Format::kPair +
                               k % Format::kPair;
           if constexpr (Format::kPair == 1) {
-            *to = given(k);
+            *to = given;
           } else {
-            *to = round_to_bf16(splat(given(k)))[0];
+            *to = round_to_bf16(splat(given))[0];
           }
         }
       }
@@ -107,6 +96,8 @@ struct DecodeScratch {
     logits = carver.take<float>(rows * logit_stride);
     choices = carver.take<float>(g.threads * (kRooms + 1) * logit_stride);
     tokens = carver.take<int32_t>(rows);
+    num_offsets = is_int4<Format> ? rows * ceil_div(m.E > m.H ? m.E : m.H, Format::kInner) : 0;
+    offsets = carver.take<int32_t>(g.threads * num_offsets);
     flags = carver.take<uint8_t>(rows);
     broken = carver.take<uint8_t>(rows);
     bytes = carver.bytes();
@@ -130,8 +121,10 @@ struct DecodeScratch {
   float* logits;                // [row][logit_stride]
   float* choices;               // [thread][kRooms + 1][logit_stride]
   int32_t* tokens;              // [row] to be read
-  uint8_t* flags;               // [row] what a row does in this step
-  uint8_t* broken;              // [row] whether a NaN was met
+  int64_t num_offsets;
+  int32_t* offsets;  // int4: [thread][num_offsets] of Int4Engine
+  uint8_t* flags;    // [row] what a row does in this step
+  uint8_t* broken;   // [row] whether a NaN was met
   int64_t bytes;
 };
 
@@ -148,7 +141,9 @@ class DecodeLoop {
         s_(g),
         my_units_(part_of({0, s_.units}, me.index, me.count)),
         my_strips_(part_of({0, s_.logit_stride / kLanes}, me.index, me.count, kStrips)),
-        my_rows_(part_of({0, s_.rows}, me.index, me.count)) {}
+        my_rows_(part_of({0, s_.rows}, me.index, me.count)) {
+    if constexpr (is_int4<Format>) engine_.offsets = s_.offsets + me.index * s_.num_offsets;
+  }
 
   void run() {
     load_states();

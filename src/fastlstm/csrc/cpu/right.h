@@ -6,6 +6,12 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
+struct Int4;  // cpu/int4.h
+template <typename Format>
+inline constexpr bool is_int4 = false;
+template <>
+inline constexpr bool is_int4<Int4> = true;
+
 template <typename Format>
 struct Right {
   using Element = typename Format::Element;
@@ -17,7 +23,9 @@ struct Right {
 
   // One vector of sums of `strip`; `scale` is that of the row.
   FASTLSTM_INLINE Vec value(const float* sums, int64_t strip, float scale) const {
-    if constexpr (Format::kPair == 4) {
+    if constexpr (is_int4<Format>) {
+      return Float32::load(sums) * (scale * (1.0f / 127.0f));
+    } else if constexpr (Format::kPair == 4) {
       Integers whole, offset;
       __builtin_memcpy(&whole, sums, sizeof whole);
       __builtin_memcpy(&offset, matrix.corrections + strip * kLanes, sizeof offset);
@@ -38,6 +46,16 @@ template <typename Format, typename Engine, typename Epilogue>
 FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Format::Element> a, Range rows,
                               const Right<Format>& b, Strips strips, Epilogue&& epilogue) {
   multiply(engine, a, rows, b.strips(), b.stride, strips, b.inner, epilogue);
+}
+
+// The row of `w` or `codes` that becomes column `lane` of `strip`, or -1 for padding.
+FASTLSTM_INLINE int64_t row_of_column(const DecodePackArgs& g, int64_t strip, int64_t lane) {
+  if (!g.is_gates) {
+    const int64_t row = strip * kLanes + lane;
+    return row < g.columns ? row : -1;
+  }
+  const int64_t H = g.columns / 4, unit = strip / 4 * kLanes + lane;
+  return unit < H ? strip % 4 * H + unit : -1;
 }
 
 }  // namespace fastlstm::FASTLSTM_ISA

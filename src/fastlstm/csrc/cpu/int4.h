@@ -1,0 +1,366 @@
+// int4 weights: whole numbers from -7 to 7 and a scale per column and group of 64 inner values;
+// activations in 8 bits, as signed bytes.
+//
+// Weights are the unsigned operand, as code + 8; the sums of a group start at -8 times the sum of
+// its activations, so that each group's sum is an exact whole number. Times its scale it is added
+// to a sum in float, group by group, whatever the block of rows.
+#pragma once
+
+#include "cpu/right.h"
+
+namespace fastlstm::FASTLSTM_ISA {
+
+using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
+
+struct Int4 {
+  using Element = int8_t;
+  static constexpr int kPair = 4;
+  static constexpr int kInner = 64;  // a group
+
+  static FASTLSTM_INLINE Vec load(const int8_t* p) {
+    int8_t __attribute__((vector_size(kLanes))) bytes;
+    __builtin_memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, Integers), Vec) * (1.0f / 127.0f);
+  }
+  // |v| <= 1, see Int8::store.
+  static FASTLSTM_INLINE void store(int8_t* p, Vec v) {
+    const Words rounded = bits_of<Words>(v * 127.0f + 12582912.0f) & 0xffu;
+    const Bytes bytes = __builtin_convertvector(rounded, Bytes);
+    __builtin_memcpy(p, &bytes, sizeof bytes);
+  }
+};
+
+template <>
+struct Exactly<Int4> : Exactly<Int8> {};
+
+#if defined(__AVX512F__)
+using Scale = uint16_t;  // fp16
+FASTLSTM_INLINE Vec load_scales(const Scale* p) {
+  __m256i halves;
+  __builtin_memcpy(&halves, p, sizeof halves);
+  return bits_of<Vec>(_mm512_maskz_cvtph_ps(0xffff, halves));
+}
+FASTLSTM_INLINE void store_scales(Scale* p, Vec v) {
+  const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, bits_of<__m512>(v), 0);
+  __builtin_memcpy(p, &halves, sizeof halves);
+}
+#else
+using Scale = float;
+FASTLSTM_INLINE Vec load_scales(const Scale* p) { return Float32::load(p); }
+FASTLSTM_INLINE void store_scales(Scale* p, Vec v) { Float32::store(p, v); }
+#endif
+
+// A group of a panel in memory: [line][strip][lane][4] bytes, then [strip][lane] scales. Line j
+// holds the inner values 4 j … 4 j + 3 in its low halves of bytes, 32 further ones in its high
+// ones.
+struct Int4Group {
+  static constexpr int64_t kSize = 64;
+  static constexpr int64_t kLines = kSize / 8;
+  uint8_t lines[kLines][kStrips][kLanes * 4];
+  Scale scales[kStrips][kLanes];
+};
+
+FASTLSTM_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return bits_of<Vec>(_mm512_fmadd_ps(bits_of<__m512>(a), bits_of<__m512>(b), bits_of<__m512>(c)));
+#elif defined(__FMA__)
+  return bits_of<Vec>(_mm256_fmadd_ps(bits_of<__m256>(a), bits_of<__m256>(b), bits_of<__m256>(c)));
+#else
+  return a * b + c;
+#endif
+}
+
+// Sums of products of four weights and four activations per lane; at most 8 such products.
+struct Int4Sums {
+#if defined(__AVX512VNNI__)
+  Words words;
+  FASTLSTM_INLINE void begin(int32_t first) { words = static_cast<uint32_t>(first) - Words{}; }
+  FASTLSTM_INLINE void add(Words weights, Words left) {
+    words = bits_of<Words>(_mm512_dpbusd_epi32(bits_of<__m512i>(words), bits_of<__m512i>(weights),
+                                               bits_of<__m512i>(left)));
+  }
+  FASTLSTM_INLINE Words total() const { return words; }
+#else
+  // Pairs in 16 bits: 8 of them are at most 8 * 2 * 15 * 128 = 30720.
+  Shorts pairs;
+  int32_t first;
+  FASTLSTM_INLINE void begin(int32_t value) {
+    pairs = Shorts{};
+    first = value;
+  }
+  FASTLSTM_INLINE void add(Words weights, Words left) {
+#if defined(__AVX512BW__)
+    pairs +=
+        bits_of<Shorts>(_mm512_maddubs_epi16(bits_of<__m512i>(weights), bits_of<__m512i>(left)));
+#elif defined(__AVX2__)
+    pairs +=
+        bits_of<Shorts>(_mm256_maddubs_epi16(bits_of<__m256i>(weights), bits_of<__m256i>(left)));
+#else
+    const Shorts even =
+        bits_of<Shorts>(weights & 0x00ff00ffu) * ((bits_of<Shorts>(left) << 8) >> 8);
+    pairs += even + bits_of<Shorts>((weights >> 8) & 0x00ff00ffu) * (bits_of<Shorts>(left) >> 8);
+#endif
+  }
+  FASTLSTM_INLINE Words total() const {
+    return add_pairs(static_cast<uint32_t>(first) - Words{}, bits_of<Words>(pairs),
+                     0x00010001u - Words{});
+  }
+#endif
+};
+
+class Int4Engine {
+ public:
+  using Element = int8_t;
+  static constexpr bool kHasVnni =
+#if defined(__AVX512VNNI__)
+      true;
+#else
+      false;
+#endif
+  static constexpr int kFewRows = kHasVnni ? 3 : 1;   // rows that unpack weights in registers
+  static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a block of many rows
+  static constexpr int kAtOnce = 16 * kRows;          // rows for which a group is unpacked once
+
+  int32_t* offsets = nullptr;  // (rows, groups) scratch: what the weights' offset 8 adds to sums
+
+  // What is added to the sums of `rows` for `groups` groups.
+  void set_offsets(Left<int8_t> a, Range rows, int64_t groups) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      const int8_t* const from = a.rows + row * a.row_stride;
+      for (int64_t g = 0; g < groups; ++g) {
+        offsets[row * groups + g] = -8 * sum_of_group(from + g * Int4Group::kSize);
+      }
+    }
+  }
+
+  // out[rows][kStrips * kLanes] of rows [first, first + rows), at most kAtOnce, times one panel.
+  void block(Left<int8_t> a, int64_t first, int rows, const Int4Group* b, int64_t groups,
+             float* out) const {
+    const int8_t* const from = a.rows + first * a.row_stride;
+    const int32_t* const offset = offsets + first * groups;
+    if (rows <= kFewRows) {
+      few_rows<kFewRows>(from, a.row_stride, rows, offset, b, groups, out);
+      return;
+    }
+    Unpacked unpacked;
+    for (int64_t g = 0; g < groups; ++g) {
+      unpacked.take(b[g]);
+      const int8_t* const left = from + g * Int4Group::kSize;
+      for (int row = 0; row < rows; row += kRows) {
+        const int count = static_cast<int>(min_of(kRows, rows - row));
+        many_rows<kRows>(left + row * a.row_stride, a.row_stride, count, offset + row * groups + g,
+                         groups, unpacked, g > 0, out + row * kStrips * kLanes);
+      }
+    }
+  }
+
+ private:
+  // A group with a byte per weight, for rows after rows.
+  struct Unpacked {
+    alignas(64) uint8_t lines[2 * Int4Group::kLines][kStrips][kLanes * 4];
+    alignas(64) float scales[kStrips][kLanes];
+
+    FASTLSTM_INLINE void take(const Int4Group& group) {
+      for (int64_t j = 0; j < Int4Group::kLines; ++j) {
+        for (int s = 0; s < kStrips; ++s) {
+          const Words both = load_line(group.lines[j][s]);
+          store_line(lines[j][s], both & 0x0f0f0f0fu);
+          store_line(lines[j + Int4Group::kLines][s], (both >> 4) & 0x0f0f0f0fu);
+        }
+      }
+      for (int s = 0; s < kStrips; ++s) Float32::store(scales[s], load_scales(group.scales[s]));
+    }
+  };
+
+  static FASTLSTM_INLINE Words load_line(const uint8_t* p) {
+    Words words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return words;
+  }
+  static FASTLSTM_INLINE void store_line(uint8_t* p, Words words) {
+    __builtin_memcpy(p, &words, sizeof words);
+  }
+  static FASTLSTM_INLINE Words splat_four(const int8_t* p) {
+    uint32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    return four - Words{};
+  }
+  static FASTLSTM_INLINE Vec as_float(Words whole) {
+    return __builtin_convertvector(bits_of<Integers>(whole), Vec);
+  }
+
+  static FASTLSTM_INLINE int32_t sum_of_group(const int8_t* p) {
+#if defined(__AVX512BW__)
+    const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+    const __m512i sums = _mm512_sad_epu8(bytes, _mm512_setzero_si512());
+    return static_cast<int32_t>(_mm512_reduce_add_epi64(sums)) - 128 * 64;
+#else
+    int32_t sum = 0;
+    for (int64_t k = 0; k < Int4Group::kSize; ++k) sum += p[k];
+    return sum;
+#endif
+  }
+
+  template <int kRow>
+  static FASTLSTM_INLINE void few_rows(const int8_t* a, int64_t stride, int rows,
+                                       const int32_t* offset, const Int4Group* b, int64_t groups,
+                                       float* out) {
+    if (rows == kRow) return few<kRow>(a, stride, offset, b, groups, out);
+    if constexpr (kRow > 1) few_rows<kRow - 1>(a, stride, rows, offset, b, groups, out);
+  }
+
+  // One row would wait for its own sums: it has two sets of them. So have pairs in 16 bits.
+  template <int kRow>
+  static __attribute__((noinline)) void few(const int8_t* a, int64_t stride, const int32_t* offset,
+                                            const Int4Group* b, int64_t groups, float* out) {
+    constexpr int kSets = kRow == 1 || !kHasVnni ? 2 : 1;
+    Vec sum[kRow][kStrips] = {};
+    for (int64_t g = 0; g < groups; ++g, ++b, a += Int4Group::kSize) {
+      Int4Sums sums[kSets][kRow][kStrips];
+#pragma GCC unroll 3
+      for (int r = 0; r < kRow; ++r) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrips; ++s) {
+          sums[0][r][s].begin(offset[r * groups + g]);
+          if constexpr (kSets == 2) sums[1][r][s].begin(0);
+        }
+      }
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < Int4Group::kLines; ++j) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrips; ++s) {
+          const Words both = load_line(b->lines[j][s]);
+          const Words low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
+#pragma GCC unroll 3
+          for (int r = 0; r < kRow; ++r) {
+            const int8_t* const left = a + r * stride + 4 * j;
+            sums[0][r][s].add(low, splat_four(left));
+            sums[kSets - 1][r][s].add(high, splat_four(left + Int4Group::kSize / 2));
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) {
+        const Vec scale = load_scales(b->scales[s]);
+#pragma GCC unroll 3
+        for (int r = 0; r < kRow; ++r) {
+          Words whole = sums[0][r][s].total();
+          if constexpr (kSets == 2) whole += sums[1][r][s].total();
+          sum[r][s] = multiply_add(as_float(whole), scale, sum[r][s]);
+        }
+      }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < kRow; ++r) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) Float32::store(out + (r * kStrips + s) * kLanes, sum[r][s]);
+    }
+  }
+
+  template <int kRow>
+  static FASTLSTM_INLINE void many_rows(const int8_t* a, int64_t stride, int rows,
+                                        const int32_t* offset, int64_t groups, const Unpacked& b,
+                                        bool add, float* out) {
+    if (rows == kRow) {
+      for (int s = 0; s < kStrips; s += kPass) {
+        many<kRow>(a, stride, offset, groups, b, s, add, out + s * kLanes);
+      }
+      return;
+    }
+    if constexpr (kRow > 1) many_rows<kRow - 1>(a, stride, rows, offset, groups, b, add, out);
+  }
+
+  // One group, kPass strips from `first` on. Pairs in 16 bits need as many registers again.
+  static constexpr int kPass = kHasVnni ? kStrips : 2;
+  template <int kRow>
+  static __attribute__((noinline)) void many(const int8_t* a, int64_t stride, const int32_t* offset,
+                                             int64_t groups, const Unpacked& b, int first, bool add,
+                                             float* out) {
+    constexpr int kParts = kHasVnni ? 1 : 2;
+    constexpr int64_t kLines = 2 * Int4Group::kLines / kParts;
+    Words whole[kRow][kPass] = {};
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      Int4Sums sums[kRow][kPass];
+#pragma GCC unroll 6
+      for (int r = 0; r < kRow; ++r) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kPass; ++s) sums[r][s].begin(part == 0 ? offset[r * groups] : 0);
+      }
+      for (int64_t j = part * kLines; j < (part + 1) * kLines; ++j) {
+        Words right[kPass];
+#pragma GCC unroll 4
+        for (int s = 0; s < kPass; ++s) right[s] = load_line(b.lines[j][first + s]);
+#pragma GCC unroll 6
+        for (int r = 0; r < kRow; ++r) {
+          const Words left = splat_four(a + r * stride + 4 * j);
+#pragma GCC unroll 4
+          for (int s = 0; s < kPass; ++s) sums[r][s].add(right[s], left);
+        }
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < kRow; ++r) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kPass; ++s) {
+          whole[r][s] = part == 0 ? sums[r][s].total() : whole[r][s] + sums[r][s].total();
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int s = 0; s < kPass; ++s) {
+      const Vec scale = Float32::load(b.scales[first + s]);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRow; ++r) {
+        float* const at = out + (r * kStrips + s) * kLanes;
+        const Vec before = add ? Float32::load(at) : Vec{};
+        Float32::store(at, multiply_add(as_float(whole[r][s]), scale, before));
+      }
+    }
+  }
+};
+
+// As the one in right.h; `strips` are whole fours.
+template <typename Epilogue>
+FASTLSTM_INLINE void multiply(Int4Engine& engine, Left<int8_t> a, Range rows, const Right<Int4>& b,
+                              Strips strips, Epilogue&& epilogue) {
+  constexpr int64_t kPanel = kStrips * kLanes;
+  alignas(64) float out[Int4Engine::kAtOnce * kPanel];
+  const int64_t groups = b.inner / Int4Group::kSize;
+  engine.set_offsets(a, rows, groups);
+  for (int64_t n = 0; n < strips.panels(); ++n) {
+    const int64_t s = strips.panel(n).begin;
+    const auto* const panel = static_cast<const Int4Group*>(b.matrix.strips) + s / kStrips * groups;
+    for (int64_t first = rows.begin; first < rows.end; first += Int4Engine::kAtOnce) {
+      const int64_t count = min_of(Int4Engine::kAtOnce, rows.end - first);
+      engine.block(a, first, static_cast<int>(count), panel, groups, out);
+      for (int64_t k = 0; k < count; ++k) epilogue(first + k, s, kStrips, out + k * kPanel);
+    }
+  }
+}
+
+// Codes and scales of `g`, panel by panel.
+inline void pack_int4(const DecodePackArgs& g, Range strips) {
+  const int64_t groups = ceil_div(g.inner, Int4Group::kSize);
+  for (int64_t s = strips.begin; s < strips.end; ++s) {
+    auto* const panel = static_cast<Int4Group*>(g.strips) + s / kStrips * groups;
+    for (int64_t at = 0; at < groups; ++at) {
+      Int4Group& group = panel[at];
+      alignas(64) float scales[kLanes];
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const int64_t row = row_of_column(g, s, lane);
+        const auto code = [&](int64_t k) {
+          const int64_t inner = at * Int4Group::kSize + k;
+          return row >= 0 && inner < g.inner ? g.codes[row * g.inner + inner] + 8 : 8;
+        };
+        for (int64_t k = 0; k < Int4Group::kSize / 2; ++k) {
+          group.lines[k / 4][s % kStrips][lane * 4 + k % 4] =
+              static_cast<uint8_t>(code(k) | code(k + Int4Group::kSize / 2) << 4);
+        }
+        scales[lane] = row >= 0 ? g.scales[row * groups + at] : 0.0f;
+      }
+      store_scales(group.scales[s % kStrips], Float32::load(scales));
+    }
+  }
+}
+
+}  // namespace fastlstm::FASTLSTM_ISA
