@@ -157,6 +157,10 @@ def test_the_teachers_state_is_carried_beside_the_students() -> None:
     assert {name.split(".")[-1] for name in task.may_be_nan} == {"level"}
     continues = batch_of(values, [True, False, True])
     first = total(task.losses(continues, 1))
+    before = after.where(torch.tensor([True, False, True]))
+    expected = teacher.read_chunk(values, None, before)[1]
+    assert torch.equal(task.carried()["teacher.hidden"], expected.hidden)
+    assert not torch.equal(expected.hidden, after.hidden)
     again = task_of(0.5, streams=True)
     again.restore_carried(carried)
     assert total(again.losses(continues, 1)) == first
