@@ -24,6 +24,7 @@ LOAD = {
     "text": load_language_model,
     "forecaster": Forecaster.load,
     "sequence": SequenceRegressor.load,
+    "compressed": load_language_model,
 }
 READ_BY_NOTHING = ("report.html", ".lock")
 
