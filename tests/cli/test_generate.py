@@ -22,6 +22,7 @@ class Model:
     """Stands for an LM: notes what it is asked and writes fixed pieces."""
 
     tokenizer = SimpleNamespace(kind="char")
+    format_note = None
     pieces = ("Pri", "\x1b[31mn", "ce\n", "é\x07\tend")
 
     def __init__(self) -> None:

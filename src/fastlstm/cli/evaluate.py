@@ -17,7 +17,7 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, json_option
-from fastlstm.cli.output import print_result
+from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import Parsed, parse
 from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
@@ -106,6 +106,8 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
     if kind_of_source(text) in ("csv", "binary table", "mixed"):
         warnings.warn(f"{text} is a table; its characters are scored as a text", stacklevel=2)
     lm = open_model(path)
+    if lm.stored_format != "fp32":
+        say(f"note: weights are stored as {lm.stored_format}; texts are scored with them in fp32")
     result = _evaluate(lm, text, parsed)
     mode, where = "carried state", f"up to {counted(lanes, 'lane')}"
     sizes = {"lanes": lanes}

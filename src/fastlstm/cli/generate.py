@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fastlstm.text.lm import LM
 
-Weights = Literal["fp32", "bf16", "int8"]
+Weights = Literal["fp32", "bf16", "int8", "int4"]
 FLUSH_EVERY_S = 0.05
 """Text is flushed this often: smooth to read, and cheap with a fast model."""
 
@@ -52,10 +52,10 @@ COMMAND = Command(
         *_SAMPLING,
         Option(
             "weights",
-            Weights,
-            "fp32",
-            "number format of the weights; bf16 and int8 are compared with fp32 on the validation"
-            " split of the run: size, speed, bits/char",
+            Weights | None,
+            None,
+            "number format of the weights (default: the run's own); bf16, int8 and int4 are"
+            " compared with fp32 on the validation split of the run: size, speed, bits/char",
         ),
     ),
     examples=(
@@ -80,8 +80,10 @@ def run(argv: list[str]) -> int:
     prompt = _prompt_text(parsed["prompt"])
 
     lm = open_model(parsed.positionals[0])
-    if weights != "fp32":
+    if weights is not None:
         lm.weights = weights
+    if lm.format_note is not None:
+        say(f"note: {lm.format_note}")
     pieces = lm.stream(prompt, max_tokens=length, **settings)
     started = time.perf_counter()
     if use_json:
@@ -89,7 +91,7 @@ def run(argv: list[str]) -> int:
     else:
         text = _print_text(prompt, pieces)
     _print_totals(lm, prompt, text, time.perf_counter() - started, use_json=use_json)
-    if weights != "fp32":
+    if weights not in (None, "fp32"):
         _print_weights(lm, use_json=use_json)
     return EXIT_OK
 

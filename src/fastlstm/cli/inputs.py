@@ -52,11 +52,13 @@ def open_model(path: str) -> LM:
     loaded = load_language_model(path)
     if loaded.note:
         say(f"note: {loaded.note}")
-    return LM(loaded.model, loaded.tokenizer, loaded.config, loaded.generation)
+    return LM.of(loaded)
 
 
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
     """Loads the forecaster RUN of a verb, which reads tables as its options say.
+
+    A note about the format of its weights is printed.
 
     Args:
         parsed: with RUN first, and `READ_OPTIONS`.
@@ -71,7 +73,11 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    return Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    compression = model.stored_.compression
+    if compression is not None and compression.note:
+        say(f"note: {compression.note}")
+    return model
 
 
 def refuse_runs(sources: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
-from fastlstm.compression.report import REPORT_FILE, CompressReport, TrainingFigures
+from fastlstm.compression.report import (
+    REPORT_FILE,
+    CompressReport,
+    TrainingFigures,
+    quality_error,
+    unfinished_error,
+)
+from fastlstm.compression.teacher_time import TeacherTime
 from fastlstm.compression.units import without_units
 from fastlstm.errors import (
-    BudgetError,
     ConfigError,
+    DataError,
+    FastLSTMError,
     FormatError,
-    QualityError,
-    RunDirectoryError,
     Setting,
 )
 from fastlstm.forecast.calibration import calibrate
@@ -36,17 +43,18 @@ from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import source_text, train_forecaster
 from fastlstm.forecast.weights_file import Compression
 from fastlstm.report.history import read_history
+from fastlstm.report.page import write_report
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded
+from fastlstm.system.fields import built
+from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
 from fastlstm.training.session import locked_run
 from fastlstm.training.trainer import Trainer
 
 _BUDGET = "5m"
 _RATE = 0.5
 """Of RUN's peak learning rate, for training that continues from its weights."""
-_ROUNDING_BEGIN = 0.6
-"""Share of the training after which it uses rounded weights, where no pruning schedule says it."""
 _ENDS = ("steps", "epochs", "budget")
 _OF_TEXTS = {"temperature": 2.0, "match_hidden": 0.0}
 
@@ -61,9 +69,13 @@ def compress_forecaster(job: Job) -> CompressReport:
             )  # fmt: skip
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
-    if table is None and (job.config.trains or job.config.max_loss is not None):
-        raise ConfigError(f"{why_not}; name the table to train or measure on: ", Setting("data"))
-    if job.config.trains:
+    is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
+    is_trained = is_resumed or job.config.trains
+    if not is_trained:
+        job.config.require_work()
+    elif table is None:
+        raise DataError(f"{why_not}; give the table as ", Setting("data"))
+    if is_trained:
         return _Training(job, source, table).run()
     return _round(job, source, table, why_not)
 
@@ -123,10 +135,7 @@ def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
 def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> CompressReport:
     with locked_run(job.out) as run:
         assert run is not None
-        if run.has_published() or run.checkpoints():
-            raise RunDirectoryError(
-                f"'{run.path}' already contains a run; give another ", Setting("out")
-            )
+        checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
         compression = _about(job, job.config, source, table)
         result = with_rounded_weights(dataclasses.replace(source, compression=compression))
         measuring = Measuring(job.run, job.config, source)
@@ -144,22 +153,12 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
             )
             measuring.begin(split, inputs, source_text(table))
         report, files = measuring.report(result, job.out, None)
-        if report.is_published:
-            run.publish(files)
-    return _passed(report)
-
-
-def _passed(report: CompressReport) -> CompressReport:
-    """Returns the report; raises QualityError where nothing was published."""
-    if report.is_published:
-        return report
-    assert report.loss is not None
-    error = QualityError(
-        f"{report.measure} rose by {100 * report.loss:.2f} %, more than ",
-        Setting("max_loss", report.max_loss), " allows; nothing is published",
-    )  # fmt: skip
-    error.report = report.to_dict()
-    raise error
+        if not report.is_published:
+            raise quality_error(report, is_trained=False)
+        run.publish(files)
+        with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
+            write_report(run.path)
+    return report
 
 
 class _Training:
@@ -178,15 +177,19 @@ class _Training:
 
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)
-        callbacks = compression_callbacks(self._config, _ROUNDING_BEGIN)
+        callbacks = compression_callbacks(self._config, 0.0)
+        callbacks += [TeacherTime()] if self._config.distils else []
         train_forecaster(
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
             observers=job.observers, callbacks=[*callbacks, *job.callbacks],
             stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
         )  # fmt: skip
-        assert self._report is not None
-        return _passed(self._report)
+        if self._report is None:
+            raise unfinished_error()
+        if not self._report.is_published:
+            raise quality_error(self._report, is_trained=True)
+        return self._report
 
     def _make_task(self, *args: Any) -> CompressedForecastTask:
         *_, inputs, _, _, _, closing = args
@@ -207,10 +210,7 @@ class _Training:
         """Measures the result; returns the report as a file, None where it may not be published."""
         progress = trainer.progress
         if progress.best_step < 0:
-            raise BudgetError(
-                "training ended before pruning and rounding were over, so that no weights can be"
-                " published; give a larger ", Setting("budget"), " or ", Setting("steps"),
-            )  # fmt: skip
+            return None
         training = TrainingFigures(
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
             reason=trainer.reason,
@@ -225,7 +225,7 @@ def _resumed(job: Job) -> CompressConfig:
 
     Raises:
         ConfigError: an option differs that must not change.
-        FormatError: it was started from another model.
+        FormatError: it was started from another model, or by another command.
     """
     checkpoint = RunDirectory(job.out).intact_checkpoint() if job.resume else None
     if checkpoint is None:
@@ -233,24 +233,16 @@ def _resumed(job: Job) -> CompressConfig:
     files = RunDirectory(checkpoint).read_published(["config.json"])[1]
     about = json.loads(files["config.json"]).get("compression")
     if not isinstance(about, dict):
-        raise RunDirectoryError(
-            f"'{job.out}' is a run of another command; give another ", Setting("out")
+        raise FormatError(
+            f"'{job.out}' was started by train, not by compress; give another ", Setting("out")
         )
     if about["source"]["model_sha256"] != read_manifest(job.run).files["model.safetensors"].sha256:
         raise FormatError(
-            f"'{job.out}' was started from another model than that of {job.run}; name that run, or"
-            " another ", Setting("out"),
+            f"'{job.out}' was started from another model ({about['source']['path']}), or {job.run}"
+            " has changed since; give another ", Setting("out"),
         )  # fmt: skip
-    before = CompressConfig(**about["options"])
-    for name in sorted(job.given):
-        value, first = getattr(job.config, name), getattr(before, name)
-        if value != first and name not in COMPRESS_MAY_CHANGE:
-            how = "without it" if first is None else f"with {first}"
-            raise ConfigError(
-                Setting(name, value), f": this compression was started {how}; leave it out to"
-                " resume, or start anew with another ", Setting("out"),
-            )  # fmt: skip
-    return dataclasses.replace(before, **{name: getattr(job.config, name) for name in job.given})
+    first = built(CompressConfig, about["options"], "config.json")
+    return resumed_config(job.config, job.given, first, first, COMPRESS_MAY_CHANGE)
 
 
 def _start_of(

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.compression.report import Change, ModelFigures, OutputErrors
+from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import quantiles_of, spread
 from fastlstm.forecast.data.error_measures import QuantileScores
@@ -30,7 +31,6 @@ _BLOCK, _NUM_BLOCKS, _MIN_BLOCKS = 64, 64, 8
 """Windows of a block, which follow each other in time; blocks of a part."""
 _COMPARED = 256
 _SPEED_S, _ROUNDS = 0.15, 5
-_RESAMPLES = 2000
 
 
 def measure_of(stored: StoredForecaster) -> str:
@@ -122,12 +122,10 @@ def block_errors(
 
 
 def change_of(before: BlockErrors, after: BlockErrors, measure: str, table: str) -> Change:
-    """Returns how a measure changed, with a bootstrap interval over blocks (Künsch 1989)."""
+    """Returns how a measure changed, with a bootstrap interval over the blocks."""
     counts = before.num_values
     sums = (after.means[measure] - before.means[measure]) * counts
-    drawn = np.random.default_rng(0).integers(0, len(counts), (_RESAMPLES, len(counts)))
-    resampled = sums[drawn].sum(1) / np.maximum(counts[drawn].sum(1), 1)
-    low, high = np.quantile(resampled, (0.025, 0.975)).tolist()
+    low, high = bootstrap_interval(sums, counts)
     difference = after.mean(measure) - before.mean(measure)
     return Change(
         difference=difference,

@@ -25,8 +25,6 @@ from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.trainer import Trainer
 
-_LEVELS = tuple((k + 0.5) / 16 for k in range(16))
-"""Quantiles of the teacher that stand for its distribution: equally likely."""
 _NUM_SAMPLES = 4
 _TEACHER = "teacher."
 
@@ -141,9 +139,9 @@ def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
     """Returns how far forecasts are from a teacher's, one number per value.
 
     Of a point it is the output's own loss, with the teacher's point as the target. Of quantiles it
-    is the mean absolute difference per level. Of a distribution it is the cross-entropy with the
-    teacher's, which is the Kullback-Leibler divergence plus a constant: as the mean over 16 equally
-    likely quantiles of Student's t, over 4 random counts of the negative binomial.
+    is the mean absolute difference per level. Of a distribution it is its cross-entropy with the
+    teacher's, which is the Kullback-Leibler divergence plus a constant, estimated from 4 random
+    values of the teacher's: there is no closed form for Student's t and the negative binomial.
 
     Args:
         output: of both.
@@ -155,10 +153,7 @@ def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
     """
     if isinstance(output, Quantiles):
         return (parameters - answers).abs().mean(-1)
-    if isinstance(output, StudentT):
-        likely = output.quantiles(answers, _LEVELS)
-    elif isinstance(output, NegativeBinomial):
-        likely = output.samples(answers, _NUM_SAMPLES)
-    else:
-        return output.loss(parameters, answers[..., 0])
-    return output.loss(parameters[..., None, :], likely).mean(-1)
+    if isinstance(output, StudentT | NegativeBinomial):
+        values = output.samples(answers, _NUM_SAMPLES)
+        return output.loss(parameters[..., None, :], values).mean(-1)
+    return output.loss(parameters, answers[..., 0])

@@ -18,7 +18,9 @@ from fastlstm.compression.report import (
     CompressReport,
     TrainingFigures,
     quality_error,
+    unfinished_error,
 )
+from fastlstm.compression.teacher_time import TeacherTime
 from fastlstm.compression.text_model import (
     TextModel,
     compare_quality,
@@ -29,9 +31,9 @@ from fastlstm.compression.text_model import (
     load_text_model,
     missing_features,
 )
-from fastlstm.compression.text_task import CompressedTextTask, TeacherTime, Teaching
+from fastlstm.compression.text_task import CompressedTextTask, Teaching
 from fastlstm.compression.units import without_units
-from fastlstm.errors import ConfigError, DataError, FastLSTMError, FormatError, Setting
+from fastlstm.errors import DataError, FastLSTMError, FormatError, Setting
 from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
@@ -212,11 +214,7 @@ class _Session(TextSession):
             self.notes += _notes_of(self._stored, self._source)
             self.train(self._open_text(), start, [*self._callbacks(), *job.callbacks])
         if self.report is None:
-            raise ConfigError(
-                "training ended before the weights were pruned and rounded, so there is no"
-                " compressed model; give ", Setting("resume", True), " and more ",
-                Setting("budget"), " or ", Setting("steps"),
-            )  # fmt: skip
+            raise unfinished_error()
         if not self.report.is_published:
             raise quality_error(self.report, is_trained=True)
         return self.report

@@ -28,7 +28,7 @@ from fastlstm.runs.weight_formats import (
 from fastlstm.system import hardware
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
-from fastlstm.text.decoder import FORMATS, Decoder, make_decoder, native_refusal
+from fastlstm.text.decoder import Decoder, default_format, make_decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.stored_model import (
     AVERAGE_FILE,
@@ -85,9 +85,8 @@ class TextModel:
         """Returns the model of a run or checkpoint that was read from `stored.path`."""
         records = read_manifest(stored.path).files
         record = records.get(AVERAGE_FILE, records[MODEL_FILE])
-        weight_format = stored.config.get("compression", {}).get("weights", "fp32")
         return TextModel(
-            os.fspath(path), stored.weights, stored.model_config, weight_format,
+            os.fspath(path), stored.weights, stored.model_config, stored.weight_format,
             record.sha256, record.size,
         )  # fmt: skip
 
@@ -106,9 +105,8 @@ class TextModel:
     @cached_property
     def decoder(self) -> Decoder:
         """The weights as text is written with by default."""
-        if native_refusal(self.config) is None and self.weight_format in FORMATS:
-            return make_decoder(self.weights, self.config, self.weight_format)
-        return make_decoder(self.floats, self.config)
+        weight_format = default_format(self.weight_format, self.config)
+        return make_decoder(self.weights, self.config, weight_format)
 
     @property
     def max_scored(self) -> int:

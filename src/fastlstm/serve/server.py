@@ -170,6 +170,8 @@ class Runner:
             service.loaded = ForecastEngine(
                 model, settings, service.metrics, threads, is_shared=is_shared
             )
+            if model.note:
+                self._say(f"note: {model.note}")
             return (
                 f"Open Inference Protocol; reads {counted(model.input_size, 'row')} of"
                 f" {counted(len(model.past.names), 'column')}, forecasts {model.horizon} of"
@@ -260,7 +262,7 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path)
-    return load_decoder(path, settings.weights)
+    return load_decoder(path, settings.weights, otherwise="int8")
 
 
 def _config(settings: Settings, service: Service) -> uvicorn.Config:

@@ -21,7 +21,7 @@ class Settings:
     Attributes:
         host: address to listen on; anything but this machine's own should have a key.
         port: port to listen on; 0 takes a free one.
-        weights: format of the weights in memory.
+        weights: format of the weights in memory; default is that of a compressed run, else int8.
         threads: threads of the engine; 0 chooses: one on two cores, the fastest number on more.
         max_streams: texts written at the same time, each of a request's n counts; windows forecast
             in one pass.
@@ -51,7 +51,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = _limited(8000, 0, 65535)
-    weights: Literal["fp32", "bf16", "int8"] = "int8"
+    weights: Literal["fp32", "bf16", "int8", "int4"] | None = None
     threads: int = _limited(0, 0, 1024)
     max_streams: int = _limited(256, 1, 65536)
     max_queue: int = _limited(256, 0, 1 << 20)
@@ -73,8 +73,9 @@ class Settings:
     def __post_init__(self) -> None:
         for option in fields(self):
             value = getattr(self, option.name)
-            low, high = option.metadata.get("bounds", (value, value))
-            if not low <= value <= high:  # nor is NaN
+            bounds = option.metadata.get("bounds")
+            if bounds is not None and not bounds[0] <= value <= bounds[1]:  # nor is NaN
+                low, high = bounds
                 flag = "--" + option.name.replace("_", "-")
                 raise ConfigError(f"{flag} is {value}, expected {low} to {high}")
 

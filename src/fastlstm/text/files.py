@@ -12,6 +12,7 @@ import torch
 
 from fastlstm.runs.run_directory import TEXT_RUN
 from fastlstm.runs.tensors import encode_tensors
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import FORMAT_VERSION
 from fastlstm.text.stored_model import (
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(StoredModel):
-    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating."""
+    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating.
+
+    `matrices` are those that the file of an int8 or int4 run holds as whole numbers.
+    """
 
     model: LanguageModel
+    matrices: Mapping[str, QuantizedMatrix]
 
 
 def weights_file(weights: Mapping[str, torch.Tensor]) -> bytes:
@@ -108,8 +113,9 @@ def save_language_model(
 def load_language_model(path: str | os.PathLike[str]) -> LoadedModel:
     """Loads the model of a run or of a checkpoint; raises what `load_stored_model` does."""
     stored = load_stored_model(path)
-    model = build_model(stored.weights, stored.model_config).eval()
-    return LoadedModel(**{**vars(stored), "weights": {}}, model=model)
+    model = build_model(as_floats(stored.weights), stored.model_config).eval()
+    matrices = {n: w for n, w in stored.weights.items() if isinstance(w, QuantizedMatrix)}
+    return LoadedModel(**{**vars(stored), "weights": {}}, model=model, matrices=matrices)
 
 
 def build_model(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LanguageModel:

@@ -13,17 +13,19 @@ from torch import nn
 from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
-from fastlstm.text.decoder import Decoder, check_format
+from fastlstm.text.decoder import Decoder, check_format, default_format, format_note
 from fastlstm.text.evaluation import Evaluation, evaluate, with_unknown
-from fastlstm.text.files import load_language_model
+from fastlstm.text.files import LoadedModel, load_language_model
 from fastlstm.text.held_out import read_text
 from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
 from fastlstm.text.session import Session
+from fastlstm.text.stored_model import format_of
 from fastlstm.text.writing import Text, begin, check_max_tokens, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from fastlstm.runs.weight_formats import QuantizedMatrix
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel
 
@@ -43,7 +45,8 @@ class LM:
         config: the run's config.json: `model`, `train`, ….
         generation: the run's sampling defaults, generation_config.json.
         note: what to tell the user about the choice of weights, or None.
-        weights: format the text is written in, "fp32", "bf16" or "int8"; can be set.
+        weights: format the text is written in, "fp32", "bf16", "int8" or "int4"; can be set.
+        stored: of an int8 or int4 run, the matrices as its file holds them.
     """
 
     def __init__(
@@ -53,29 +56,34 @@ class LM:
         config: dict[str, Any] | None = None,
         generation: dict[str, Any] | None = None,
         note: str | None = None,
-        weights: str = "fp32",
+        weights: str | None = None,
+        stored: Mapping[str, QuantizedMatrix] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"the model is {kind_of_value(model)}, expected a network; LM.load(path) opens a"
                 " run"
             )
+        self.config = {} if config is None else config
+        if weights is None:
+            weights = default_format(self.stored_format, model.config)
         check_format(weights)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.config = {} if config is None else config
         self.generation = known_settings(generation or {})
         self.note = note
         self.weights = weights
+        self.stored = stored or {}
         self._decoder: Decoder | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, weights: str = "fp32") -> LM:
+    def load(cls, path: str | os.PathLike[str], *, weights: str | None = None) -> LM:
         """Loads a run directory, one of its checkpoints, or what `train()` returned.
 
         Args:
             path: the directory.
-            weights: format to write text in.
+            weights: format to write text in; default is that of the run's weights (fp32 where they
+                are stored as fp16).
 
         Raises:
             ConfigError: an unknown format.
@@ -83,16 +91,29 @@ class LM:
             CorruptFileError: a file does not match its recorded hash; it is named.
             FormatError: written by a newer format, or with another tokenizer.
         """
-        loaded = load_language_model(path)
-        return cls(
-            loaded.model, loaded.tokenizer, loaded.config, loaded.generation, loaded.note, weights
-        )
+        return cls.of(load_language_model(path), weights)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, weights: str | None = None) -> LM:
+        """Returns the LM of a model read from disk; `weights` as in `load`."""
+        about = loaded.config, loaded.generation, loaded.note
+        return cls(loaded.model, loaded.tokenizer, *about, weights, loaded.matrices)
+
+    @property
+    def stored_format(self) -> str:
+        """Format of the weights in the run's file: "fp32", "fp16", "int8" or "int4"."""
+        return format_of(self.config)
+
+    @property
+    def format_note(self) -> str | None:
+        """What to tell the user where `weights` is another format than the file's, or None."""
+        return format_note(self.stored_format, self.weights)
 
     @property
     def decoder(self) -> Decoder:
         """The weights as the native loop reads them, in `weights`; made when first asked for."""
         if self._decoder is None or self._decoder.weight_format != self.weights:
-            self._decoder = Decoder.of(self.model, self.weights)
+            self._decoder = Decoder.of(self.model, self.weights, self.stored)
         return self._decoder
 
     def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:

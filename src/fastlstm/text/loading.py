@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.text.decoder import Decoder, make_decoder
+from fastlstm.text.decoder import Decoder, default_format, format_note, make_decoder
 from fastlstm.text.sampling import known_settings
 from fastlstm.text.stored_model import load_stored_model
 
@@ -22,7 +22,7 @@ class InferenceModel:
     Attributes:
         generation: the run's sampling defaults.
         name: of the run's directory.
-        note: for the user, about the choice of weights, or None.
+        note: for the user, about the choice of weights and of their format, or None.
     """
 
     decoder: Decoder
@@ -32,17 +32,29 @@ class InferenceModel:
     note: str | None = None
 
 
-def load_decoder(path: str | os.PathLike[str], weight_format: str = "fp32") -> InferenceModel:
+def load_decoder(
+    path: str | os.PathLike[str], weight_format: str | None = None, *, otherwise: str = "fp32"
+) -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
+
+    Args:
+        path: the directory.
+        weight_format: format to write in; None is that of a compressed run's weights (fp32 where
+            they are fp16), and `otherwise` for other runs.
+        otherwise: see `weight_format`.
 
     Raises:
         What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
     """
     stored = load_stored_model(path)
+    if weight_format is None and "compression" in stored.config:
+        weight_format = default_format(stored.weight_format, stored.model_config)
+    weight_format = weight_format or otherwise
+    notes = [stored.note, format_note(stored.weight_format, weight_format)]
     return InferenceModel(
         make_decoder(stored.weights, stored.model_config, weight_format),
         stored.tokenizer,
         known_settings(stored.generation),
         Path(path).resolve().name,
-        stored.note,
+        "; ".join(note for note in notes if note) or None,
     )

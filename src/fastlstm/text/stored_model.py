@@ -29,6 +29,8 @@ from fastlstm.errors import (
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
+from fastlstm.runs.weight_formats import FORMATS_IN_FILES, QuantizedMatrix
+from fastlstm.runs.weight_formats import decode_weights as decode_compressed
 from fastlstm.system.fields import BELOW_1, check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, in_todays_names
@@ -61,20 +63,26 @@ class StoredModel:
     """A model read from disk.
 
     Attributes:
-        weights: float32 arrays by name; read-only.
+        weights: float32 arrays by name, read-only; matrices of an int8 or int4 run are
+            `QuantizedMatrix`.
         config: config.json.
         generation: generation_config.json.
         path: the directory the files came from.
         note: for the user, about the choice of `path`, or None.
     """
 
-    weights: dict[str, NDArray[np.float32]]
+    weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
     model_config: ModelConfig
     tokenizer: Tokenizer
     config: dict[str, Any]
     generation: dict[str, Any]
     path: Path
     note: str | None = None
+
+    @property
+    def weight_format(self) -> str:
+        """Format of the stored weights, one of `FORMATS_IN_FILES`."""
+        return format_of(self.config)
 
 
 def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
@@ -150,12 +158,22 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
             f" {model_config.vocab_size}; put the right file back"
         )
     name = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE
-    weights = decode_weights(files[name], model_config, directory / name)
+    weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
+    if "compression" in config:
+        shapes = parameter_shapes(model_config)
+        weights = decode_compressed(files[name], shapes, format_of(config), directory / name)
+    else:
+        weights = {**decode_weights(files[name], model_config, directory / name)}
     data = files.get(GENERATION_FILE)
     generation = parse_json(data, directory / GENERATION_FILE) if data is not None else {}
     if not isinstance(generation, dict):
         raise FormatError(f"{directory / GENERATION_FILE}: is not a JSON object")
     return StoredModel(weights, model_config, tokenizer, config, generation, directory, note)
+
+
+def format_of(config: Mapping[str, Any]) -> str:
+    """Returns the format of the weights of the run with this config.json."""
+    return str(config.get("compression", {}).get("weights", "fp32"))
 
 
 def decode_weights(
@@ -244,6 +262,14 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
     model, digest = config.get("model"), config.get("tokenizer_sha256")
     if not isinstance(model, dict) or not isinstance(digest, str):
         raise FormatError(f"{origin}: lacks 'model' or 'tokenizer_sha256'")
+    if "compression" in config:
+        compression = config["compression"]
+        stored = compression.get("weights") if isinstance(compression, dict) else None
+        if stored not in FORMATS_IN_FILES:
+            raise FormatError(
+                f"{origin}: compression.weights is {stored!r:.80}, expected one of"
+                f" {', '.join(FORMATS_IN_FILES)}"
+            )
     return config, _model_config(model, origin)
 
 
