@@ -15,6 +15,7 @@ from pyarrow import parquet as pq
 
 import fastlstm
 from fastlstm import Forecaster
+from fastlstm.cli.main import main
 from fastlstm.compression import forecast_figures, forecast_measuring
 from fastlstm.compression.pruning import prunable, zero_counts
 from fastlstm.errors import (
@@ -29,6 +30,7 @@ from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import find_checkpoint
 from forecast_server import everything, waves
@@ -319,9 +321,8 @@ def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_p
     config = read_forecaster(tmp_path / "student").network.config
     assert (config.hidden_size, config.num_layers) == (16, 2)
     assert report.training.teacher_s > 0
-    assert report.methods == [
-        "a student of 2 x 16 hidden units instead of 1 x 32", "distilled from the source",
-    ]  # fmt: skip
+    sizes = "2 x 16 hidden units instead of 1 x 32"
+    assert report.methods == [f"distilled from {source(folder)}, {sizes}"]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
 
 def test_a_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     compress(source(folder), tmp_path / "small", to="int8")
-    with pytest.raises(RunDirectoryError, match="already contains a run"):
+    with pytest.raises(RunDirectoryError, match="contains a model without a checkpoint"):
         compress(source(folder), tmp_path / "small", to="fp16")
 
 
@@ -417,3 +418,25 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         )
         change = forecast_figures.change_of(errors, shifted, "mae", "table")
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
+
+
+def test_the_command_line_says_what_computes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out, table = source(folder), tmp_path / "small", str(folder / "point.parquet")
+    assert main(["compress", str(run), "--out", str(out), "--to", "int8", "--max-loss", "9"]) == 0
+    shown = capsys.readouterr().out
+    for label in ("mae", "valid part", "test part", "1 window ", "256 windows", "on disk"):
+        assert f"\n{label}" in shown
+    note = "weights are stored as int8; forecasts are computed in fp32 with all of them: no faster"
+    for command in (["forecast", str(out), table], ["evaluate", str(out), table]):
+        assert main(command) == 0
+        assert f"note: {note}" in capsys.readouterr().err
+    assert main(["info", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"from {run}" in shown
+    assert note in shown
+    assert main(["forecast", str(run), table]) == 0
+    assert "note" not in capsys.readouterr().err
+    assert load_window_forecaster(out).note == note
+    assert load_window_forecaster(run).note is None

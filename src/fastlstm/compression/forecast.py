@@ -33,7 +33,6 @@ from fastlstm.errors import (
     DataError,
     FastLSTMError,
     FormatError,
-    RunDirectoryError,
     Setting,
 )
 from fastlstm.forecast.calibration import calibrate
@@ -51,7 +50,7 @@ from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded
 from fastlstm.system.fields import built
-from fastlstm.training.resuming import resumed_config
+from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
 from fastlstm.training.session import locked_run
 from fastlstm.training.trainer import Trainer
 
@@ -150,10 +149,7 @@ def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
 def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> CompressReport:
     with locked_run(job.out) as run:
         assert run is not None
-        if run.has_published() or run.checkpoints():
-            raise RunDirectoryError(
-                f"'{run.path}' already contains a run; give another ", Setting("out")
-            )
+        checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
         compression = _about(job, job.config, source, table)
         result = with_rounded_weights(dataclasses.replace(source, compression=compression))
         measuring = Measuring(job.run, job.config, source)

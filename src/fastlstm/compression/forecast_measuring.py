@@ -69,9 +69,12 @@ class Measuring:
         self._inputs, self._table = inputs, table
         limit_s = None if budget_s is None else _SHARE * budget_s
         for part in PARTS:
-            if blocks := blocks_of(split, inputs, self._source, part):
-                self._before[part] = block_errors(self._source, inputs, blocks, limit_s)
-                self._blocks[part] = blocks[: len(self._before[part].num_values)]
+            if not (blocks := blocks_of(split, inputs, self._source, part)):
+                continue
+            errors = block_errors(self._source, inputs, blocks, limit_s)
+            if errors.num_values.sum():  # else all values are missing
+                self._before[part] = errors
+                self._blocks[part] = blocks[: len(errors.num_values)]
         self._limit_s = limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
 
@@ -87,7 +90,7 @@ class Measuring:
         ]
         before, after = dict[str, BlockErrors](), dict[str, BlockErrors]()
         change, outputs = None, None
-        if self._inputs is not None:
+        if self._inputs is not None and "valid" in self._blocks:
             after = {
                 part: block_errors(result, self._inputs, blocks, self._limit_s)
                 for part, blocks in self._blocks.items()
@@ -107,8 +110,9 @@ class Measuring:
             part: {"source": before[part].means_of_all(), "result": after[part].means_of_all()}
             for part in after
         }  # fmt: skip
+        methods = methods_of(self._run, self._config, source, result)
         report = CompressReport(
-            kind="forecaster", path=str(out), methods=methods_of(self._config, source, result),
+            kind="forecaster", path=str(out), methods=methods,
             source=sides[0], result=sides[1], measure=measure, change=change,
             not_measured=self.why_not or None, outputs=outputs, speed_unit="windows", lacks=[],
             training=training, max_loss=self._config.max_loss, is_published=True,
@@ -122,25 +126,21 @@ class Measuring:
 
 
 def methods_of(
-    config: CompressConfig, source: StoredForecaster, result: StoredForecaster
+    run: Path, config: CompressConfig, source: StoredForecaster, result: StoredForecaster
 ) -> list[str]:
     """Returns what was done, in order."""
     methods, sizes = [], (source.network.config, result.network.config)
-    if config.is_new_student:
-        shapes = [f"{s.num_layers} x {s.hidden_size}" for s in sizes]
-        methods.append(f"a student of {shapes[1]} hidden units instead of {shapes[0]}")
     if config.prune is not None:
-        share = f"{100 * config.prune:g} %"
-        methods.append(
-            {
-                "none": f"prune {share} of the weights",
-                "blocks": f"prune {share} in blocks",
-                "units": f"{sizes[1].hidden_size} of {sizes[0].hidden_size} hidden units",
-            }[config.structured]
-        )
+        kind = {"none": "weights", "blocks": "blocks of weights", "units": "hidden units"}
+        methods.append(f"{100 * config.prune:g} % of the {kind[config.structured]} pruned")
     if config.distils:
-        methods.append(f"distilled from {config.distil or 'the source'}")
-    return methods + ([config.to] if config.to != "fp32" else [])
+        shapes = [f"{s.num_layers} x {s.hidden_size}" for s in sizes]
+        new = f", {shapes[1]} hidden units instead of {shapes[0]}" if config.is_new_student else ""
+        methods.append(f"distilled from {config.distil or run}{new}")
+    if config.to != "fp32":
+        how = "trained with its rounding" if config.trains else "rounded to the nearest"
+        methods.append(f"{config.to}, {how}")
+    return methods or ["trained on"]
 
 
 def _notes(result: StoredForecaster) -> list[str]:

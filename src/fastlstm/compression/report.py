@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,8 +147,8 @@ class CompressReport:
             return None
         if self.kind == "text":
             return self.change.difference
-        assert self.source.quality is not None
-        return self.change.difference / self.source.quality
+        difference, before = self.change.difference, self.source.quality
+        return difference / before if before else math.copysign(math.inf, difference or -1.0)
 
     def checked(self) -> CompressReport:
         """Returns the report with `is_published` as `max_loss` decides.
