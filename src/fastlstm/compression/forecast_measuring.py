@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,18 @@ from fastlstm.compression.forecast_figures import (
 )
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import REPORT_FILE, CompressReport, TrainingFigures
+from fastlstm.errors import counted
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system import hardware
 
 _SHARE = 0.04
 """Of a budget, for the errors of each part, before training and after."""
 _SPEED_S = 3.0
+_BUSY = 1.5
+"""Load per core from which measured speeds say little."""
 
 
 class Measuring:
@@ -116,7 +121,7 @@ class Measuring:
             source=sides[0], result=sides[1], measure=measure, change=change,
             not_measured=self.why_not or None, outputs=outputs, speed_unit="windows", lacks=[],
             training=training, max_loss=self._config.max_loss, is_published=True,
-            notes=[*self.notes, *_notes(result)], scores=scores,
+            notes=[*self.notes, *_notes(result), *_notes_of_machine()], scores=scores,
         )  # fmt: skip
         report = report.checked()
         return report, {**files, REPORT_FILE: report.to_json()}
@@ -146,3 +151,11 @@ def methods_of(
 def _notes(result: StoredForecaster) -> list[str]:
     note = None if result.compression is None else result.compression.note
     return [] if note is None else [note]
+
+
+def _notes_of_machine() -> list[str]:
+    load, cores = os.getloadavg()[0], hardware.cores()
+    if load <= _BUSY * cores:
+        return []
+    text = f"the machine was busy (load {load:.1f} on {counted(cores, 'core')})"
+    return [f"{text}: the measured speeds are those of a part of it"]
