@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.compression.options import Job
+import torch
+
+from fastlstm.compression.goal import WAYS_OF_TEXTS, Attempt
+from fastlstm.compression.options import CompressConfig, Job
+from fastlstm.compression.pruning import pruned
 from fastlstm.compression.report import CompressReport, quality_error
 from fastlstm.compression.text_model import (
     TextModel,
@@ -22,11 +27,15 @@ from fastlstm.compression.text_result import (
     publish,
 )
 from fastlstm.compression.text_session import CompressionSession
+from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FastLSTMError
 from fastlstm.report.page import write_report
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import as_floats
+from fastlstm.text.files import build_model
 from fastlstm.text.held_out import part_of, read_text, validation_ids
 from fastlstm.text.stored_model import StoredModel
+from fastlstm.text.weight_report import writing_speed
 from fastlstm.training.resuming import checkpoint_to_resume
 from fastlstm.training.session import locked_run
 
@@ -40,10 +49,31 @@ def compress_text(job: Job) -> CompressReport:
     with locked_run(job.out) as run:
         assert run is not None
         is_resumed = job.resume and bool(run.checkpoints())
+        if not is_resumed:
+            job = job.with_goal_reached(
+                WAYS_OF_TEXTS, lambda config: _attempt(source, config), "characters"
+            )
         if is_resumed or job.config.trains:
             return CompressionSession(run, job, stored, source).compress()
         job.config.require_work()
         return _round(run, job, stored, source)
+
+
+def _attempt(source: TextModel, config: CompressConfig) -> Attempt:
+    """Prunes and rounds the source's weights without training, and measures what comes out."""
+    weights, sizes = as_floats(source.weights), source.config
+    if config.prune is not None:
+        tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+        if config.structured == "units":
+            tensors, sizes = without_units(tensors, sizes, config.prune)
+        else:
+            tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
+        weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+    data = encode_model(weights, config.to)
+    if config.target is None:
+        return Attempt(len(data), None)
+    result = TextModel.of_file(data, Path(source.path), sizes, config.to)
+    return Attempt(len(data), writing_speed(result.decoder, config.streams))
 
 
 def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> CompressReport:
@@ -52,7 +82,7 @@ def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) 
     data = encode_model(source.weights, job.config.to)
     result = TextModel.of_file(data, run.path, source.config, job.config.to)
     methods = [f"{job.config.to}, rounded to the nearest"]
-    notes = notes_of(stored, source)
+    notes = notes_of(job, stored, source)
     if job.config.to == "int4":
         notes.append("int4 loses less when it is trained: give a budget")
     ids, scored_on, why = _ids_to_score(job, stored)

@@ -41,9 +41,9 @@ def compression_of(
     }
 
 
-def notes_of(stored: StoredModel, source: TextModel) -> list[str]:
-    """Returns what the report notes about the source."""
-    notes = [] if stored.note is None else [stored.note]
+def notes_of(job: Job, stored: StoredModel, source: TextModel) -> list[str]:
+    """Returns what the report notes about the job and the source."""
+    notes = [*job.notes] if stored.note is None else [*job.notes, stored.note]
     if source.weight_format in ("int8", "int4"):
         notes.append(f"the source's weights are stored as {source.weight_format}: it starts there")
     return notes

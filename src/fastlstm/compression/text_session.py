@@ -80,7 +80,7 @@ class CompressionSession(TextSession):
                 options = self._config, job.given, self._first, self._first
                 self._config = resumed_config(*options, COMPRESS_MAY_CHANGE)
             self._open_teacher(start.device)
-            self.notes += notes_of(self._stored, self._source)
+            self.notes += notes_of(dataclasses.replace(job, notes=()), self._stored, self._source)
             self.train(self._open_text(), start, [*self._callbacks(), *job.callbacks])
         if self.report is None:
             raise unfinished_error()
@@ -227,7 +227,7 @@ class CompressionSession(TextSession):
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
-        notes = notes_of(self._stored, self._source)
+        notes = notes_of(self._job, self._stored, self._source)
         if self._config.prune is not None and self._config.structured == "none":
             notes.append(
                 f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
