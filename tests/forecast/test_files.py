@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import resource
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from fastlstm.compression.forecast import with_rounded_weights
+from fastlstm.compression.pruning import mask_of, prunable
 from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
 from fastlstm.forecast.files import forecaster_files, read_forecaster
+from fastlstm.forecast.weights_file import Compression
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from fastlstm.runs.weight_formats import num_gates
 from forecast_server import fit_everything, fit_plain, save
 
 
@@ -234,3 +240,153 @@ def test_names_are_not_scaled(tmp_path: Path, name: str, value: list[float] | No
     forged = publish(tmp_path, {**files, "scaler.json": json.dumps(scales).encode()})
     with pytest.raises(CorruptFileError, match=r"scaler\.json: a column of names is scaled"):
         read_forecaster(forged)
+
+
+def compressed(
+    folder: Path, weights: str, prune: float | None = None, structured: str | None = None
+) -> dict[str, bytes]:
+    """Returns the files of a forecaster of every kind of column, compressed."""
+    model = fit_everything()
+    about = {
+        "weights": weights, "prune": prune, "structured": structured, "options": {},
+        "source": {"path": "runs/x", "model_sha256": "0"},
+    }  # fmt: skip
+    stored = dataclasses.replace(model.stored_, compression=Compression(about))
+    if structured == "blocks":
+        for name, matrix in prunable(stored.network).items():
+            mask = mask_of(matrix.detach(), 0.75, "blocks", num_gates(name, len(matrix)))
+            matrix.data.masked_fill_(mask, 0.0)
+    return forecaster_files(with_rounded_weights(stored))
+
+
+FORMATS = [
+    ("fp32", None, None), ("fp16", None, None), ("int8", None, None), ("int4", None, None),
+    ("fp32", 0.75, "blocks"), ("int8", 0.75, "blocks"), ("int4", 0.5, "none"),
+    ("fp16", 0.5, "units"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("weights", "prune", "structured"), FORMATS)
+def test_a_compressed_forecaster_is_read_and_written_alike(
+    tmp_path: Path, weights: str, prune: float | None, structured: str | None
+) -> None:
+    files = compressed(tmp_path, weights, prune, structured)
+    stored = read_forecaster(publish(tmp_path, files))
+    assert stored.compression is not None
+    assert (stored.compression.weights, stored.compression.about["prune"]) == (weights, prune)
+    assert forecaster_files(stored)["model.safetensors"] == files["model.safetensors"]
+    config = json.loads(files["config.json"])
+    assert (config["format"], config["compression"]["structured"]) == (4, structured)
+    tensors = decode_tensors(files["model.safetensors"], tmp_path)
+    assert tensors["calibration.residuals"].dtype == torch.float32
+    assert tensors["network.past.embeddings.0.is_trained"].dtype == torch.bool
+    name = "network.lstm.weight_hh_l0"
+    assert (f"{name}.blocks" in tensors) == (structured == "blocks")
+    assert (f"{name}.scales" in tensors) == (weights in ("int8", "int4"))
+    if f"{name}.blocks" in tensors:
+        assert len(tensors[f"{name}.blocks"]) == 4  # of 4 gates of 16 x 16: 16 blocks
+    window = torch.randn(2, 30, 5).round().abs().clamp(max=1)
+    statics = torch.zeros(2, 2)
+    with torch.no_grad():
+        assert stored.network(window, statics).isfinite().all()
+
+
+def test_a_weight_changed_since_is_rounded_anew(tmp_path: Path) -> None:
+    stored = read_forecaster(publish(tmp_path, compressed(tmp_path, "int8")))
+    with torch.no_grad():
+        stored.network.head.weight[0, 0] = 3.0
+    again = read_forecaster(publish(tmp_path, forecaster_files(stored)))
+    assert again.network.head.weight[0, 0].item() == pytest.approx(3.0)
+    for name, weight in stored.network.state_dict().items():
+        if name != "head.weight":
+            assert torch.equal(weight, again.network.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": "int5"}, "compression.weights is 'int5', expected one of fp32, fp16"),
+        ({"weights": None}, "compression.weights is None, expected"),
+        ({"weights": ["int8"]}, "compression.weights is"),
+        ({"weights": "fp16"}, "in a model in fp16"),
+        ({"weights": "int4"}, "in a model in int4"),
+        ({"weights": "fp32"}, "in a model in fp32"),
+        ({"prune": "much"}, "compression.prune is 'much' and .* expected a share"),
+        ({"prune": 1.5, "structured": "none"}, "compression.prune is 1.5"),
+        ({"prune": 0.5, "structured": "some"}, "structured 'some'"),
+        ({"source": 5}, "config.json: "),
+        ({"source": {}}, "config.json: 'path' is missing"),
+    ],
+)
+def test_a_senseless_compression_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    files = compressed(tmp_path, "int8")
+    config = json.loads(files["config.json"])
+    config["compression"] |= changes
+    forged = publish(tmp_path, {**files, "config.json": json.dumps(config).encode()})
+    with pytest.raises((CorruptFileError, FormatError), match=message):
+        read_forecaster(forged)
+
+
+@pytest.mark.parametrize("value", [None, 5, [], "int8"])
+def test_compression_is_an_object_of_format_4(tmp_path: Path, value: Any) -> None:
+    files = compressed(tmp_path, "int8")
+    config = json.loads(files["config.json"])
+    for changes, message in (
+        ({"compression": value}, "'compression' is"),
+        ({"format": 3}, "config.json describes"),
+        ({"format": 5}, "not of a forecaster of format 4 or older"),
+    ):
+        data = json.dumps({**config, **changes}).encode()
+        with pytest.raises((CorruptFileError, FormatError), match=message):
+            read_forecaster(publish(tmp_path, {**files, "config.json": data}))
+    del config["compression"]
+    with pytest.raises(CorruptFileError, match="'compression' is missing"):
+        read_forecaster(publish(tmp_path, {**files, "config.json": json.dumps(config).encode()}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "network.lstm.weight_hh_l0",
+            torch.full((64, 16), -128, dtype=torch.int8),
+            "codes outside",
+        ),
+        ("network.lstm.weight_hh_l0", torch.zeros(64, 16), "is .* F32, expected .* I8"),
+        ("network.lstm.weight_hh_l0.scales", torch.full((64,), math.nan), "negative, NaN or Inf"),
+        ("network.lstm.weight_hh_l0.scales", torch.full((64,), -1.0), "negative, NaN or Inf"),
+        ("network.lstm.weight_hh_l0.scales", None, "lacks 'network.lstm.weight_hh_l0.scales'"),
+        ("network.lstm.weight_hh_l0", None, "lacks 'network.lstm.weight_hh_l0'"),
+        ("network.lstm.bias_ih_l0", torch.full((64,), math.inf), "bias_ih_l0 is NaN or Inf"),
+        ("network.past.embeddings.0.is_trained", None, "is_trained is None"),
+        (
+            "network.past.embeddings.0.is_trained",
+            torch.zeros(4),
+            r"is_trained is \(4,\) torch.float",
+        ),
+        ("calibration.residuals", None, "'calibration.residuals' is missing"),
+        ("calibration.residuals", torch.zeros(25, 6, 1).half(), "expected to be .* float32"),
+        ("network.spare", torch.zeros(2), "'network.spare' that a model in int8 lacks"),
+    ],
+)
+def test_a_tensor_of_a_compressed_file_that_is_wrong_is_named(
+    tmp_path: Path, name: str, value: torch.Tensor | None, message: str
+) -> None:
+    files = compressed(tmp_path, "int8")
+    tensors = {**decode_tensors(files["model.safetensors"], tmp_path), name: value}
+    left = {n: t for n, t in tensors.items() if t is not None}
+    forged = publish(tmp_path, {**files, "model.safetensors": encode_tensors(left)})
+    with pytest.raises((CorruptFileError, FormatError, NonFiniteError), match=message) as caught:
+        read_forecaster(forged)
+    assert "model.safetensors" in str(caught.value)
+
+
+def test_one_changed_byte_of_a_compressed_file_is_named(tmp_path: Path) -> None:
+    path = publish(tmp_path, compressed(tmp_path, "int4"))
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
+        read_forecaster(path)

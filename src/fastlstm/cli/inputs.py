@@ -58,6 +58,8 @@ def open_model(path: str) -> LM:
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
     """Loads the forecaster RUN of a verb, which reads tables as its options say.
 
+    A note about the format of its weights is printed.
+
     Args:
         parsed: with RUN first, and `READ_OPTIONS`.
         tables: checked to be tables.
@@ -71,7 +73,11 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    return Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    compression = model.stored_.compression
+    if compression is not None and compression.note:
+        say(f"note: {compression.note}")
+    return model
 
 
 def refuse_runs(sources: Sequence[str]) -> None:

@@ -34,10 +34,10 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
     if weight_format == "fp32" or weight.dim() != 2:
         return weight.clone()
     if weight_format == "int8":
-        return _on_grid(weight, weight.abs().amax(1, keepdim=True) / 127, 127)
+        return _on_grid(weight, _largest(weight) / 127, 127)
     rows, columns = weight.shape
     groups = nn.functional.pad(weight, (0, -columns % GROUP)).view(rows, -1, GROUP)
-    scales = groups.abs().amax(2, keepdim=True) / 7
+    scales = _largest(groups) / 7
     fraction, exponent = torch.frexp(scales.clamp(min=2.0**-24))  # fp16's smallest
     power = torch.ldexp(torch.ones_like(scales), exponent - (fraction == 0.5).int())
     is_small = (scales > 0) & (scales < 2.0**-14)  # where fp16 has fewer bits
@@ -45,11 +45,18 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
     return _on_grid(groups, scales, 7).view(rows, -1)[:, :columns].contiguous()
 
 
+def _largest(weight: Tensor) -> Tensor:
+    """Returns the largest magnitude along the last axis, which stays."""
+    low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
+    return torch.maximum(high.abs(), low.abs())  # both much faster than aminmax
+
+
 def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
     """Returns the nearest multiples of the scales, up to `largest` times; NaN for no scale."""
     scales = torch.where(scales.isfinite(), scales, torch.nan)
-    codes = torch.where(scales > 0, weight / scales, 0.0).round_().clamp_(-largest, largest)
-    return codes.to(torch.int8) * scales
+    codes = weight / torch.where(scales > 0, scales, 1.0)  # those of the scale 0 become 0
+    codes.round_().clamp_(-largest, largest)
+    return codes.add_(0.0).mul_(scales)  # a code has no -0
 
 
 @contextmanager
@@ -78,8 +85,8 @@ class FakeQuantization(Callback):
     estimator of Bengio et al. 2013). The best weights are rounded ones, so that storing them in the
     format changes nothing. No evaluation before `begin` is accepted.
 
-    Activations are left alone: decoding rounds the state to 8 bits, which costs no training to
-    stand (docs/log.md).
+    Activations are not rounded. Decoding in int8 and int4 also rounds the state to 8 bits: weights
+    and state together, untrained, cost 0.0003 bits/char in int8 (docs/log.md).
 
     Args:
         weight_format: "fp16", "int8" or "int4".

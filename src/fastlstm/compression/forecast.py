@@ -1,11 +1,293 @@
-"""Compressing a forecaster."""
+"""Compressing a forecaster: `compress_forecaster`."""
 
 from __future__ import annotations
 
-from fastlstm.compression.options import Job
-from fastlstm.compression.report import CompressReport
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastlstm.compression.callbacks import compression_callbacks
+from fastlstm.compression.forecast_measuring import Measuring
+from fastlstm.compression.forecast_task import CompressedForecastTask
+from fastlstm.compression.forecast_teacher import read_teacher
+from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.report import (
+    REPORT_FILE,
+    CompressReport,
+    TrainingFigures,
+    quality_error,
+    unfinished_error,
+)
+from fastlstm.compression.teacher_time import TeacherTime
+from fastlstm.compression.units import without_units
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    FastLSTMError,
+    FormatError,
+    Setting,
+)
+from fastlstm.forecast.calibration import calibrate
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.train import source_text, train_forecaster
+from fastlstm.forecast.weights_file import Compression
+from fastlstm.report.history import read_history
+from fastlstm.report.page import write_report
+from fastlstm.runs.manifest import read_manifest
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import quantize, rounded
+from fastlstm.system.fields import built
+from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
+from fastlstm.training.session import locked_run
+from fastlstm.training.trainer import Trainer
+
+_BUDGET = "5m"
+_RATE = 0.5
+"""Of RUN's peak learning rate, for training that continues from its weights."""
+_ENDS = ("steps", "epochs", "budget")
+_OF_TEXTS = {"temperature": 2.0, "match_hidden": 0.0}
 
 
 def compress_forecaster(job: Job) -> CompressReport:
     """Rounds a forecaster, or trains a smaller one, and measures it beside its source."""
-    raise NotImplementedError
+    for name in _OF_TEXTS:
+        if name in job.given:
+            raise ConfigError(
+                Setting(name), " is about tokens and hidden states, a forecaster learns forecasts;"
+                " leave it out"
+            )  # fmt: skip
+    source = read_forecaster(job.run)
+    table, why_not = _table_of(job, source)
+    is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
+    is_trained = is_resumed or job.config.trains
+    if not is_trained:
+        job.config.require_work()
+    elif table is None:
+        raise DataError(f"{why_not}; give the table as ", Setting("data"))
+    if is_trained:
+        return _Training(job, source, table).run()
+    return _round(job, source, table, why_not)
+
+
+def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
+    """Returns the table to train and measure on, and why there is none."""
+    if job.data is not None:
+        return job.data, ""
+    about = {} if source.compression is None else source.compression.about
+    recorded = read_history(RunDirectory(job.run).metrics_path).start.get("source")
+    name = str(recorded or about.get("data") or "")
+    paths = name.split(", ")
+    if not name:
+        return None, f"{job.run} does not say what it was trained on"
+    if not all(Path(path).is_file() for path in paths):
+        return None, f"the table of {job.run}, {name:.200}, is not there any more"
+    return paths if len(paths) > 1 else paths[0], ""
+
+
+def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
+    record = read_manifest(job.run).files["model.safetensors"]
+    return Compression(
+        {
+            "weights": config.to,
+            "prune": config.prune,
+            "structured": None if config.prune is None else config.structured,
+            "options": dataclasses.asdict(config),
+            "source": {
+                "path": str(job.run),
+                "model_sha256": record.sha256,
+                "model_bytes": record.size,
+                "model": dataclasses.asdict(source.network.config),
+            },
+            "data": None if table is None else source_text(table),
+        }
+    )
+
+
+def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
+    """Returns a forecaster with the weights that its file will give back.
+
+    Raises:
+        ConfigError: a weight is too large for the format.
+    """
+    assert stored.compression is not None
+    to, network = stored.compression.weights, copy.deepcopy(stored.network).cpu().eval()
+    weights: dict[str, Any] = {n: p.detach().numpy() for n, p in network.named_parameters()}
+    matrices = {}
+    if to in ("int8", "int4"):
+        matrices = {name: quantize(w, to) for name, w in weights.items() if w.ndim == 2}
+    floats = rounded({**weights, **matrices}, to)
+    network.load_state_dict({n: torch.from_numpy(w) for n, w in floats.items()}, strict=False)
+    compression = dataclasses.replace(stored.compression, matrices=matrices)
+    return dataclasses.replace(stored, network=network, compression=compression)
+
+
+def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> CompressReport:
+    with locked_run(job.out) as run:
+        assert run is not None
+        checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
+        compression = _about(job, job.config, source, table)
+        result = with_rounded_weights(dataclasses.replace(source, compression=compression))
+        measuring = Measuring(job.run, job.config, source)
+        if table is None:
+            measuring.why_not = why_not
+            measuring.notes.append("the intervals are those of the source, not calibrated anew")
+        else:
+            dataset = prepare(table, source.config, like=source.schema.timeline)
+            inputs = apply_schema(dataset, source.schema, source.scaler, source.static_scale)
+            split = split_table(dataset.table, dataset.frequency, source.config.split)
+            sizes = source.network.config
+            valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+            result = dataclasses.replace(
+                result, calibration=calibrate(result.network, inputs, valid)
+            )
+            measuring.begin(split, inputs, source_text(table))
+        report, files = measuring.report(result, job.out, None)
+        if not report.is_published:
+            raise quality_error(report, is_trained=False)
+        run.publish(files)
+        with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
+            write_report(run.path)
+    return report
+
+
+class _Training:
+    """One start of a compression that trains."""
+
+    def __init__(self, job: Job, source: StoredForecaster, table: Any) -> None:
+        config = _resumed(job)
+        self._job, self._config, self._table = job, config, table
+        self._report: CompressReport | None = None
+        self._base = _start_of(job, config, source, _about(job, config, source, table))
+        self._teacher: StoredForecaster | None = None
+        if config.distils:
+            own = config.distil is None
+            self._teacher = source if own else read_teacher(str(config.distil), source)
+        self._measuring = Measuring(job.run, config, source)
+
+    def run(self) -> CompressReport:
+        job, options = self._job, _options(self._job, self._config, self._base)
+        callbacks = compression_callbacks(self._config, 0.0)
+        callbacks += [TeacherTime()] if self._config.distils else []
+        train_forecaster(
+            self._table, options, out=job.out, resume=job.resume,
+            given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
+            observers=job.observers, callbacks=[*callbacks, *job.callbacks],
+            stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
+        )  # fmt: skip
+        if self._report is None:
+            raise unfinished_error()
+        if not self._report.is_published:
+            raise quality_error(self._report, is_trained=True)
+        return self._report
+
+    def _make_task(self, *args: Any) -> CompressedForecastTask:
+        *_, inputs, _, _, _, closing = args
+        name = source_text(self._table)
+        self._measuring.begin(closing.split, inputs, name, closing.budget_s)
+        return CompressedForecastTask(
+            *args,
+            teacher=None if self._teacher is None else copy.deepcopy(self._teacher.network),
+            alpha=self._config.alpha,
+            finished=with_rounded_weights,
+            approve=self._approve,
+            measuring_s=self._measuring.seconds,
+        )
+
+    def _approve(
+        self, stored: StoredForecaster, trainer: Trainer, teacher_s: float
+    ) -> Mapping[str, bytes] | None:
+        """Measures the result; returns the report as a file, None where it may not be published."""
+        progress = trainer.progress
+        if progress.best_step < 0:
+            return None
+        training = TrainingFigures(
+            steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
+            reason=trainer.reason,
+        )  # fmt: skip
+        with progress.counted("measuring"):
+            self._report, files = self._measuring.report(stored, self._job.out, training)
+        return {REPORT_FILE: files[REPORT_FILE]} if self._report.is_published else None
+
+
+def _resumed(job: Job) -> CompressConfig:
+    """Returns the options of a compression; of one that continues those it was started with.
+
+    Raises:
+        ConfigError: an option differs that must not change.
+        FormatError: it was started from another model, or by another command.
+    """
+    checkpoint = RunDirectory(job.out).intact_checkpoint() if job.resume else None
+    if checkpoint is None:
+        return job.config
+    files = RunDirectory(checkpoint).read_published(["config.json"])[1]
+    about = json.loads(files["config.json"]).get("compression")
+    if not isinstance(about, dict):
+        raise FormatError(
+            f"'{job.out}' was started by train, not by compress; give another ", Setting("out")
+        )
+    if about["source"]["model_sha256"] != read_manifest(job.run).files["model.safetensors"].sha256:
+        raise FormatError(
+            f"'{job.out}' was started from another model ({about['source']['path']}), or {job.run}"
+            " has changed since; give another ", Setting("out"),
+        )  # fmt: skip
+    first = built(CompressConfig, about["options"], "config.json")
+    return resumed_config(job.config, job.given, first, first, COMPRESS_MAY_CHANGE)
+
+
+def _start_of(
+    job: Job, config: CompressConfig, source: StoredForecaster, compression: Compression
+) -> StoredForecaster:
+    """Returns the forecaster that is trained: RUN's, without some units, or a new one."""
+    sizes, network = source.network.config, copy.deepcopy(source.network)
+    changes: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in ("hidden_size", "num_layers", "dropout")
+        if getattr(config, name) is not None
+    }
+    if config.is_new_student:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(config.seed)
+            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
+    elif config.structured == "units":
+        assert config.prune is not None
+        weights, smaller = without_units(dict(network.named_parameters()), sizes, config.prune)
+        changes["hidden_size"] = smaller.hidden_size
+        buffers = dict(network.named_buffers())
+        with torch.random.fork_rng(devices=[]):
+            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
+        network.load_state_dict({**buffers, **weights})
+    elif changes:  # of dropout alone
+        weights = network.state_dict()
+        with torch.random.fork_rng(devices=[]):
+            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
+        network.load_state_dict(weights)
+    resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
+    return dataclasses.replace(
+        source, config=resolved, given=given, network=network, compression=compression
+    )
+
+
+def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> ForecastConfig:
+    """Returns the options of the training."""
+    fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
+    values = {n: getattr(config, n) for n in TRAINING if n in fields}
+    values = {n: value for n, value in values.items() if value is not None or n in _ENDS}
+    if all(values[name] is None for name in _ENDS):
+        values["budget"] = _BUDGET
+    if "precision" not in job.given:
+        del values["precision"]  # of a forecaster it is not chosen by measuring
+    if config.learning_rate is None and not config.is_new_student:
+        assert base.config.learning_rate is not None
+        values["learning_rate"] = _RATE * base.config.learning_rate
+    return dataclasses.replace(base.given, **values)

@@ -25,8 +25,6 @@ from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.trainer import Trainer
 
-_LEVELS = tuple((k + 0.5) / 16 for k in range(16))
-"""Quantiles of the teacher that stand for its distribution: equally likely."""
 _NUM_SAMPLES = 4
 _TEACHER = "teacher."
 
@@ -39,6 +37,9 @@ class CompressedForecastTask(ForecastTask):
         teacher: a network that takes the same windows; its forecasts are learnt too. Or None.
         alpha: share of the teacher in the loss.
         finished: returns what is published, of the forecaster with the best weights.
+        approve: called with what is finished, the trainer and the seconds spent in the teacher;
+            returns further files to publish, or None where nothing is published.
+        measuring_s: kept of a budget for `approve`.
 
     Attributes:
         teacher_s: seconds spent in the teacher.
@@ -52,10 +53,13 @@ class CompressedForecastTask(ForecastTask):
         teacher: ForecastNetwork | None,
         alpha: float,
         finished: Callable[[StoredForecaster], StoredForecaster],
+        approve: Callable[[StoredForecaster, Trainer, float], Mapping[str, bytes] | None],
+        measuring_s: float,
     ) -> None:
         super().__init__(*args)
         self._teacher = None if teacher is None else teacher.to(self._device).eval()
-        self._alpha, self._finished = alpha, finished
+        self._alpha, self._finished, self._approve = alpha, finished, approve
+        self._measuring_s = measuring_s
         self._teacher_state: RecurrentState | None = None
         self._start_state: RecurrentState | None = None
         self._teacher_states: list[RecurrentState] = []
@@ -94,7 +98,8 @@ class CompressedForecastTask(ForecastTask):
     ) -> Tensor:
         """Returns the teacher's parameters; its state is carried like the student's."""
         if not self._origins:
-            return teacher(values, statics)
+            answers: Tensor = teacher(values, statics)
+            return answers
         start = None if self._start_state is None else rows_of_state(self._start_state, part)
         parameters, after = teacher.read_chunk(values, statics, start)
         self._teacher_states.append(after)
@@ -119,19 +124,24 @@ class CompressedForecastTask(ForecastTask):
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Publishes nothing: the weights are in the checkpoint until `finish`."""
 
+    def finish_s(self, unit_s: float) -> float:
+        return super().finish_s(unit_s) + self._measuring_s
+
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        self._closing.stored = self._finished(self._closing.stored)
-        return self._closing.finish(trainer)
+        closing = self._closing
+        closing.stored = self._finished(closing.stored)
+        closing.approve = lambda stored: self._approve(stored, trainer, self.teacher_s)
+        return closing.finish(trainer)
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
     """Returns how far forecasts are from a teacher's, one number per value.
 
     Of a point it is the output's own loss, with the teacher's point as the target. Of quantiles it
-    is the mean absolute difference per level. Of a distribution it is the cross-entropy with the
-    teacher's, which is the Kullback-Leibler divergence plus a constant: as the mean over 16 equally
-    likely quantiles of Student's t, over 4 random counts of the negative binomial.
+    is the mean absolute difference per level. Of a distribution it is its cross-entropy with the
+    teacher's, which is the Kullback-Leibler divergence plus a constant, estimated from 4 random
+    values of the teacher's: there is no closed form for Student's t and the negative binomial.
 
     Args:
         output: of both.
@@ -143,10 +153,7 @@ def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
     """
     if isinstance(output, Quantiles):
         return (parameters - answers).abs().mean(-1)
-    if isinstance(output, StudentT):
-        likely = output.quantiles(answers, _LEVELS)
-    elif isinstance(output, NegativeBinomial):
-        likely = output.samples(answers, _NUM_SAMPLES)
-    else:
-        return output.loss(parameters, answers[..., 0])
-    return output.loss(parameters[..., None, :], likely).mean(-1)
+    if isinstance(output, StudentT | NegativeBinomial):
+        values = output.samples(answers, _NUM_SAMPLES)
+        return output.loss(parameters[..., None, :], values).mean(-1)
+    return output.loss(parameters, answers[..., 0])

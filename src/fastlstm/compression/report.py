@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fastlstm.errors import DataError, Message, QualityError, Setting
+from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
 from fastlstm.system.storage import encode_json
 
 REPORT_FILE = "compression.json"
@@ -116,6 +117,7 @@ class CompressReport:
         max_loss: as given.
         is_published: False where the loss was larger than `max_loss`.
         notes: remarks for the user.
+        scores: of a forecaster, by part of its table, then "source" or "result", then measure.
     """
 
     kind: Literal["text", "forecaster"]
@@ -133,6 +135,7 @@ class CompressReport:
     max_loss: float | None
     is_published: bool
     notes: list[str]
+    scores: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def __fspath__(self) -> str:
         return self.path
@@ -144,8 +147,8 @@ class CompressReport:
             return None
         if self.kind == "text":
             return self.change.difference
-        assert self.source.quality is not None
-        return self.change.difference / self.source.quality
+        difference, before = self.change.difference, self.source.quality
+        return difference / before if before else math.copysign(math.inf, difference or -1.0)
 
     def checked(self) -> CompressReport:
         """Returns the report with `is_published` as `max_loss` decides.
@@ -195,3 +198,12 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     error = QualityError(*parts)
     error.report = report.to_dict()
     return error
+
+
+def unfinished_error() -> ConfigError:
+    """Returns the error for a training that ended before its weights were what is to be stored."""
+    return ConfigError(
+        "training ended before the weights were pruned and rounded, so there is no compressed"
+        " model; give ", Setting("resume", True), " and more ", Setting("budget"), " or ",
+        Setting("steps"),
+    )  # fmt: skip

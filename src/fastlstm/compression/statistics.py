@@ -9,21 +9,21 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_BLOCKS, MIN_BLOCK = 1000, 200
+_MAX_BLOCKS, _MIN_BLOCKS, _BLOCK = 1000, 20, 200
 _SAMPLES = 2000
 
 
 def bootstrap_interval(values: NDArray[Any], weights: NDArray[Any]) -> tuple[float, float]:
     """Returns the 95 % bootstrap interval of ``sum(values) / sum(weights)``.
 
-    Neighbouring values depend on each other: blocks of at least 200 are drawn, 2,000 times, with a
-    fixed seed.
+    Neighbouring values depend on each other: blocks of at least 200, of few values fewer, are
+    drawn, 2,000 times, with a fixed seed.
 
     Args:
         values: `(n,)`, in the order of the text.
         weights: `(n,)`, not negative; their sum is positive.
     """
-    num = max(1, min(MAX_BLOCKS, len(values) // MIN_BLOCK))
+    num = max(min(_MIN_BLOCKS, len(values)), min(_MAX_BLOCKS, len(values) // _BLOCK))
     edges = np.linspace(0, len(values), num, endpoint=False).astype(np.int64)
     sums, sizes = (np.add.reduceat(a.astype(np.float64), edges) for a in (values, weights))
     drawn = np.random.default_rng(0).integers(num, size=(_SAMPLES, num))

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
-from fastlstm.compression.fake_quantization import FakeQuantization
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
-from fastlstm.compression.pruning import Pruning
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
     quality_error,
+    unfinished_error,
 )
+from fastlstm.compression.teacher_time import TeacherTime
 from fastlstm.compression.text_model import (
     TextModel,
     compare_quality,
@@ -30,9 +31,9 @@ from fastlstm.compression.text_model import (
     load_text_model,
     missing_features,
 )
-from fastlstm.compression.text_task import CompressedTextTask, TeacherTime, Teaching
+from fastlstm.compression.text_task import CompressedTextTask, Teaching
 from fastlstm.compression.units import without_units
-from fastlstm.errors import ConfigError, DataError, FastLSTMError, FormatError, Setting
+from fastlstm.errors import DataError, FastLSTMError, FormatError, Setting
 from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
@@ -213,11 +214,7 @@ class _Session(TextSession):
             self.notes += _notes_of(self._stored, self._source)
             self.train(self._open_text(), start, [*self._callbacks(), *job.callbacks])
         if self.report is None:
-            raise ConfigError(
-                "training ended before the weights were pruned and rounded, so there is no"
-                " compressed model; give ", Setting("resume", True), " and more ",
-                Setting("budget"), " or ", Setting("steps"),
-            )  # fmt: skip
+            raise unfinished_error()
         if not self.report.is_published:
             raise quality_error(self.report, is_trained=True)
         return self.report
@@ -293,17 +290,8 @@ class _Session(TextSession):
         self._teacher = teacher
 
     def _callbacks(self) -> list[Callback]:
-        """Returns what prunes and rounds: pruning comes first, rounding where it is over."""
-        config, callbacks, begin = self._config, list[Callback](), 0.0
-        if config.prune is not None and config.structured != "units":
-            schedule = config.pruning_schedule()
-            callbacks.append(Pruning(schedule, config.structured))
-            begin = schedule.end
-        if config.to != "fp32":
-            callbacks.append(FakeQuantization(config.to, begin))
-        if self._teacher is not None:
-            callbacks.append(TeacherTime())
-        return callbacks
+        teacher = [] if self._teacher is None else [TeacherTime()]
+        return [*compression_callbacks(self._config, rounding_begin=0.0), *teacher]
 
     def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
         """Returns the model that training starts from: the source, or what is left of its units."""
@@ -370,10 +358,16 @@ class _Session(TextSession):
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
+        notes = _notes_of(self._stored, self._source)
+        if self._config.prune is not None and self._config.structured == "none":
+            notes.append(
+                f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
+                " for zeros in no order"
+            )
         self.report = _measured(
             self._config, self._stored, self._source, result,
             task.valid_ids, _name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
-            self._methods(), _notes_of(self._stored, self._source), training,
+            self._methods(), notes, training,
         )  # fmt: skip
         if self.report.is_published:
             files = compressed_files(task.model_files, self._about())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.stored_model import MATCHER
 from fastlstm.text.task import TextTask
-from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -124,23 +122,3 @@ class CompressedTextTask(TextTask):
     def finish(self, trainer: Trainer) -> Event:
         with trainer.progress.counted("measuring"):
             return self.conclude(trainer)
-
-
-class TeacherTime(Callback):
-    """Keeps the seconds spent in the teacher over all starts of a run."""
-
-    def __init__(self) -> None:
-        self._earlier_s = 0.0
-
-    def on_begin(self, trainer: Trainer) -> None:
-        task = trainer.task
-        assert isinstance(task, CompressedTextTask)
-        task.teacher_s, self._task = self._earlier_s, task
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._task.teacher_s}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._earlier_s = float(state["seconds"])
-        if not math.isfinite(self._earlier_s):
-            raise ValueError("the teacher's seconds are not finite")

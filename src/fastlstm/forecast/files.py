@@ -150,8 +150,8 @@ def _config(data: bytes, origin: Path) -> dict[str, Any]:
     known = (_FORMAT_OF_SEGMENTS, _FORMAT, _FORMAT_OF_COMPRESSED)
     if config.get("kind") != FORECASTER or version not in known:
         raise FormatError(
-            f"{origin} is not of a forecaster of format {known[-1]} or older: a text model is opened by"
-            " LM.load, another format by the fastlstm that wrote it"
+            f"{origin} is not of a forecaster of format {known[-1]} or older: a text model is"
+            " opened by LM.load, another format by the fastlstm that wrote it"
         )
     if version == _FORMAT_OF_SEGMENTS:
         with checked_values(origin):

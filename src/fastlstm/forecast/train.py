@@ -160,7 +160,7 @@ class _Session(RunSession):
         self.notes += dataset.notes
         with self.files(checkpoint, config.tensorboard):
             about = _about(task, stored, dataset)
-            about |= {**ceiling, "source": _source_text(frame), "precision_why": precision.why}
+            about |= {**ceiling, "source": source_text(frame), "precision_why": precision.why}
             self.announce(task, plan, checkpoint, about)
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
@@ -193,7 +193,7 @@ class _Session(RunSession):
             assert self.run is not None
             first = read_history(self.run.metrics_path).start.get("source") or "another table"
             raise FormatError(
-                f"'{self.run.path}' was started with {first}; {_source_text(frame)} is"
+                f"'{self.run.path}' was started with {first}; {source_text(frame)} is"
                 " another table, or was changed since; resume with the same table, or start a new"
                 " run with another ",
                 Setting("out"),
@@ -298,7 +298,7 @@ def _precision(
     return choose_precision(config.precision, device, about, time_pass)
 
 
-def _source_text(frame: Any) -> str:
+def source_text(frame: Any) -> str:
     """Returns the name of a table: its paths, or the kind of frame."""
     if isinstance(frame, str | Path):
         return str(frame)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.runs.stored_values import described_state, restored_network
+from fastlstm.runs.stored_values import described_state, restored_network, stored_text
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import (
     FORMATS_IN_FILES,
@@ -60,12 +60,14 @@ class Compression:
         """A line about what computes with these weights; None if they are as any other."""
         how = [] if self.weights == "fp32" else [f"weights are stored as {self.weights}"]
         if self.about["structured"] in ("none", "blocks"):
-            how.append(f"{100 * self.about['prune']:g} % of them are zero")
-        return f"{', '.join(how)}; forecasts are computed in fp32 with all of them" if how else None
+            how.append(f"{100 * self.about['prune']:g} % of the weights are zero")
+        if not how:
+            return None
+        return f"{', '.join(how)}; forecasts are computed in fp32 with all of them: no faster"
 
 
 def compression_of(value: Any) -> Compression:
-    """Returns `compression` of a config.json; raises ValueError or KeyError where it is senseless."""
+    """Returns `compression` of a config.json; raises an error of `checked_values` if invalid."""
     if not isinstance(value, dict):
         raise ValueError(f"'compression' is {type(value).__name__}, expected a JSON object")
     weights, share, structured = value["weights"], value["prune"], value["structured"]
@@ -79,6 +81,7 @@ def compression_of(value: Any) -> Compression:
             f"compression.prune is {share!r:.80} and compression.structured {structured!r:.80},"
             f" expected a share and one of {', '.join(_STRUCTURES)}"
         )
+    stored_text(value["source"]["path"], "compression.source.path")
     return Compression(value)
 
 

@@ -61,6 +61,7 @@ class WindowForecaster:
         past: columns of the input rows: targets, past and future covariates.
         future: future covariates.
         static: columns with one value per series.
+        note: about the format of the weights, or None.
         may_miss: values of past and future may be NaN; static values always may.
         frequency: of the rows, such as "1 hour".
         dtype: of inputs and outputs: float32, or float64 if a column is so large beside its
@@ -78,6 +79,7 @@ class WindowForecaster:
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
         self.dtype = _dtype_of(stored)
+        self.note = None if stored.compression is None else stored.compression.note
 
     def typical(self, column: str) -> float:
         """Returns the mean of a column over the training rows; 0 for unknown columns."""

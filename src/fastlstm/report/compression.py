@@ -30,6 +30,7 @@ def compression_rows(report: dict[str, Any]) -> list[Row]:
         ("result", _result_text(report)),
         ("methods", ", ".join(report["methods"])),
         (MEASURES.get(report["measure"], report["measure"]), _quality_text(report)),
+        *_score_rows(report),
         ("outputs", _outputs_text(report["outputs"])),
         ("weights", f"{_pair(report, 'num_parameters', short_count)}, {_zeros_text(result)}"),
         ("on disk", _pair(report, "file_bytes", short_bytes)),
@@ -61,6 +62,16 @@ def _quality_text(report: dict[str, Any]) -> str:
         f" {change['low']:+.4f} to {change['high']:+.4f}) on {counted(change['num_scored'], unit)}"
         f" of {change['scored_on']}"
     )
+
+
+def _score_rows(report: dict[str, Any]) -> list[Row]:
+    """Returns a row per part of a forecaster's table, every measure before and after."""
+    rows = []
+    for part, scores in report.get("scores", {}).items():
+        before, after = scores["source"], scores["result"]
+        texts = [f"{name} {before[name]:.4g} -> {after[name]:.4g}" for name in before]
+        rows.append((f"{part} part", ", ".join(texts)))
+    return rows
 
 
 def _outputs_text(outputs: dict[str, Any] | None) -> str:

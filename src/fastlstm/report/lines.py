@@ -389,8 +389,9 @@ _NEXT = {
 def next_commands(end: Event, start: Event) -> list[str]:
     """Returns what to type after a run; `start` is the event of its start."""
     commands = ["the same command with --resume"] if is_unfinished(end) else []
-    # Before the first evaluation there is no model to use.
-    if (number(end, "best_step") or 0) >= 0:
+    # Before the first evaluation there is no model to use, nor where it was too bad to publish.
+    is_published = _part_of(end, "compression").get("is_published") is not False
+    if is_published and (number(end, "best_step") or 0) >= 0:
         run = shlex.quote(text_of(end, "run") or "RUN")
         known = _NEXT.get(text_of({**start, **end}, "task") or "text", ())
         commands += [command.format(run) for command in (*known, "fastlstm info {}")]

@@ -170,6 +170,8 @@ class Runner:
             service.loaded = ForecastEngine(
                 model, settings, service.metrics, threads, is_shared=is_shared
             )
+            if model.note:
+                self._say(f"note: {model.note}")
             return (
                 f"Open Inference Protocol; reads {counted(model.input_size, 'row')} of"
                 f" {counted(len(model.past.names), 'column')}, forecasts {model.horizon} of"

@@ -118,6 +118,14 @@ class StudentT(Output):
         quantiles = [location + scale * student_quantile(degrees, level) for level in levels]
         return torch.stack(quantiles, -1)
 
+    def samples(self, parameters: Tensor, count: int) -> Tensor:
+        """Returns random values of every distribution, shape ``(…, count)``."""
+        degrees, location, scale = self._read(_repeated(parameters, count))
+        values: Tensor = torch.distributions.StudentT(
+            degrees, location, scale, validate_args=False
+        ).rsample()
+        return values
+
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         degrees, location, width = parameters.unbind(-1)
         # softplus(width) * scale, expressed as a softplus
@@ -156,15 +164,18 @@ class NegativeBinomial(Output):
 
     def samples(self, parameters: Tensor, count: int) -> Tensor:
         """Returns random counts of every distribution, shape ``(…, count)``."""
-        mean, dispersion = (
-            parameters[..., None, :].expand(*parameters.shape[:-1], count, -1).unbind(-1)
-        )
+        mean, dispersion = _repeated(parameters, count).unbind(-1)
         rate = torch._standard_gamma(1 / dispersion) * (mean * dispersion)
         return torch.poisson(rate)
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         mean, dispersion = F.softplus(parameters).unbind(-1)
         return torch.stack([mean * scale + 1e-6, dispersion + 1e-4], -1)
+
+
+def _repeated(parameters: Tensor, count: int) -> Tensor:
+    """Returns parameters ``(…, p)`` as ``(…, count, p)``."""
+    return parameters[..., None, :].expand(*parameters.shape[:-1], count, -1)
 
 
 def make_output(kind: OutputKind, loss: Loss = "mae") -> Output:

@@ -1,0 +1,130 @@
+"""`fastlstm compress`: from the command line to a run, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.compress import COMMAND, TABLE_COMMAND
+from fastlstm.cli.main import main
+from fastlstm.compression.options import CompressConfig
+
+TEXT = "the cat sat on a mat. " * 200
+MISLEADING = "ab " * 1200 + "xyz." * 225
+"""Who learns its first part gets worse at its validation part, the next 15 %."""
+
+
+def test_rounding(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, text = tmp_path / "small", tmp_path / "text.txt"
+    text.write_text(TEXT)
+    command = ["compress", str(tiny_run), "--out", str(out), "--to", "int8", "--data", str(text)]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    lines = dict(line.split("  ", 1) for line in shown.splitlines())
+    assert lines["result"].strip().startswith(f"{out}, model ")
+    assert lines["methods"].strip() == "int8, rounded to the nearest"
+    assert f"tokens of {text}" in lines["bits/char"]
+    assert (out / "model.safetensors").exists()
+    assert main(command) == 2
+    assert "contains a model without a checkpoint" in capsys.readouterr().err
+
+
+def test_json(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "small"
+    assert main(["compress", str(tiny_run), "--out", str(out), "--to", "fp16", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    facts = json.loads(line)
+    assert facts.pop("event") == "compression"
+    assert facts == json.loads((out / "compression.json").read_text())
+    assert facts["not_measured"] == "the run does not say what it was trained on"
+
+
+def test_training(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text(MISLEADING)
+    command = [
+        *("compress", str(tiny_run), "--out", str(tmp_path / "small"), "--steps", "2"),
+        *("--data", str(tmp_path / "text.txt"), "--distil", str(tiny_run), "--precision", "fp32"),
+        *("--no-tensorboard", "--batch-size", "2", "--seq-length", "8", "--threads", "1"),
+    ]
+    assert main([*command, "--max-loss", "0", "--json"]) == 2
+    output = capsys.readouterr()
+    assert "more than --max-loss 0; nothing is published in" in output.err
+    facts = json.loads(output.out.splitlines()[-1])
+    assert facts["event"] == "compression"
+    assert not facts["is_published"]
+    assert facts["training"]["steps"] == 2
+    assert not (tmp_path / "small/model.safetensors").exists()
+    assert main([*command, "--max-loss", "100", "--resume"]) == 0
+    shown = capsys.readouterr().out
+    assert "next: fastlstm generate" in shown
+    assert "distilled from" in shown
+    assert (tmp_path / "small/model.safetensors").exists()
+
+
+def test_a_result_too_bad_to_publish_is_not_offered(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text(MISLEADING)
+    command = [
+        *("compress", str(tiny_run), "--out", str(tmp_path / "small"), "--steps", "1"),
+        *("--data", str(tmp_path / "text.txt"), "--distil", str(tiny_run), "--precision", "fp32"),
+        *("--no-tensorboard", "--batch-size", "2", "--seq-length", "8", "--max-loss", "0"),
+    ]
+    assert main(command) == 2
+    shown = capsys.readouterr().out
+    assert "fastlstm generate" not in shown
+    assert "not published: the loss is above the limit" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "int8"], "--out is missing"),
+        (["--out", "x"], "there is nothing to do; give --to (fp16, int8 or int4), --prune"),
+        (["--out", "x", "--prune", "1.0"], "--prune is 1.0, expected a number from 0.001"),
+        (["--out", "x", "--to", "int2"], "--to is 'int2', expected one of fp32, fp16, int8, int4"),
+        (
+            ["--out", "x", "--to", "int4", "--prune", "0.9", "--structured", "blocks"],
+            "--to int4 has no block-sparse form; give --to int8 with --structured blocks",
+        ),
+        (
+            ["--out", "x", "--hidden-size", "8"],
+            "--hidden-size is not an option for a text; leave it out (did you mean '--rnn-size'?)",
+        ),
+        (["--out", "x", "--horizon", "8", "--to", "int8"], "unknown flag '--horizon'"),
+        (["--out", "x", "--to", "int8", "--data", "gone.txt"], "gone.txt"),
+        (["--out", "x", "--distil", "gone"], "gone: no such run"),
+        (["--out", "x", "--prune", "0.5"], "does not say what it was trained on; give the text"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], message: str, tiny_run: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["compress", str(tiny_run), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_comes_first(
+    tmp_path: Path, tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", str(tmp_path / "none"), "--out", "x", "--to", "int8"]) == 2
+    assert "no such run" in capsys.readouterr().err
+    arguments = ["compress", str(tiny_run), "--out", "x", "--to", "int8", "--data", str(tiny_run)]
+    assert main(arguments) == 2
+    assert "is a run, expected a text or a table" in capsys.readouterr().err
+    assert main(["compress", str(tiny_run), "--out", str(tiny_run), "--to", "int8"]) == 2
+    assert "holds the run that is compressed" in capsys.readouterr().err
+
+
+def test_every_option_has_a_flag() -> None:
+    flags = {option.name for command in (COMMAND, TABLE_COMMAND) for option in command.options}
+    assert flags == {*CompressConfig.__dataclass_fields__, "out", "data", "resume", "json"}
+    assert "hidden_size" not in {option.name for option in COMMAND.options}
+    assert "rnn_size" not in {option.name for option in TABLE_COMMAND.options}

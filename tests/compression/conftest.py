@@ -1,0 +1,44 @@
+"""A small trained text model to compress."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastlstm
+from compression_source import text_of
+from fastlstm.compression.report import CompressReport
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the text book.txt and the run `source` trained on it, H=32 E=16."""
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "book.txt").write_text(text_of(1500))
+    fastlstm.train(
+        folder / "book.txt", out=folder / "source", steps=12, rnn_size=32, embed_size=16,
+        batch_size=4, seq_length=16, precision="fp32", threads=1, tensorboard=False, observers=(),
+        sample_every=0,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def source(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run."""
+    return Path(shutil.copytree(trained / "source", tmp_path / "source"))
+
+
+@pytest.fixture
+def compressed(source: Path, tmp_path: Path) -> Callable[..., CompressReport]:
+    """Compresses the run into `out`, quietly, on one thread."""
+
+    def run(out: str = "out", **fields: Any) -> CompressReport:
+        quiet = {"observers": (), "threads": 1, "tensorboard": False, "precision": "fp32"}
+        return fastlstm.compress(source, out=tmp_path / out, **{**quiet, **fields})
+
+    return run

@@ -1,0 +1,442 @@
+"""Forecasters compressed: rounded, pruned, distilled, stopped and resumed, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+import fastlstm
+from fastlstm import Forecaster
+from fastlstm.cli.main import main
+from fastlstm.compression import forecast_figures, forecast_measuring
+from fastlstm.compression.pruning import prunable, zero_counts
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    FormatError,
+    QualityError,
+    RunDirectoryError,
+    Stopped,
+)
+from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.files import read_forecaster
+from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.window_forecaster import load_window_forecaster
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import find_checkpoint
+from forecast_server import everything, waves
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 32, "steps": 10, "dropout": 0.1,
+    "learning_rate": 0.01, "split": "60/20/20", "evaluations": 2, "tensorboard": False,
+    "batch_size": 16, "threads": 1,
+}  # fmt: skip
+ROLES: dict[str, Any] = {
+    "past": ["temp", "sky"], "future": ["price", "kind"], "static": ["size", "place"],
+    "categorical": ["kind", "place", "sky"],
+}  # fmt: skip
+TRAIN: dict[str, Any] = {"steps": 10, "tensorboard": False, "observers": (), "threads": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "point": {},
+    "everything": ROLES,
+    "quantiles": {**ROLES, "output": "quantiles"},
+    "student_t": {"output": "student_t", "num_layers": 2},
+    "counts": {"output": "negative_binomial"},
+    "both_ways": {"bidirectional": True, "num_layers": 2},
+    "step_by_step": {"decoder": "autoregressive"},
+    "streams": {"tbptt": 12, "batch_size": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast_figures, "_SPEED_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sources")
+
+
+def source(folder: Path, kind: str = "point") -> Path:
+    """Returns a run of a kind, trained once on the table `<kind>.parquet` beside it."""
+    path, table = folder / kind, folder / f"{kind}.parquet"
+    if not path.exists():
+        frame = everything() if KINDS[kind].get("past") else waves()
+        if kind == "counts":
+            y = np.random.default_rng(0).poisson(5, len(frame)).astype(np.float32)
+            frame = frame.set_column(2, "y", pa.array(y))
+        pq.write_table(frame, table)
+        Forecaster(**{**QUICK, **KINDS[kind]}).fit(str(table), out=path)
+    return path
+
+
+def compress(run: Path, out: Path, **options: Any) -> Any:
+    return fastlstm.compress(run, out=out, **{"observers": (), **options})
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in read_forecaster(run).network.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rounded_forecaster_is_a_run_with_the_weights_that_were_measured(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    run = source(folder, kind)
+    before = read_forecaster(run)
+    for to, share in (("fp16", 0.6), ("int8", 0.5), ("int4", 0.45)):
+        report = compress(run, tmp_path / to, to=to)
+        after = read_forecaster(tmp_path / to)
+        assert report.is_published
+        assert report.result.weights == to
+        size = (tmp_path / to / "model.safetensors").stat().st_size
+        assert size == report.result.file_bytes
+        residuals = before.calibration.residuals.numel() * 4
+        assert size - residuals < share * (report.source.file_bytes - residuals) + 4000
+        assert after.compression is not None
+        assert after.compression.weights == to
+        config = json.loads((tmp_path / to / "config.json").read_bytes())
+        assert config["format"] == 4
+        assert config["compression"]["source"]["path"] == str(run)
+        assert json.loads((tmp_path / to / "compression.json").read_bytes())["is_published"]
+        assert not RunDirectory(tmp_path / to).verify()
+        for name, weight in weights_of(run).items():
+            scale = weight.abs().max()
+            limit = {"fp16": 1e-3, "int8": 0.005, "int4": 0.08}[to]
+            distance = (weights_of(tmp_path / to)[name] - weight).abs().max().item()
+            assert distance <= limit * scale, name
+        if before.network.output.is_calibrated:
+            assert not torch.equal(after.calibration.residuals, before.calibration.residuals)
+        mine = Forecaster.load(tmp_path / to).backtest("valid", frame=folder / f"{kind}.parquet")
+        theirs = Forecaster.load(run).backtest("valid", frame=folder / f"{kind}.parquet")
+        ratio = mine["forecaster"]["mae"] / theirs["forecaster"]["mae"] - 1
+        if report.measure == "mae":
+            assert report.loss == pytest.approx(ratio, abs=0.05)
+        assert abs(ratio) < {"fp16": 0.001, "int8": 0.02, "int4": 0.3}[to]
+
+
+def test_a_compressed_run_is_saved_byte_for_byte(folder: Path, tmp_path: Path) -> None:
+    for to in ("fp16", "int8", "int4"):
+        compress(source(folder, "everything"), tmp_path / to, to=to)
+        Forecaster.load(tmp_path / to).save(tmp_path / f"again-{to}")
+        for name in ("model.safetensors", "schema.json", "scaler.json"):
+            again = (tmp_path / f"again-{to}" / name).read_bytes()
+            assert again == (tmp_path / to / name).read_bytes()
+
+
+def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Path) -> None:
+    Forecaster(**QUICK).fit(waves()).save(tmp_path / "saved")
+    report = compress(tmp_path / "saved", tmp_path / "small", to="int8")
+    assert report.change is None
+    assert "does not say what it was trained on" in report.not_measured
+    assert any("the intervals are those of the source" in note for note in report.notes)
+    before, after = (read_forecaster(tmp_path / name) for name in ("saved", "small"))
+    assert torch.equal(before.calibration.residuals, after.calibration.residuals)
+    options: dict[str, Any]
+    for options in ({"to": "int8", "max_loss": 0.1}, {"prune": 0.5, "structured": "units"}):
+        with pytest.raises(DataError, match=r"does not say what it was trained on; give .*data"):
+            compress(tmp_path / "saved", tmp_path / "other", **options)
+        assert not (tmp_path / "other").exists()
+    pq.write_table(waves(), tmp_path / "table.parquet")
+    report = compress(
+        tmp_path / "saved", tmp_path / "other", to="int8", data=tmp_path / "table.parquet"
+    )
+    assert set(report.scores) == {"valid", "test"}
+    assert set(report.scores["test"]["result"]) == {"mse", "mae", "coverage_80", "coverage_95"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_of_the_units_leave_a_smaller_forecaster(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    run, out = source(folder, kind), tmp_path / "small"
+    report = compress(run, out, prune=0.5, structured="units", **TRAIN)
+    assert report.training.steps == 10
+    small = read_forecaster(out)
+    assert (small.network.config.hidden_size, small.config.hidden_size) == (16, 16)
+    assert report.result.num_parameters < 0.7 * report.source.num_parameters
+    table = Forecaster.load(out).predict(
+        str(folder / f"{kind}.parquet"),
+        future=ahead(folder / f"{kind}.parquet") if KINDS[kind].get("future") else None,
+    )
+    assert len(table) == 18
+
+
+def ahead(path: Path) -> pa.Table:
+    """Returns future covariates for the six steps after a table."""
+    table = pq.read_table(path)
+    rows = table.slice(0, 0)
+    parts = [rows]
+    for series in range(3):
+        last = table.slice(series * 120 + 114, 6)
+        times = pa.array(last["ds"].to_numpy() + np.timedelta64(6, "h"))
+        parts.append(last.set_column(last.column_names.index("ds"), "ds", times))
+    return pa.concat_tables(parts).select(["unique_id", "ds", "price", "kind"])
+
+
+def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
+    for structured, to in (("none", "int8"), ("blocks", "int8"), ("blocks", "fp32")):
+        out = tmp_path / f"{structured}-{to}"
+        report = compress(
+            source(folder), out, prune=0.75, structured=structured, to=to,
+            schedule="polynomial:0.1,0.5,3,2", **TRAIN,
+        )  # fmt: skip
+        stored = read_forecaster(out)
+        for name, (zeros, number) in zero_counts(prunable(stored.network), structured).items():
+            assert zeros >= round(0.75 * number), name
+            if to == "fp32":
+                assert zeros == round(0.75 * number), name
+        assert "75 % of the weights are zero; forecasts are computed in fp32" in report.notes[-1]
+        names = {n for n in RunDirectory(out).read_published()[1]}
+        assert "model.safetensors" in names
+        Forecaster.load(out).save(tmp_path / "again" / out.name)
+        again = tmp_path / "again" / out.name / "model.safetensors"
+        assert again.read_bytes() == (out / "model.safetensors").read_bytes()
+    dense, blocks = (tmp_path / f"{name}-int8" / "model.safetensors" for name in ("none", "blocks"))
+    assert blocks.stat().st_size < dense.stat().st_size
+
+
+def test_training_for_a_format_publishes_weights_of_it(folder: Path, tmp_path: Path) -> None:
+    report = compress(source(folder), tmp_path / "small", to="int4", **TRAIN)
+    assert report.training.steps == 10
+    assert report.result.weights == "int4"
+
+
+class StopAt:
+    """A stop flag that is set at the n-th question."""
+
+    name = "SIGTERM"
+
+    def __init__(self, polls: int) -> None:
+        self._left = polls
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.mark.parametrize("kind", ["everything", "streams", "counts"])
+@pytest.mark.parametrize("polls", [0, 9])
+def test_a_stopped_compression_continues_bit_equal(
+    folder: Path, tmp_path: Path, kind: str, polls: int
+) -> None:
+    run = source(folder, kind)
+    options: dict[str, Any] = {
+        **TRAIN, "prune": 0.5, "structured": "blocks", "to": "int8", "distil": str(run),
+        "schedule": "polynomial:0.1,0.6,3,1", "eval_every": 4, "seed": 3,
+    }  # fmt: skip
+    compress(run, tmp_path / "whole", **options)
+    with pytest.raises(Stopped):
+        compress(run, tmp_path / "run", **options, stop=StopAt(polls))
+    assert not RunDirectory(tmp_path / "run").has_published()
+    compress(run, tmp_path / "run", **options, resume=True)
+    own, other = (find_checkpoint(RunDirectory(tmp_path / name))[0] for name in ("whole", "run"))
+    assert own is not None
+    assert other is not None
+    assert own.tensors.keys() == other.tensors.keys()
+    for stem, tensors in own.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, other.tensors[stem][name]), f"{stem} {name}"
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+
+
+def test_another_compression_is_not_continued(folder: Path, tmp_path: Path) -> None:
+    run, out = source(folder), tmp_path / "small"
+    options: dict[str, Any] = {**TRAIN, "prune": 0.5, "structured": "units"}
+    with pytest.raises(Stopped):
+        compress(run, out, **options, stop=StopAt(9))
+    with pytest.raises(RunDirectoryError, match="already contains a run"):
+        compress(run, out, **options)
+    with pytest.raises(ConfigError, match=r"prune=0\.25: this run was started with 0\.5"):
+        compress(run, out, **{**options, "prune": 0.25}, resume=True)
+    with pytest.raises(FormatError, match="was started from another model"):
+        compress(source(folder, "both_ways"), out, **options, resume=True)
+    Forecaster(**QUICK).fit(str(folder / "point.parquet"), out=tmp_path / "other")
+    with pytest.raises(FormatError, match="was started by train, not by compress"):
+        compress(run, tmp_path / "other", **options, resume=True)
+    assert compress(run, out, observers=(), resume=True).training.steps == 10
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_lost_too_much_is_not_published(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    def worse(stored: Any, *args: Any) -> Any:
+        errors = forecast_figures.block_errors(stored, *args)
+        share = 1.0 if stored.compression is None else 1.05
+        return dataclasses.replace(
+            errors, means={**errors.means, "mae": share * first_of(errors.means["mae"])}
+        )
+
+    kept: list[Any] = []
+
+    def first_of(mae: Any) -> Any:
+        kept.append(mae)
+        return kept[0]
+
+    monkeypatch.setattr(forecast_measuring, "block_errors", worse)
+    monkeypatch.setattr(forecast_measuring, "PARTS", ("valid",))
+    run, out = source(folder), tmp_path / "small"
+    options: dict[str, Any] = {"to": "int4", "max_loss": 0.04}
+    if trains:
+        options |= TRAIN
+    with pytest.raises(
+        QualityError, match=r"the loss is 0\.0500 of the mae, more than max_loss=0\.04"
+    ) as caught:
+        compress(run, out, **options)
+    assert caught.value.report["change"]["difference"] > 0
+    assert not caught.value.report["is_published"]
+    assert not RunDirectory(out).has_published()
+    if trains:  # what was trained is not lost
+        report = compress(run, out, **{**options, "max_loss": 0.06}, resume=True)
+        assert report.is_published
+        assert RunDirectory(out).has_published()
+
+
+def test_a_run_that_ends_before_its_pruning_publishes_nothing(folder: Path, tmp_path: Path) -> None:
+    class EndEarly(fastlstm.Callback):
+        def on_update(self, trainer: Any) -> None:
+            trainer.end("early")
+
+    with pytest.raises(ConfigError, match="ended before the weights were pruned and rounded"):
+        compress(source(folder), tmp_path / "small", prune=0.5, callbacks=[EndEarly()], **TRAIN)
+    assert not RunDirectory(tmp_path / "small").has_published()
+
+
+def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_path: Path) -> None:
+    report = compress(
+        source(folder), tmp_path / "student", hidden_size=16, num_layers=2, alpha=0.7, **TRAIN
+    )
+    config = read_forecaster(tmp_path / "student").network.config
+    assert (config.hidden_size, config.num_layers) == (16, 2)
+    assert report.training.teacher_s > 0
+    sizes = "2 x 16 hidden units instead of 1 x 32"
+    assert report.methods == [f"distilled from {source(folder)}, {sizes}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"horizon": 5}, "the teacher has horizon 5 and the student 6"),
+        ({"input_size": 30}, "the teacher has input_size 30 and the student 24"),
+        ({"past": ()}, "the teacher has num_past 0 and the student 1"),
+        ({"output": "quantiles"}, "the teacher has output quantiles and the student point"),
+        ({"target": ("temp",), "past": ("y",)}, "the teacher has columns"),
+        ({"split": "50/30/20"}, "was trained on another table"),
+        ({"tbptt": 12, "batch_size": 2}, "the teacher has stateful True and the student False"),
+    ],
+)
+def test_a_teacher_that_forecasts_something_else_is_refused(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run = source(folder)
+    Forecaster(**{**QUICK, "steps": 1, **changes}).fit(waves()).save(tmp_path / "teacher")
+    with pytest.raises(ConfigError, match=message):
+        compress(run, tmp_path / "student", distil=str(tmp_path / "teacher"), **TRAIN)
+    assert not (tmp_path / "student").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"prune": 0.5, "temperature": 3.0, "distil": "x"}, ConfigError, "temperature is about"),
+        ({"match_hidden": 0.1, "hidden_size": 16}, ConfigError, "match_hidden is about tokens"),
+        ({"rnn_size": 16}, ConfigError, r"rnn_size is not an option for a forecaster.*hidden_size"),
+        ({"prune": 0.2, "structured": "units"}, ConfigError, "of 32 hidden units removes none"),
+        ({"prune": 1.0}, ConfigError, "prune is 1.0, expected"),
+        ({"to": "int8", "data": "absent.csv"}, DataError, "there is no file"),
+        ({"distil": "absent"}, RunDirectoryError, "no such run"),
+        ({"to": "int4", "prune": 0.5, "structured": "blocks"}, ConfigError, "no block-sparse form"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        compress(source(folder), tmp_path / "small", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "small").exists()
+
+
+def test_a_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    compress(source(folder), tmp_path / "small", to="int8")
+    with pytest.raises(RunDirectoryError, match="contains a model without a checkpoint"):
+        compress(source(folder), tmp_path / "small", to="fp16")
+
+
+def test_a_quantized_run_is_compressed_from_its_rounded_weights(
+    folder: Path, tmp_path: Path
+) -> None:
+    compress(source(folder), tmp_path / "int8", to="int8")
+    report = compress(tmp_path / "int8", tmp_path / "int4", to="int4")
+    assert report.source.weights == "int8"
+    assert any("its rounded weights are the start" in note for note in report.notes)
+    assert report.change.scored_on == str(folder / "point.parquet")
+
+
+def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:
+    compress(source(folder), tmp_path / "int8", to="int8")
+    model = Forecaster.load(tmp_path / "int8")
+    model.partial_fit(pq.read_table(folder / "point.parquet"))
+    model.save(tmp_path / "again")
+    stored = read_forecaster(tmp_path / "again")
+    assert stored.compression is None
+    assert json.loads((tmp_path / "again" / "config.json").read_bytes())["format"] == 3
+
+
+def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
+    for kind in ("everything", "quantiles"):
+        stored = read_forecaster(source(folder, kind))
+        model = Forecaster.load(source(folder, kind))
+        dataset = prepare(folder / f"{kind}.parquet", stored.config, like=stored.schema.timeline)
+        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+        split = split_table(dataset.table, dataset.frequency, stored.config.split)
+        sizes = stored.network.config
+        index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+        rows = np.array_split(index.rows(), 3)
+        errors = forecast_figures.block_errors(stored, inputs, rows)
+        expected = model.backtest(frame=folder / f"{kind}.parquet", scaled=True)["forecaster"]
+        for name, value in errors.means_of_all().items():
+            assert value == pytest.approx(expected[name], rel=1e-5), name
+        assert errors.num_values.sum() == expected["num_values"]
+        assert "crps" in errors.means or kind == "everything"
+        change = forecast_figures.change_of(errors, errors, "mae", "table")
+        assert (change.difference, change.low, change.high) == (0, 0, 0)
+        shifted = dataclasses.replace(
+            errors, means={**errors.means, "mae": errors.means["mae"] + 1}
+        )
+        change = forecast_figures.change_of(errors, shifted, "mae", "table")
+        assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
+
+
+def test_the_command_line_says_what_computes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out, table = source(folder), tmp_path / "small", str(folder / "point.parquet")
+    assert main(["compress", str(run), "--out", str(out), "--to", "int8", "--max-loss", "9"]) == 0
+    shown = capsys.readouterr().out
+    for label in ("mae", "valid part", "test part", "1 window ", "256 windows", "on disk"):
+        assert f"\n{label}" in shown
+    note = "weights are stored as int8; forecasts are computed in fp32 with all of them: no faster"
+    for command in (["forecast", str(out), table], ["evaluate", str(out), table]):
+        assert main(command) == 0
+        assert f"note: {note}" in capsys.readouterr().err
+    assert main(["info", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"from {run}" in shown
+    assert note in shown
+    assert main(["forecast", str(run), table]) == 0
+    assert "note" not in capsys.readouterr().err
+    assert load_window_forecaster(out).note == note
+    assert load_window_forecaster(run).note is None

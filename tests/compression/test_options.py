@@ -1,0 +1,100 @@
+"""What may be asked of a compression."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.compression.options import DEFAULT_SCHEDULE, TRAINING, CompressConfig
+from fastlstm.compression.schedule import PruningSchedule
+from fastlstm.errors import ConfigError, in_flags
+from fastlstm.text.config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "int2"}, "--to is 'int2', expected one of fp32, fp16, int8, int4"),
+        ({"prune": 1.0}, "--prune is 1.0, expected a number from 0.001 to 0.999"),
+        ({"prune": 90}, "--prune is 90, expected a number from 0.001 to 0.999"),
+        ({"prune": 0.0}, "--prune is 0.0, expected a number from 0.001"),
+        ({"structured": "blocks"}, "--structured is about pruning; give the share of the weights"),
+        ({"schedule": DEFAULT_SCHEDULE}, "--schedule is about pruning; .* too: --prune 0.9"),
+        (
+            {"prune": 0.9, "structured": "blocks", "to": "int4"},
+            "--to int4 has no block-sparse form; give --to int8 with --structured blocks",
+        ),
+        (
+            {"prune": 0.5, "structured": "units", "schedule": DEFAULT_SCHEDULE},
+            "--structured units removes units once, .*; leave out --schedule",
+        ),
+        ({"prune": 0.5, "structured": "units", "rnn_size": 64}, "leave out --rnn-size"),
+        ({"alpha": 0.9}, "--alpha is about distillation; .* teacher too: --distil RUN"),
+        ({"temperature": 4.0, "to": "int8"}, "--temperature is about distillation"),
+        ({"match_hidden": 0.1, "prune": 0.5}, "--match-hidden is about distillation"),
+        ({"distil": "a", "alpha": 1.5}, "--alpha is 1.5, expected a number from 0.0 to 1.0"),
+        ({"to": "int8", "max_loss": -0.1}, "--max-loss is -0.1, expected a number from 0.0"),
+        ({"steps": 3, "budget": "1m"}, "--steps and --budget exclude each other"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CompressConfig(**options)
+    assert re.search(message, in_flags(*caught.value.args)), caught.value
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["linear:0,1,1,1", "polynomial", "polynomial:0,1,3", "polynomial:0.6,0.05,3,20",
+     "polynomial:0,1,3,0.5", "polynomial:a,b,c,d", "polynomial:0,1,3,0", "polynomial:0,1,-3,10",
+     "polynomial:0,1,nan,1e999"],
+)  # fmt: skip
+def test_a_schedule_that_makes_no_sense(schedule: str) -> None:
+    with pytest.raises(ConfigError, match="expected polynomial:BEGIN,END,POWER,EVERY such as"):
+        CompressConfig(prune=0.5, schedule=schedule)
+
+
+def test_schedules_in_shares_and_steps() -> None:
+    shares = CompressConfig(prune=0.9).pruning_schedule()
+    assert shares == PruningSchedule(final=0.9, begin=0.05, end=0.6, power=3.0, every=20)
+    steps = CompressConfig(prune=0.5, schedule="polynomial:0,1000,1,10").pruning_schedule()
+    assert steps == PruningSchedule(final=0.5, begin=0, end=1000, power=1.0, every=10)
+    assert isinstance(steps.begin, int)
+
+
+@pytest.mark.parametrize(
+    ("options", "trains"),
+    [({"to": "int8"}, False), ({"to": "int4"}, False), ({"to": "int4", "steps": 5}, True),
+     ({"prune": 0.5}, True), ({"rnn_size": 16}, True), ({"distil": "a"}, True),
+     ({"hidden_size": 16}, True), ({"to": "fp16", "budget": "2m"}, True)],
+)  # fmt: skip
+def test_what_trains(options: dict[str, Any], trains: bool) -> None:
+    config = CompressConfig(**options)
+    assert config.trains == trains
+    config.require_work()
+
+
+def test_nothing_to_do() -> None:
+    with pytest.raises(ConfigError, match="there is nothing to do; give to "):
+        CompressConfig(max_loss=0.1).require_work()
+
+
+def test_a_new_size_makes_run_the_teacher() -> None:
+    assert CompressConfig(rnn_size=64).distils
+    assert CompressConfig(rnn_size=64).is_new_student
+    assert not CompressConfig(distil="teacher").is_new_student
+    assert CompressConfig(distil=Path("a/b")).distil == "a/b"  # type: ignore[arg-type]
+
+
+def test_options_of_the_other_kind() -> None:
+    with pytest.raises(ConfigError, match=r"hidden_size is not an option for a text; .*rnn_size"):
+        CompressConfig(hidden_size=16).refuse(["hidden_size"], "a text")
+
+
+def test_training_options_are_trains() -> None:
+    names = set(TRAINING)
+    assert names <= set(TrainConfig.__dataclass_fields__)
+    assert names <= set(CompressConfig.__dataclass_fields__)

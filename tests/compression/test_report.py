@@ -1,0 +1,51 @@
+"""What a report says, and what it decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from compression_report import REPORT
+from fastlstm.compression.report import quality_error
+from fastlstm.errors import DataError, in_flags
+
+
+def test_the_limit_decides() -> None:
+    assert REPORT.checked() is REPORT
+    assert dataclasses.replace(REPORT, max_loss=0.01).checked().is_published
+    assert not dataclasses.replace(REPORT, max_loss=0.0099).checked().is_published
+    relative = dataclasses.replace(REPORT, kind="forecaster", measure="mse", max_loss=0.006)
+    assert relative.loss == pytest.approx(0.005)
+    assert relative.checked().is_published
+    assert not dataclasses.replace(relative, max_loss=0.004).checked().is_published
+
+
+def test_a_limit_needs_a_measurement() -> None:
+    report = dataclasses.replace(REPORT, change=None, not_measured="no text", max_loss=0.1)
+    with pytest.raises(DataError) as caught:
+        report.checked()
+    message = in_flags(*caught.value.args)
+    assert message == "--max-loss cannot be checked: no text; give --data"
+
+
+def test_the_error_says_how_to_go_on() -> None:
+    error = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=True)
+    assert error.exit_code == 2
+    assert in_flags(*error.args) == (
+        "the loss is 0.0100 bits/char, more than --max-loss 0.005; nothing is published in"
+        " 'runs/small'. Its checkpoints stay: the same command with --resume and more --steps or"
+        " --budget trains on, a larger --max-loss publishes it"
+    )
+    assert error.report["result"]["quality"] == 2.01
+    short = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=False)
+    assert str(short).endswith("nothing is published in 'runs/small'")
+
+
+def test_it_is_a_path_and_json() -> None:
+    assert Path(REPORT) == Path("runs/small")
+    loaded = json.loads(REPORT.to_json())
+    assert loaded["source"]["speed"] == {"1": 10_000.0, "64": 50_000.0}
+    assert loaded["change"]["low"] == 0.005

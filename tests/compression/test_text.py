@@ -1,0 +1,375 @@
+"""Compressing text models: what is written, what is measured, what continues exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import fastlstm
+from compression_source import text_of
+from fastlstm.compression.report import CompressReport
+from fastlstm.compression.text_model import TextModel
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    FormatError,
+    QualityError,
+    RunDirectoryError,
+    Stopped,
+    in_flags,
+)
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
+from fastlstm.text.config import COMPRESSED_VERSION
+from fastlstm.text.stored_model import load_stored_model, parameter_shapes
+from fastlstm.text.weight_report import score
+from fastlstm.training.callbacks import Callback
+
+Compress = Callable[..., CompressReport]
+
+
+def weights_in(run: Path) -> dict[str, Any]:
+    """The weights of a compressed run by name, as float32."""
+    config = json.loads((run / "config.json").read_text())
+    sizes = load_config(run)
+    data = (run / "model.safetensors").read_bytes()
+    return as_floats(
+        decode_weights(data, parameter_shapes(sizes), config["compression"]["weights"], run)
+    )
+
+
+def load_config(run: Path) -> Any:
+    from fastlstm.text.stored_model import parse_config
+
+    return parse_config((run / "config.json").read_bytes(), run)[1]
+
+
+def compression_of(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "config.json").read_text())["compression"])
+
+
+# rounding ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["fp16", "int8", "int4"])
+def test_rounding(to: str, source: Path, compressed: Compress, tmp_path: Path) -> None:
+    report, out = compressed(to=to), tmp_path / "out"
+    stored = load_stored_model(source)
+    want = rounded(stored.weights, to)
+    got = weights_in(out)
+    assert got.keys() == want.keys()
+    for name, weight in got.items():
+        np.testing.assert_array_equal(weight, want[name], name)
+    assert json.loads((out / "config.json").read_text())["format_version"] == COMPRESSED_VERSION
+    about = compression_of(out)
+    assert about["weights"] == to
+    assert about["prune"] is None
+    assert about["source"]["model_sha256"] == report.source.sha256
+    assert about["options"]["to"] == to
+    assert RunDirectory(out).verify() == []
+    assert json.loads((out / "compression.json").read_text()) == json.loads(
+        report.to_json().decode()
+    )
+    assert "<h2>Compression</h2>" in (out / "report.html").read_text()
+    assert report.training is None
+    assert report.is_published
+
+
+def test_figures_of_rounding(
+    source: Path, trained: Path, compressed: Compress, tmp_path: Path
+) -> None:
+    report = compressed(to="int8")
+    stored = load_stored_model(source)
+    text = fastlstm.LM.load(source).read(trained / "book.txt")
+    valid = text.split("90/5/5").valid
+    data = (tmp_path / "out/model.safetensors").read_bytes()
+    before = TextModel.of_run(stored, source)
+    after = TextModel.of_file(data, tmp_path / "out", stored.model_config, "int8")
+    want = [score(model.decoder, stored.tokenizer, valid)[0] for model in (before, after)]
+    assert [report.source.quality, report.result.quality] == pytest.approx(want, rel=1e-12)
+    assert report.change is not None
+    assert report.change.difference == pytest.approx(want[1] - want[0], abs=1e-12)
+    assert report.change.low <= report.change.difference <= report.change.high
+    assert report.change.scored_on == f"the validation part of {trained / 'book.txt'}"
+    assert report.loss == report.change.difference
+    assert report.source.file_bytes == (source / "model.safetensors").stat().st_size
+    assert report.result.file_bytes == len(data)
+    assert report.result.file_bytes < 0.5 * report.source.file_bytes
+    assert report.outputs is not None
+    assert 0 < report.outputs.rms < report.outputs.largest < 0.5
+    assert report.outputs.agreement is not None
+    assert 0.9 < report.outputs.agreement <= 1.0
+    assert set(report.result.speed) == {1, 64}
+    assert report.methods == ["int8, rounded to the nearest"]
+    assert "int8" in report.result.kernel
+
+
+def test_the_text_may_be_another(compressed: Compress, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(text_of(300, seed=5) + "Ü")
+    report = compressed(to="int8", data=tmp_path / "other.txt")
+    assert report.change is not None
+    assert report.change.scored_on == str(tmp_path / "other.txt")
+    assert report.change.num_scored == len(text_of(300, seed=5)) - 64  # in 64 parts, without the Ü
+    again = compressed("again", to="int8", data=trained / "book.txt")
+    assert again.change is not None
+    assert again.change.scored_on == f"the validation part of {trained / 'book.txt'}"
+
+
+def test_a_text_that_is_gone_is_not_measured(source: Path, compressed: Compress) -> None:
+    forget_text(source)
+    report = compressed(to="fp16")
+    assert report.change is None
+    assert report.result.quality is None
+    assert report.not_measured is not None
+    why = "the run's validation text is unreadable (no such file or directory: gone.txt"
+    assert report.not_measured.startswith(why)
+    with pytest.raises(DataError, match=r"max_loss cannot be checked: .*; give data"):
+        compressed("other", to="fp16", max_loss=0.1)
+
+
+def forget_text(run: Path) -> None:
+    """Has a run name a text that is not there."""
+    directory = RunDirectory(run)
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["source"] = "gone.txt"
+    directory.publish({"config.json": json.dumps(config).encode()})
+
+
+def test_a_loss_above_the_limit_leaves_nothing(compressed: Compress, tmp_path: Path) -> None:
+    with pytest.raises(QualityError, match="; nothing is published in") as caught:
+        compressed(to="int4", max_loss=0.0)
+    assert caught.value.exit_code == 2
+    assert caught.value.report["result"]["weights"] == "int4"
+    assert not caught.value.report["is_published"]
+    assert not (tmp_path / "out").exists()
+    assert compressed(to="int4", max_loss=5.0).max_loss == 5.0
+
+
+def test_a_run_that_is_there_stays(compressed: Compress, source: Path, tmp_path: Path) -> None:
+    compressed(to="int8")
+    before = (tmp_path / "out/model.safetensors").read_bytes()
+    with pytest.raises(RunDirectoryError, match="give another out"):
+        compressed(to="fp16")
+    assert (tmp_path / "out/model.safetensors").read_bytes() == before
+    with pytest.raises(RunDirectoryError, match="holds the run that is compressed"):
+        fastlstm.compress(source, out=source, to="int8")
+
+
+# training ----------------------------------------------------------------------------------------
+
+
+def test_training_with_rounding(source: Path, compressed: Compress, tmp_path: Path) -> None:
+    report, out = compressed(to="int4", steps=4), tmp_path / "out"
+    assert report.methods == ["int4, trained with its rounding"]
+    assert report.training is not None
+    assert report.training.steps == 4
+    weights = weights_in(out)
+    for name, weight in rounded(weights, "int4").items():
+        np.testing.assert_array_equal(weights[name], weight)
+    plain = rounded(load_stored_model(source).weights, "int4")
+    assert any((weights[name] != plain[name]).any() for name in weights)
+    assert RunDirectory(out).verify() == []
+    # A checkpoint holds the weights that training goes on with, in fp32.
+    assert compression_of(out / "checkpoint-4")["weights"] == "fp32"
+    assert load_stored_model(out / "checkpoint-4").model_config.rnn_size == 32
+    end = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][-1]
+    assert end["compression"] == json.loads((out / "compression.json").read_text())
+
+
+def test_training_starts_from_the_source(compressed: Compress) -> None:
+    losses = []
+    compressed(
+        to="fp16", steps=1, learning_rate=1e-9,
+        observers=[lambda event: losses.append(event) if event["event"] == "eval" else None],
+    )  # fmt: skip
+    report = compressed("plain", to="fp16")
+    assert report.source.quality is not None
+    assert losses[-1]["bits_per_char"] == pytest.approx(report.source.quality, rel=0.05)
+
+
+def test_options_of_training_are_the_sources(compressed: Compress, tmp_path: Path) -> None:
+    compressed(to="int8", steps=2)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    source = json.loads((tmp_path / "source/config.json").read_text())
+    same = ("batch_size", "seq_length", "optimizer", "dropout", "split", "vocab", "rnn_size")
+    assert {n: config["train"][n] for n in same} == {n: source["train"][n] for n in same}
+    assert config["train"]["learning_rate"] == pytest.approx(0.3 * source["train"]["learning_rate"])
+    assert config["train"]["steps"] == 2
+    assert config["model"] == source["model"]
+    assert config["data"] == source["data"]
+
+
+def test_zeros(compressed: Compress, tmp_path: Path) -> None:
+    report = compressed(prune=0.5, steps=4, to="int8")
+    weights = weights_in(tmp_path / "out")
+    recurrent = weights["layers.0.weight_hh_l0"]
+    assert (recurrent == 0).mean() >= 0.5
+    assert report.result.num_nonzero < 0.6 * report.result.num_parameters
+    assert report.notes == [
+        "50 % zeros, same speed: nothing here multiplies faster for zeros in no order"
+    ]
+    assert report.methods[0] == "50 % of the weights pruned"
+    assert compression_of(tmp_path / "out")["structured"] == "none"
+
+
+def test_blocks_are_stored_block_sparse(compressed: Compress, tmp_path: Path) -> None:
+    report = compressed(prune=0.75, structured="blocks", steps=4, to="int8")
+    stored = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")
+    assert "layers.0.weight_hh_l0.blocks" in stored
+    rows = weights_in(tmp_path / "out")["layers.0.weight_hh_l0"].reshape(4, 2, 16, 8, 4)
+    is_zero = (rows == 0).all(axis=(2, 4))
+    assert is_zero.mean() == 0.75
+    assert report.notes == []
+
+
+def test_units_make_a_smaller_model(compressed: Compress, tmp_path: Path) -> None:
+    report = compressed(prune=0.5, structured="units", steps=3, distil=str(tmp_path / "source"))
+    assert load_config(tmp_path / "out").rnn_size == 16
+    assert report.result.num_parameters < 0.6 * report.source.num_parameters
+    assert report.methods[0] == "50 % of the hidden units pruned"
+    assert report.training is not None
+    assert report.training.teacher_s > 0
+
+
+def test_a_student_of_other_sizes(compressed: Compress, source: Path, tmp_path: Path) -> None:
+    report = compressed(rnn_size=8, num_layers=2, steps=3)
+    model = load_config(tmp_path / "out")
+    assert (model.rnn_size, model.num_layers, model.embed_size) == (8, 2, 16)
+    assert report.methods == [f"distilled from {source}, a new model"]
+    train = json.loads((tmp_path / "out/config.json").read_text())["train"]
+    assert train["learning_rate"] == 0.01  # a new model's
+    teacher = compression_of(tmp_path / "out")["teacher"]
+    assert teacher == {"path": str(source), "model_sha256": report.source.sha256}
+    assert "matcher" not in str(sorted(weights_in(tmp_path / "out")))
+
+
+def test_a_teacher_with_another_tokenizer(
+    compressed: Compress, tmp_path: Path, trained: Path
+) -> None:
+    (tmp_path / "other.txt").write_text(text_of(300).upper())
+    other = fastlstm.train(
+        tmp_path / "other.txt", out=tmp_path / "other", steps=1, rnn_size=8, embed_size=8,
+        batch_size=2, seq_length=8, precision="fp32", threads=1, tensorboard=False, observers=(),
+    )  # fmt: skip
+    with pytest.raises(FormatError, match="has another tokenizer than"):
+        compressed(distil=other.path, steps=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_text_must_be_there(compressed: Compress, source: Path, tmp_path: Path) -> None:
+    forget_text(source)
+    with pytest.raises(DataError) as caught:
+        compressed(to="int8", steps=2)
+    assert "cannot be read (no such file or directory: gone.txt" in str(caught.value)
+    assert in_flags(*caught.value.args).endswith("; give it as --data")
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_text_may_be_trained_on(compressed: Compress, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(text_of(1000, seed=3) + "Ü" * 20)
+    events: list[dict[str, Any]] = []
+    report = compressed(to="int8", steps=2, data=tmp_path / "other.txt", observers=[events.append])
+    assert report.change is not None
+    assert report.change.scored_on == f"the validation part of {tmp_path / 'other.txt'}"
+    texts = [event["text"] for event in events if event["event"] == "message"]
+    assert any("left out 20 of" in text for text in texts)
+
+
+class Early(Callback):
+    def on_update(self, trainer: Any) -> None:
+        trainer.end("enough")
+
+
+def test_an_end_before_pruning_is_over(compressed: Compress, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="before the weights were pruned and rounded"):
+        compressed(prune=0.5, steps=8, callbacks=[Early()])
+    assert not (tmp_path / "out/model.safetensors").exists()
+    assert compressed(resume=True, steps=8).is_published
+
+
+def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path: Path) -> None:
+    with pytest.raises(QualityError, match="Its checkpoints stay") as caught:
+        compressed(rnn_size=8, steps=2, max_loss=0.0)
+    out = tmp_path / "out"
+    for name in ("model.safetensors", "config.json", "compression.json", "manifest.json"):
+        assert not (out / name).exists()
+    assert (out / "checkpoint-2").is_dir()
+    assert caught.value.report["training"]["steps"] == 2
+    assert "not published" in (out / "report.html").read_text()
+    report = compressed(resume=True, max_loss=9.0)
+    assert report.is_published
+    assert report.training is not None
+    assert report.training.steps == 2
+    assert (out / "model.safetensors").exists()
+
+
+# continuing --------------------------------------------------------------------------------------
+
+
+class StopAfter:
+    """A stop that is set after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self.name = steps, "test"
+
+    def __call__(self) -> bool:
+        return self.left <= 0
+
+    def observe(self, event: dict[str, Any]) -> None:
+        self.left -= event["event"] == "step"
+
+
+EVERYTHING = {"to": "int8", "prune": 0.5, "match_hidden": 0.5, "steps": 8, "log_every": 1}
+
+
+def test_a_resumed_compression_ends_the_same(
+    compressed: Compress, source: Path, tmp_path: Path
+) -> None:
+    options = {**EVERYTHING, "distil": str(source), "seed": 3}
+    whole = compressed("whole", **options)
+    for steps in (2, 3):
+        stop = StopAfter(steps)
+        with pytest.raises(Stopped):
+            compressed(**options, stop=stop, observers=[stop.observe], resume=True)
+        assert not (tmp_path / "out/model.safetensors").exists()
+    carried = safetensors.numpy.load_file(tmp_path / "out/checkpoint-5/carried.safetensors")
+    assert set(carried) == {"h", "c", "teacher_h", "teacher_c"}
+    resumed = compressed(resume=True)  # the options are those of the first start
+    assert resumed.result.sha256 == whole.result.sha256
+    assert resumed.change == whole.change
+    assert resumed.training is not None
+    assert resumed.training.teacher_s > 0
+    for name in ("model", "best", "optimizer", "carried"):
+        files = [tmp_path / run / f"checkpoint-8/{name}.safetensors" for run in ("whole", "out")]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+
+
+def test_what_a_resumed_compression_refuses(
+    compressed: Compress, source: Path, trained: Path, tmp_path: Path
+) -> None:
+    compressed(to="int8", steps=2)
+    with pytest.raises(ConfigError, match="to='int4': this run was started with int8"):
+        compressed(to="int4", resume=True)
+    with pytest.raises(ConfigError, match="seed=7: this run was started with 0"):
+        compressed(seed=7, resume=True)
+    with pytest.raises(RunDirectoryError, match=r"already contains a run \(step 2\); give r"):
+        compressed(to="int8", steps=2)
+    assert compressed(steps=3, resume=True).training.steps == 3  # type: ignore[union-attr]
+    other = tmp_path / "another"
+    shutil.copytree(source, other)
+    weights = safetensors.numpy.load_file(other / "model.safetensors")
+    weights["output.bias"] += 1
+    RunDirectory(other).publish({"model.safetensors": safetensors.numpy.save(weights)})
+    with pytest.raises(FormatError, match="was started from another model"):
+        fastlstm.compress(other, out=tmp_path / "out", resume=True, observers=())
+    with pytest.raises(FormatError, match="was started by train, not by compress"):
+        fastlstm.compress(other, out=source, resume=True, observers=())
+    with pytest.raises(FormatError, match="was started by compress, not by train; continue it"):
+        fastlstm.train(trained / "book.txt", out=tmp_path / "out", resume=True, observers=())
