@@ -24,7 +24,10 @@ LOAD = {
     "text": load_language_model,
     "forecaster": Forecaster.load,
     "sequence": SequenceRegressor.load,
+    "compressed": load_language_model,
 }
+VERIFIED = ("metrics.jsonl", "compression.json")
+"""Files that no model needs: `fastlstm info` checks them."""
 READ_BY_NOTHING = ("report.html", ".lock")
 
 
@@ -75,7 +78,7 @@ def use(run: Path, victim: Path, kind: str) -> str:
     saved = checkpoints(run)
     other = [c.name for c in saved if c != victim.parent]
     try:
-        if victim.name == "metrics.jsonl":
+        if victim.name in VERIFIED:
             for error in RunDirectory(run).verify():
                 raise error
         elif victim.parent == run:

@@ -1,7 +1,8 @@
 """SIGKILL at random moments, also during saves; the resumed run must end bit-equal.
 
 usage: python tests/campaigns/kill_resume.py [--kills 50] [--steps 1500] [--kind text]
-Kinds: text (a language model), forecaster (on a table), sequence (a SequenceRegressor).
+Kinds: text (a language model), forecaster (on a table), sequence (a SequenceRegressor), compressed
+(a text model that is pruned, distilled and trained with the rounding of int8).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> None:
         base = Path(folder)
         flags = ["--steps", str(options.steps), "--checkpoint-every", "3"]
         source = make_source(options.kind, base)
-        if options.kind == "text":
+        if options.kind in ("text", "compressed"):
             flags += ["--eval-every", "50"]
         if options.kind == "forecaster":
             flags += ["--evaluations", str(options.steps // 50)]

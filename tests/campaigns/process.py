@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from safetensors.numpy import load_file
 
-Kind = Literal["text", "forecaster", "sequence"]
+Kind = Literal["text", "forecaster", "sequence", "compressed"]
 KINDS = get_args(Kind)
 
 SMALL = [
@@ -21,6 +21,12 @@ SMALL = [
 SMALL_SERIES = [
     *("--horizon", "12", "--input-size", "48", "--patch", "12", "--hidden-size", "32"),
     *("--dropout", "0.2", "--batch-size", "16", "--threads", "1", "--no-tensorboard"),
+]
+
+COMPRESSED = [
+    *("--to", "int8", "--prune", "0.75", "--structured", "blocks", "--batch-size", "8"),
+    *("--seq-length", "32", "--precision", "fp32", "--threads", "1", "--device", "cpu"),
+    "--tensorboard=false",
 ]
 
 
@@ -55,18 +61,28 @@ def make_text(path: Path, characters: int) -> Path:
 
 
 def make_source(kind: Kind, folder: Path) -> Path:
-    """Returns what a run of this kind trains on; sequences are made by their own script."""
+    """Returns what a run of this kind trains on; sequences are made by their own script.
+
+    A compressed text model is made of a run, its own teacher.
+    """
     if kind == "forecaster":
         return make_table(folder / "table.csv", 1_000)
     if kind == "sequence":
         return Path(__file__).with_name("sequence_run.py")
-    return make_text(folder / "text.txt", 120_000)
+    text = make_text(folder / "text.txt", 120_000)
+    if kind != "compressed":
+        return text
+    finish(train_command(text, folder / "source", "--steps", "100"))
+    return folder / "source"
 
 
 def train_command(source: Path, run: Path, *flags: str) -> list[str]:
-    """A run on a text, on a table that `make_table` wrote, or by the script of sequences."""
+    """A run on a text, on a table that `make_table` wrote, of a run, or by a script."""
     if source.suffix == ".py":
         return [sys.executable, str(source), "--out", str(run), *flags]
+    if source.is_dir():
+        command = [sys.executable, "-m", "fastlstm", "compress", str(source), "--out", str(run)]
+        return [*command, "--distil", str(source), *COMPRESSED, *flags]
     small = SMALL_SERIES if source.suffix == ".csv" else SMALL
     command = [sys.executable, "-m", "fastlstm", "train", str(source), "--out", str(run)]
     return [*command, *small, *flags]

@@ -352,7 +352,7 @@ def test_a_resumed_compression_ends_the_same(
 
 
 def test_what_a_resumed_compression_refuses(
-    compressed: Compress, source: Path, tmp_path: Path
+    compressed: Compress, source: Path, trained: Path, tmp_path: Path
 ) -> None:
     compressed(to="int8", steps=2)
     with pytest.raises(ConfigError, match="to='int4': this run was started with int8"):
@@ -371,3 +371,5 @@ def test_what_a_resumed_compression_refuses(
         fastlstm.compress(other, out=tmp_path / "out", resume=True, observers=())
     with pytest.raises(FormatError, match="was started by train, not by compress"):
         fastlstm.compress(other, out=source, resume=True, observers=())
+    with pytest.raises(FormatError, match="was started by compress, not by train; continue it"):
+        fastlstm.train(trained / "book.txt", out=tmp_path / "out", resume=True, observers=())

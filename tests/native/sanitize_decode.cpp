@@ -2,6 +2,7 @@
 // differ in everything read and write, on every instruction set of this machine with 1 to 4
 // threads. Built by sanitize.sh; here the texts of all teams must be equal. Then states that were
 // tampered with: each is refused, or written on from.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,7 @@ namespace {
 struct Shape {
   int64_t V, E, H, L, streams;
   bool has_table, has_norm, is_residual;
+  bool is_sparse = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -47,7 +49,8 @@ struct Memory {
 
 class Model {
  public:
-  Model(const DecodeKernels& kernels, const Shape& n) : kernels_(kernels), random_(n.V) {
+  Model(const DecodeKernels& kernels, const Shape& n)
+      : kernels_(kernels), random_(n.V), is_sparse_(n.is_sparse) {
     const int64_t lanes = kernels.lanes, units = (n.H + lanes - 1) / lanes;
     const int64_t columns = kernels.padded_columns(n.V, false);
     for (int64_t k = 0; k < n.L; ++k) {
@@ -104,11 +107,49 @@ class Model {
     const DecodePackArgs args{w,        codes,  scales,  columns,    inner,
                               is_gates, strips, factors, corrections};
     run_team(3, [&](Member me) { kernels_.pack(args, me); });
+    if (is_sparse_) return blocks(columns, inner, is_gates, factors, corrections);
     return {strips, factors, corrections, nullptr, nullptr};
+  }
+
+  // Lines of about a fifth of the blocks, none of some strips, in memory of just their size.
+  DecodeMatrix blocks(int64_t columns, int64_t inner, bool is_gates, const float* factors,
+                      const int32_t* corrections) {
+    const int64_t across = (inner + 3) / 4;
+    const int64_t strips = is_gates ? (columns / 4 + 15) / 16 * 4 : (columns + 63) / 64 * 4;
+    std::vector<uint16_t> indices;
+    kept_.emplace_back((strips + 1) * 4);
+    auto* const starts = static_cast<int32_t*>(kept_.back().memory.get());
+    starts[0] = 0;
+    for (int64_t s = 0; s < strips; ++s) {
+      const unsigned rarity = s % 5 == 3 ? 0 : 5;
+      for (int64_t k = 0; k < across; ++k) {
+        if (rarity != 0 && random_() % rarity == 0) indices.push_back(static_cast<uint16_t>(k));
+      }
+      starts[s + 1] = static_cast<int32_t>(indices.size());
+    }
+    const auto num = static_cast<int64_t>(indices.size());
+    kept_.emplace_back(num * 2);
+    auto* const stored = static_cast<uint16_t*>(kept_.back().memory.get());
+    std::copy(indices.begin(), indices.end(), stored);
+    const WeightFormat format = kernels_.format;
+    const int64_t size = format == WeightFormat::fp32 ? 4 : format == WeightFormat::bf16 ? 2 : 1;
+    kept_.emplace_back(num * 64 * size);
+    auto* const lines = static_cast<char*>(kept_.back().memory.get());
+    std::uniform_real_distribution<float> draw(-0.7f, 0.7f);
+    for (int64_t k = 0; k < num * 64; ++k) {
+      const float value = draw(random_);
+      const auto code = static_cast<int8_t>(value * 180.0f);
+      const char* const from = reinterpret_cast<const char*>(&value);
+      std::memcpy(lines + k * size,
+                  size == 1 ? reinterpret_cast<const char*>(&code) : from + 4 - size,
+                  static_cast<size_t>(size));  // bf16 is the upper half
+    }
+    return {lines, factors, corrections, starts, stored};
   }
 
   const DecodeKernels& kernels_;
   std::mt19937 random_;
+  bool is_sparse_;
   std::vector<Memory> kept_;
   std::vector<DecodeLayer> layers_;
 };
@@ -268,15 +309,20 @@ int run_all() {
          {WeightFormat::fp32, WeightFormat::bf16, WeightFormat::int8, WeightFormat::int4}) {
       const DecodeKernels* const kernels = find_decode_kernels(isa, format);
       if (kernels == nullptr || kernels->isa != std::string(isa)) continue;
-      for (const Shape& shape : kShapes) {
-        const Model model(*kernels, shape);
-        const std::string alone = texts(*kernels, model, shape, 1);
-        for (int threads = 2; threads <= 4; ++threads, ++cases) {
-          const std::string found = texts(*kernels, model, shape, threads);
-          if (found == alone && found.find("NaN") == std::string::npos) continue;
-          ++wrong;
-          std::printf("%s format %d V=%d H=%d: %d threads differ\n", isa, static_cast<int>(format),
-                      static_cast<int>(shape.V), static_cast<int>(shape.H), threads);
+      for (Shape shape : kShapes) {
+        for (const bool is_sparse : {false, true}) {
+          if (is_sparse && format == WeightFormat::int4) continue;
+          shape.is_sparse = is_sparse;
+          const Model model(*kernels, shape);
+          const std::string alone = texts(*kernels, model, shape, 1);
+          for (int threads = 2; threads <= 4; ++threads, ++cases) {
+            const std::string found = texts(*kernels, model, shape, threads);
+            if (found == alone && found.find("NaN") == std::string::npos) continue;
+            ++wrong;
+            std::printf("%s format %d V=%d H=%d%s: %d threads differ\n", isa,
+                        static_cast<int>(format), static_cast<int>(shape.V),
+                        static_cast<int>(shape.H), is_sparse ? " sparse" : "", threads);
+          }
         }
       }
     }

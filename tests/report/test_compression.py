@@ -92,6 +92,8 @@ def test_the_page_has_a_section(tmp_path: Path, place: str) -> None:
     assert "<h2>Compression</h2>" in page
     assert "source: runs/book, model aaaaaaaaaaaa" in page
     assert page.count("<svg") == 3
+    assert "fastlstm compressed run" in page
+    assert "No steps recorded yet" not in page
     assert "could not be written" not in page
 
 

@@ -273,6 +273,7 @@ FORGED = [
     ("int8", True, {"w__starts": put(2, 5)}, FormatError, r"'w.columns' is \(6,\) U16"),
     ("int8", True, {"w__starts": lambda s: s[:-1]}, FormatError, r"'w.starts' is \(2,\) I32"),
     ("int8", True, {"w__blocks": lambda b: b[:-1]}, FormatError, r"'w.blocks' is \(5, 16, 4\) I8"),
+    ("int8", True, {"w__blocks": put(2 * 64 + 1, 5)}, CorruptFileError, "'w.blocks' has padding"),
     ("int8", True, {"w__blocks": put(3, -128)}, CorruptFileError, "'w' has codes outside"),
     ("int8", True, {"w": np.zeros((32, 9), np.int8)}, FormatError, "has a tensor 'w'"),
     ("int8", True, {"w__scales": put(3, -0.5)}, CorruptFileError, "'w.scales' has a scale"),

@@ -77,6 +77,22 @@ def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
     assert events[-1]["still_improving"] is is_so
 
 
+def test_evaluations_that_callbacks_did_not_accept_do_not_count_as_better(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    session = session_in(tmp_path, events)
+    scores = {"bits_per_char": 1.0, "is_accepted": False}
+    with session.files(None, tensorboard=False):
+        session.emit({"event": "eval", "step": 10, "loss": 1.0, **scores})
+        session.emit({"event": "eval", "step": 20, "loss": 2.0, "bits_per_char": 2.0})
+    mark = metrics_mark(session.run.metrics_path)
+    found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
+    again = RunSession(session.run, [events.append])
+    with again.files(found, tensorboard=False):
+        again.emit({"event": "eval", "step": 30, "loss": 1.5, "bits_per_char": 1.5})
+        again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
+    assert events[-1]["still_improving"] is True
+
+
 @pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])
 def test_a_busy_machine_gets_more_time_for_its_report(
     tmp_path: Path, clock: Clock, wall_s: float, factor: float

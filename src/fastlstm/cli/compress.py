@@ -53,7 +53,7 @@ COMMAND = Command(
     required=("out",),
     examples=(
         "fastlstm compress runs/book --out runs/book8 --to int8",
-        "fastlstm compress runs/book --out runs/small --prune 0.5 --structured units --budget 5m",
+        "fastlstm compress runs/book --out runs/half --prune 0.5 --structured units",
         "fastlstm compress runs/book --out runs/student --rnn-size 128 --budget 5m",
     ),
     other="With a forecaster as RUN, fastlstm compress RUN --help shows its options.",
@@ -66,8 +66,7 @@ TABLE_COMMAND = Command(
     required=("out",),
     examples=(
         "fastlstm compress runs/etth1 --out runs/etth1-8 --to int8 --data ETTh1.csv",
-        "fastlstm compress runs/etth1 --out runs/small --data ETTh1.csv --hidden-size 32"
-        " --budget 2m",
+        "fastlstm compress runs/etth1 --out runs/small --hidden-size 32 --budget 2m",
     ),
 )
 

@@ -118,6 +118,7 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
         "model": dataclasses.asdict(loaded.model.config),
         "train": loaded.config.get("train"),
         "data": data,
+        "compression": loaded.config.get("compression"),
         "num_parameters": loaded.model.num_parameters,
         "vocab": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
@@ -125,6 +126,7 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     }
     rows = [
         *_model_rows(facts),
+        *_compression_rows(facts, loaded.path),
         ("vocabulary", f"{tokenizer.kind}, {counted(tokenizer.vocab_size, 'token')}"),
         ("trained on", str(data.get("source") or "") if isinstance(data, dict) else ""),
         ("note", loaded.note),
@@ -135,6 +137,17 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
 def _model_rows(facts: dict[str, Any]) -> list[Row]:
     size = f"{short_bytes(4 * facts['num_parameters'])} of weights in fp32"
     return [*labelled("model", model_lines(facts)), ("size", size)]
+
+
+def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
+    """Returns from what a text model was compressed, and how its weights are stored."""
+    about = facts["compression"]
+    if not isinstance(about, dict):
+        return []
+    stored = f"weights in {about['weights']}"
+    if (file := path / "model.safetensors").is_file():
+        stored += f", {short_bytes(file.stat().st_size)} on disk"
+    return [("compressed", f"from {about['source']['path']}"), ("", stored)]
 
 
 def _history_facts(history: History) -> dict[str, Any]:

@@ -45,7 +45,7 @@ VERBS = {
     "generate": "write text with a trained model",
     "serve": "serve a trained model as an OpenAI-compatible API",
     "forecast": "forecast the next steps of time series",
-    "compress": "make a trained model smaller and faster, and measure what that costs",
+    "compress": "make a trained model smaller and faster, and say what it costs",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "info": "show a run, or this machine and its kernels",

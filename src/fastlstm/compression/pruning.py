@@ -146,6 +146,7 @@ class Pruning(Callback):
         text = f"pruning {share}, {self._schedule}; no evaluation before its end is the best"
         trainer.say("info", text)
 
+    @torch.no_grad()
     def on_update(self, trainer: Trainer) -> None:
         step = trainer.progress.step + 1  # this one is counted after it
         if not self.is_over:
@@ -156,7 +157,7 @@ class Pruning(Callback):
         for name, mask in self.masks.items():
             parameter = self._matrices[name]
             self.masks[name] = mask = mask.to(parameter.device)  # a restored one is on the CPU
-            parameter.data.masked_fill_(mask, 0.0)
+            parameter.masked_fill_(mask, 0.0)
 
     def _make_masks(self, trainer: Trainer, sparsity: float) -> None:
         self.sparsity = sparsity
@@ -164,7 +165,7 @@ class Pruning(Callback):
         averages = {} if average is None else average.tensors()
         for name, parameter in self._matrices.items():
             gates = num_gates(name, len(parameter))
-            mask = mask_of(parameter.detach(), sparsity, self._structured, gates)
+            mask = mask_of(parameter, sparsity, self._structured, gates)
             self.masks[name] = mask
             if name in averages:  # it stays zero: from now on zeros are averaged
                 averages[name].masked_fill_(mask, 0.0)

@@ -57,11 +57,12 @@ def write_report(run_dir: Path) -> Path:
 def page(run_dir: Path, history: History) -> str:
     """Returns the HTML of a report."""
     name = run_dir.resolve().name
+    compression = (history.end or {}).get("compression") or _loaded(run_dir / "compression.json")
     sections: list[tuple[str, Callable[[], str]]] = [
-        ("Run", lambda: _head(name, history)),
+        ("Run", lambda: _head(name, history, bool(compression))),
         ("Numbers", lambda: _numbers(history)),
         ("Test set", lambda: _test(history)),
-        ("Compression", lambda: _compression(run_dir, history)),
+        ("Compression", lambda: _compression(compression)),
         ("Charts", lambda: _charts(history)),
         ("Samples", lambda: _samples(history)),
         ("Evaluations", lambda: _evaluations(history)),
@@ -89,7 +90,7 @@ def _made(title: str, make: Callable[[], str]) -> str:
         return f'<h2>{title}</h2>\n<p class="quiet">{text}</p>'
 
 
-def _head(name: str, history: History) -> str:
+def _head(name: str, history: History, is_compressed: bool) -> str:
     start = history.start
     parameters = number(start, "num_parameters")
     lead = [
@@ -97,9 +98,11 @@ def _head(name: str, history: History) -> str:
         "" if parameters is None else counted(parameters, "parameter"),
         joined([text_of(start, "device"), text_of(start, "precision")]),
     ]
+    state = _state(history) if history.start or not is_compressed else ""
+    kind = "compressed" if is_compressed else "training"
     return (
-        f'<p class="eyebrow">fastlstm training run</p>\n<h1>{to_html(name)}</h1>\n'
-        f'<p class="lead">{to_html(clipped(joined(lead, " · "), MAX_TEXT))}</p>\n{_state(history)}'
+        f'<p class="eyebrow">fastlstm {kind} run</p>\n<h1>{to_html(name)}</h1>\n'
+        f'<p class="lead">{to_html(clipped(joined(lead, " · "), MAX_TEXT))}</p>\n{state}'
     )
 
 
@@ -185,9 +188,8 @@ def _steps_text(part: Event) -> str:
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
-def _compression(run_dir: Path, history: History) -> str:
+def _compression(report: Any) -> str:
     """What a compressed run's source was, and what the compression cost and brought."""
-    report = (history.end or {}).get("compression") or _loaded(run_dir / "compression.json")
     if not isinstance(report, dict) or not report:
         return ""
     heads = ["", "source", "result", "result / source"]

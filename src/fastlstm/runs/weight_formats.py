@@ -353,7 +353,10 @@ class _Reader:
         self._check(is_good, f"{name}.columns", "does not ascend within the matrix")
         dtype = _MATRIX_DTYPES[self.weight_format]
         blocks = self._take(f"{name}.blocks", dtype, (num, BLOCK_ROWS, BLOCK_COLUMNS))
-        return from_blocks(blocks, columns, starts, shape, gates)
+        values = from_blocks(blocks, columns, starts, shape, gates)
+        is_good = np.count_nonzero(values) == np.count_nonzero(blocks)
+        self._check(is_good, f"{name}.blocks", "has padding that is not 0")
+        return values
 
     def _take(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         if name not in self.tensors:

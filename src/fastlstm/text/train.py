@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from fastlstm.errors import ConfigError, DataError, UnknownCharacterError, kind_of_value
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    FormatError,
+    Setting,
+    UnknownCharacterError,
+    kind_of_value,
+)
 from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
@@ -141,7 +148,7 @@ def train(
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
         session, chosen = TextSession(run, observers, stop, began), {*given, *fields}
-        with session.start(config, chosen, resume, stored_configs, TEXT_MAY_CHANGE) as start:
+        with session.start(config, chosen, resume, _configs_of_train, TEXT_MAY_CHANGE) as start:
             return session.train(opened, start, callbacks)
 
 
@@ -320,6 +327,16 @@ def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
             if type(text[name]) is not kind:
                 raise TypeError(f"data.{name} of config.json is {text[name]!r:.80}")
     return data
+
+
+def _configs_of_train(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
+    """As `stored_configs`, of a run that `train` started."""
+    if "compression" in json.loads(checkpoint.files["config.json"]):
+        raise FormatError(
+            f"'{checkpoint.path.parent}' was started by compress, not by train; continue it with"
+            " compress and ", Setting("resume", True), ", or give another ", Setting("out"),
+        )  # fmt: skip
+    return stored_configs(checkpoint)
 
 
 def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:

@@ -45,7 +45,7 @@ class EventHub:
         The end is shown when the report is written; until then only files get it.
         """
         if event["event"] == "eval":
-            self._losses.append((event["step"], event["loss"]))
+            self._add_loss(event)
         if event["event"] == "end" and self.run is not None:
             event = {**event, "still_improving": is_still_improving(self._losses)}
             self._end = time.perf_counter(), event
@@ -137,9 +137,15 @@ class EventHub:
             self.run.metrics_path.replace(aside)
             self.say("warning", f"{error}; it is kept as {aside.name}, a new one is started")
         for event in read_history(self.run.metrics_path).validations:
-            step, loss = number(event, "step"), number(event, "loss")
-            if step is not None and loss is not None:
-                self._losses.append((step, loss))
+            self._add_loss(event)
+
+    def _add_loss(self, event: Event) -> None:
+        """Notes an evaluation; one that callbacks do not accept starts anew."""
+        step, loss = number(event, "step"), number(event, "loss")
+        if event.get("is_accepted") is False:
+            self._losses.clear()
+        elif step is not None and loss is not None:
+            self._losses.append((step, loss))
 
 
 def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:

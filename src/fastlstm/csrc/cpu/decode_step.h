@@ -13,6 +13,7 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
+inline constexpr int64_t kCellLines = 32;     // of a product, take as long as 16 units' cell
 inline constexpr float kNormEpsilon = 1e-5f;  // of torch's LayerNorm
 
 template <typename Format>
@@ -100,6 +101,7 @@ struct DecodeScratch {
     offsets = carver.take<int32_t>(g.threads * num_offsets);
     flags = carver.take<uint8_t>(rows);
     broken = carver.take<uint8_t>(rows);
+    shares = carver.take<Range>(g.threads * m.L);
     bytes = carver.bytes();
   }
 
@@ -124,7 +126,8 @@ struct DecodeScratch {
   int64_t num_offsets;
   int32_t* offsets;  // int4: [thread][num_offsets] of Int4Engine
   uint8_t* flags;    // [row] what a row does in this step
-  uint8_t* broken;   // [row] whether a NaN was met
+  uint8_t* broken;   // [row] whether a value was met that is not finite
+  Range* shares;     // [thread][layer] its unit groups
   int64_t bytes;
 };
 
@@ -139,9 +142,10 @@ class DecodeLoop {
         m_(*g.model),
         me_(me),
         s_(g),
-        my_units_(part_of({0, s_.units}, me.index, me.count)),
-        my_strips_(part_of({0, s_.logit_stride / kLanes}, me.index, me.count, kStrips)),
+        my_units_(s_.shares + me.index * m_.L),
+        my_strips_(share_of_output()),
         my_rows_(part_of({0, s_.rows}, me.index, me.count)) {
+    for (int64_t k = 0; k < m_.L; ++k) my_units_[k] = share_of_layer(k);
     if constexpr (is_int4<Format>) engine_.offsets = s_.offsets + me.index * s_.num_offsets;
   }
 
@@ -178,6 +182,38 @@ class DecodeLoop {
  private:
   void meet() { me_.barrier->wait(me_.count); }
 
+  // This thread's unit groups of layer `k`; whole panels of 16 units where there are lines.
+  Range share_of_layer(int64_t k) const {
+    const DecodeLayer& layer = m_.layers[k];
+    if (layer.recurrent.starts == nullptr && layer.input.starts == nullptr) {
+      return part_of({0, s_.units}, me_.index, me_.count);
+    }
+    const auto before = [&](int64_t panel) {
+      return lines_before(layer.recurrent, m_.H, panel) +
+             lines_before(layer.input, width_into(k), panel) + panel * kCellLines;
+    };
+    return even_share(ceil_div(s_.units, kBlockVectors), kBlockVectors, s_.units, before);
+  }
+
+  Range share_of_output() const {
+    const int64_t strips = s_.logit_stride / kLanes;
+    if (m_.output.starts == nullptr) return part_of({0, strips}, me_.index, me_.count, kStrips);
+    const auto before = [&](int64_t panel) { return lines_before(m_.output, m_.H, panel) + panel; };
+    return even_share(ceil_div(strips, kSparseStrips), kSparseStrips, strips, before);
+  }
+
+  // This thread's part of `panels` of `size` each, `end` at most, by what comes before each.
+  template <typename Before>
+  Range even_share(int64_t panels, int64_t size, int64_t end, Before&& before) const {
+    const int64_t all = before(panels);
+    const auto cut = [&](int64_t part) {
+      int64_t p = 0;
+      while (p < panels && (before(p) + before(p + 1)) * me_.count <= 2 * all * part) ++p;
+      return min_of(p * size, end);
+    };
+    return {cut(me_.index), cut(me_.index + 1)};
+  }
+
   bool needs_values(int64_t k) const { return m_.layers[k].gamma != nullptr || m_.is_residual; }
   int64_t width_into(int64_t k) const { return k == 0 ? m_.E : m_.H; }
 
@@ -186,12 +222,12 @@ class DecodeLoop {
       for (int64_t k = 0; k < m_.L; ++k) {
         const float* const h = g_.rows[row].state + 2 * k * m_.H;
         Element* const to = s_.state(k, 0) + row * s_.state_stride;
-        for (int64_t u = my_units_.begin; u < my_units_.end; ++u) {
+        for (int64_t u = my_units_[k].begin; u < my_units_[k].end; ++u) {
           const int64_t at = u * kLanes, count = m_.H - at;
           Format::store(to + at, load_part<Float32>(h + at, count));
           Float32::store(s_.cell(k, u, row), load_part<Float32>(h + m_.H + at, count));
         }
-        if (my_units_.end != s_.units || my_units_.begin == my_units_.end) continue;
+        if (my_units_[k].end != s_.units || my_units_[k].begin == my_units_[k].end) continue;
         for (int64_t t = 0; t < 2; ++t) {  // the padding is this thread's
           Element* const padded = s_.state(k, t) + row * s_.state_stride;
           for (int64_t i = s_.hidden; i < s_.state_stride; ++i) padded[i] = 0;
@@ -205,7 +241,7 @@ class DecodeLoop {
       for (int64_t k = 0; k < m_.L; ++k) {
         float* const h = g_.rows[row].state + 2 * k * m_.H;
         const Element* const from = s_.state(k, steps_) + row * s_.state_stride;
-        for (int64_t u = my_units_.begin; u < my_units_.end; ++u) {
+        for (int64_t u = my_units_[k].begin; u < my_units_[k].end; ++u) {
           const int64_t at = u * kLanes, count = m_.H - at;
           store_part<Float32>(h + at, Format::load(from + at), count);
           store_part<Float32>(h + m_.H + at, Float32::load(s_.cell(k, u, row)), count);
@@ -218,6 +254,7 @@ class DecodeLoop {
     DecodeRow& row = g_.rows[at];
     s_.flags[at] = s_.broken[at] = 0;
     s_.tokens[at] = 0;
+    for (int64_t k = 0; k < m_.L; ++k) check_finite(at, row.state + 2 * k * m_.H, m_.H);
     if (row.status == RowStatus::running) read_next(at, row.given[row.num_read]);
   }
 
@@ -246,9 +283,19 @@ class DecodeLoop {
     set_input(at, m_.E);
   }
 
+  // A row that is not finite ends, whether or not a product meets the place.
+  void check_finite(int64_t at, const float* values, int64_t size) {
+    Vec zeros{};
+    for (int64_t k = 0; k < size; k += kLanes) {
+      zeros += load_part<Float32>(values + k, size - k) * 0.0f;
+    }
+    if (is_not_a_number(zeros)) s_.broken[at] = 1;
+  }
+
   // Makes the values of a row an operand.
   void set_input(int64_t at, int64_t size) {
     const float* const value = s_.value(at);
+    check_finite(at, value, size);
     float rate = 1.0f;
     if constexpr (Format::kPair == 4) {
       Vec most{};
@@ -280,7 +327,7 @@ class DecodeLoop {
     const DecodeLayer& layer = m_.layers[k];
     const bool is_looked_up = layer.input.strips == nullptr;
     const bool has_values = needs_values(k), has_scales = k == 0 || needs_values(k - 1);
-    const Strips strips{4 * my_units_.begin, 4 * my_units_.end, step % 2 != 0};
+    const Strips strips{4 * my_units_[k].begin, 4 * my_units_[k].end, step % 2 != 0};
     if (!is_looked_up) {
       const Right<Format> input(layer.input, width_into(k));
       const auto left =
@@ -367,7 +414,7 @@ class DecodeLoop {
   }
 
   void project_output(int64_t step) {
-    const Right<Format> output(m_.output, m_.H);
+    const Right<Format> output(m_.output, m_.H, false);
     const bool has_scales = needs_values(m_.L - 1);
     multiply(engine_, output_of(m_.L - 1, step, output.inner), {0, s_.rows}, output,
              {my_strips_.begin, my_strips_.end, step % 2 != 0},
@@ -448,7 +495,8 @@ class DecodeLoop {
   const DecodeModel& m_;
   const Member me_;
   const DecodeScratch<Format> s_;
-  const Range my_units_, my_strips_, my_rows_;
+  Range* const my_units_;  // [layer]
+  const Range my_strips_, my_rows_;
   Engine engine_;
   int64_t steps_ = 0;
 };

@@ -26,18 +26,21 @@ FASTLSTM_INLINE Range part_of(Range whole, int64_t index, int64_t count, int64_t
   return {min_of(begin, whole.end), min_of(end, whole.end)};
 }
 
-// The strips of a product, kStrips at a time: a panel. Every other step of a loop goes over them
-// from the last panel to the first, so that what a cache could not hold altogether is half there.
+// The strips of a product, kStrips at a time or as asked for: a panel. Every other step of a loop
+// goes over them from the last panel to the first, so that what a cache could not hold altogether
+// is half there.
 class Strips {
  public:
   FASTLSTM_INLINE Strips(int64_t begin, int64_t end, bool is_reversed = false)
       : all_{begin, end}, is_reversed_(is_reversed) {}
 
-  FASTLSTM_INLINE int64_t panels() const { return ceil_div(all_.end - all_.begin, kStrips); }
-  FASTLSTM_INLINE Range panel(int64_t index) const {
-    const int64_t at = is_reversed_ ? panels() - 1 - index : index;
-    const int64_t begin = all_.begin + at * kStrips;
-    return {begin, min_of(begin + kStrips, all_.end)};
+  FASTLSTM_INLINE int64_t panels(int64_t size = kStrips) const {
+    return ceil_div(all_.end - all_.begin, size);
+  }
+  FASTLSTM_INLINE Range panel(int64_t index, int64_t size = kStrips) const {
+    const int64_t at = is_reversed_ ? panels(size) - 1 - index : index;
+    const int64_t begin = all_.begin + at * size;
+    return {begin, min_of(begin + size, all_.end)};
   }
 
  private:

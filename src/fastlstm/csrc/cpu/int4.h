@@ -117,9 +117,9 @@ class Int4Engine {
 #else
       false;
 #endif
-  static constexpr int kFewRows = kHasVnni ? 3 : 1;   // rows that unpack weights in registers
-  static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a block of many rows
-  static constexpr int kAtOnce = 16 * kRows;          // rows for which a group is unpacked once
+  // Of a block. Registers of sums in float and in whole numbers: 12 + 12 of 32 (with pairs in 16
+  // bits 8 + 16), or 4 + 8 of 16.
+  static constexpr int kRows = kHasVnni ? 3 : kLanes == 16 ? 2 : 1;
 
   int32_t* offsets = nullptr;  // (rows, groups) scratch: what the weights' offset 8 adds to sums
 
@@ -133,52 +133,18 @@ class Int4Engine {
     }
   }
 
-  // out[rows][kStrips * kLanes] of rows [first, first + rows), at most kAtOnce, times one panel.
+  // out[rows][kStrips * kLanes] of rows [first, first + rows) times one panel.
   void block(Left<int8_t> a, int64_t first, int rows, const Int4Group* b, int64_t groups,
              float* out) const {
-    const int8_t* const from = a.rows + first * a.row_stride;
-    const int32_t* const offset = offsets + first * groups;
-    if (rows <= kFewRows) {
-      few_rows<kFewRows>(from, a.row_stride, rows, offset, b, groups, out);
-      return;
-    }
-    Unpacked unpacked;
-    for (int64_t g = 0; g < groups; ++g) {
-      unpacked.take(b[g]);
-      const int8_t* const left = from + g * Int4Group::kSize;
-      for (int row = 0; row < rows; row += kRows) {
-        const int count = static_cast<int>(min_of(kRows, rows - row));
-        many_rows<kRows>(left + row * a.row_stride, a.row_stride, count, offset + row * groups + g,
-                         groups, unpacked, g > 0, out + row * kStrips * kLanes);
-      }
-    }
+    by_rows<kRows>(a.rows + first * a.row_stride, a.row_stride, rows, offsets + first * groups, b,
+                   groups, out);
   }
 
  private:
-  // A group with a byte per weight, for rows after rows.
-  struct Unpacked {
-    alignas(64) uint8_t lines[2 * Int4Group::kLines][kStrips][kLanes * 4];
-    alignas(64) float scales[kStrips][kLanes];
-
-    FASTLSTM_INLINE void take(const Int4Group& group) {
-      for (int64_t j = 0; j < Int4Group::kLines; ++j) {
-        for (int s = 0; s < kStrips; ++s) {
-          const Words both = load_line(group.lines[j][s]);
-          store_line(lines[j][s], both & 0x0f0f0f0fu);
-          store_line(lines[j + Int4Group::kLines][s], (both >> 4) & 0x0f0f0f0fu);
-        }
-      }
-      for (int s = 0; s < kStrips; ++s) Float32::store(scales[s], load_scales(group.scales[s]));
-    }
-  };
-
   static FASTLSTM_INLINE Words load_line(const uint8_t* p) {
     Words words;
     __builtin_memcpy(&words, p, sizeof words);
     return words;
-  }
-  static FASTLSTM_INLINE void store_line(uint8_t* p, Words words) {
-    __builtin_memcpy(p, &words, sizeof words);
   }
   static FASTLSTM_INLINE Words splat_four(const int8_t* p) {
     uint32_t four;
@@ -202,18 +168,20 @@ class Int4Engine {
   }
 
   template <int kRow>
-  static FASTLSTM_INLINE void few_rows(const int8_t* a, int64_t stride, int rows,
-                                       const int32_t* offset, const Int4Group* b, int64_t groups,
-                                       float* out) {
-    if (rows == kRow) return few<kRow>(a, stride, offset, b, groups, out);
-    if constexpr (kRow > 1) few_rows<kRow - 1>(a, stride, rows, offset, b, groups, out);
+  static FASTLSTM_INLINE void by_rows(const int8_t* a, int64_t stride, int rows,
+                                      const int32_t* offset, const Int4Group* b, int64_t groups,
+                                      float* out) {
+    if (rows == kRow) return tile<kRow>(a, stride, offset, b, groups, out);
+    if constexpr (kRow > 1) by_rows<kRow - 1>(a, stride, rows, offset, b, groups, out);
   }
 
   // One row would wait for its own sums: it has two sets of them. So have pairs in 16 bits.
   template <int kRow>
-  static __attribute__((noinline)) void few(const int8_t* a, int64_t stride, const int32_t* offset,
-                                            const Int4Group* b, int64_t groups, float* out) {
+  static __attribute__((noinline)) void tile(const int8_t* a, int64_t stride, const int32_t* offset,
+                                             const Int4Group* b, int64_t groups, float* out) {
     constexpr int kSets = kRow == 1 || !kHasVnni ? 2 : 1;
+    constexpr bool is_shifted =
+        kHasVnni && kSets == 2;  // the second set's sums are 16 times theirs
     Vec sum[kRow][kStrips] = {};
     for (int64_t g = 0; g < groups; ++g, ++b, a += Int4Group::kSize) {
       Int4Sums sums[kSets][kRow][kStrips];
@@ -229,8 +197,12 @@ class Int4Engine {
       for (int64_t j = 0; j < Int4Group::kLines; ++j) {
 #pragma GCC unroll 4
         for (int s = 0; s < kStrips; ++s) {
-          const Words both = load_line(b->lines[j][s]);
-          const Words low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
+          Words both = load_line(b->lines[j][s]);
+#if defined(__AVX2__)
+          __asm__("" : "+v"(both));  // stays in a register: GCC would load it twice
+#endif
+          const Words low = both & 0x0f0f0f0fu;
+          const Words high = is_shifted ? both & 0xf0f0f0f0u : (both >> 4) & 0x0f0f0f0fu;
 #pragma GCC unroll 3
           for (int r = 0; r < kRow; ++r) {
             const int8_t* const left = a + r * stride + 4 * j;
@@ -245,7 +217,10 @@ class Int4Engine {
 #pragma GCC unroll 3
         for (int r = 0; r < kRow; ++r) {
           Words whole = sums[0][r][s].total();
-          if constexpr (kSets == 2) whole += sums[1][r][s].total();
+          if constexpr (kSets == 2) {
+            const Words high = sums[1][r][s].total();
+            whole += is_shifted ? bits_of<Words>(bits_of<Integers>(high) >> 4) : high;
+          }
           sum[r][s] = multiply_add(as_float(whole), scale, sum[r][s]);
         }
       }
@@ -256,67 +231,6 @@ class Int4Engine {
       for (int s = 0; s < kStrips; ++s) Float32::store(out + (r * kStrips + s) * kLanes, sum[r][s]);
     }
   }
-
-  template <int kRow>
-  static FASTLSTM_INLINE void many_rows(const int8_t* a, int64_t stride, int rows,
-                                        const int32_t* offset, int64_t groups, const Unpacked& b,
-                                        bool add, float* out) {
-    if (rows == kRow) {
-      for (int s = 0; s < kStrips; s += kPass) {
-        many<kRow>(a, stride, offset, groups, b, s, add, out + s * kLanes);
-      }
-      return;
-    }
-    if constexpr (kRow > 1) many_rows<kRow - 1>(a, stride, rows, offset, groups, b, add, out);
-  }
-
-  // One group, kPass strips from `first` on. Pairs in 16 bits need as many registers again.
-  static constexpr int kPass = kHasVnni ? kStrips : 2;
-  template <int kRow>
-  static __attribute__((noinline)) void many(const int8_t* a, int64_t stride, const int32_t* offset,
-                                             int64_t groups, const Unpacked& b, int first, bool add,
-                                             float* out) {
-    constexpr int kParts = kHasVnni ? 1 : 2;
-    constexpr int64_t kLines = 2 * Int4Group::kLines / kParts;
-    Words whole[kRow][kPass] = {};
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      Int4Sums sums[kRow][kPass];
-#pragma GCC unroll 6
-      for (int r = 0; r < kRow; ++r) {
-#pragma GCC unroll 4
-        for (int s = 0; s < kPass; ++s) sums[r][s].begin(part == 0 ? offset[r * groups] : 0);
-      }
-      for (int64_t j = part * kLines; j < (part + 1) * kLines; ++j) {
-        Words right[kPass];
-#pragma GCC unroll 4
-        for (int s = 0; s < kPass; ++s) right[s] = load_line(b.lines[j][first + s]);
-#pragma GCC unroll 6
-        for (int r = 0; r < kRow; ++r) {
-          const Words left = splat_four(a + r * stride + 4 * j);
-#pragma GCC unroll 4
-          for (int s = 0; s < kPass; ++s) sums[r][s].add(right[s], left);
-        }
-      }
-#pragma GCC unroll 6
-      for (int r = 0; r < kRow; ++r) {
-#pragma GCC unroll 4
-        for (int s = 0; s < kPass; ++s) {
-          whole[r][s] = part == 0 ? sums[r][s].total() : whole[r][s] + sums[r][s].total();
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int s = 0; s < kPass; ++s) {
-      const Vec scale = Float32::load(b.scales[first + s]);
-#pragma GCC unroll 6
-      for (int r = 0; r < kRow; ++r) {
-        float* const at = out + (r * kStrips + s) * kLanes;
-        const Vec before = add ? Float32::load(at) : Vec{};
-        Float32::store(at, multiply_add(as_float(whole[r][s]), scale, before));
-      }
-    }
-  }
 };
 
 // As the one in right.h; `strips` are whole fours.
@@ -324,16 +238,19 @@ template <typename Epilogue>
 FASTLSTM_INLINE void multiply(Int4Engine& engine, Left<int8_t> a, Range rows, const Right<Int4>& b,
                               Strips strips, Epilogue&& epilogue) {
   constexpr int64_t kPanel = kStrips * kLanes;
-  alignas(64) float out[Int4Engine::kAtOnce * kPanel];
+  alignas(64) float out[Int4Engine::kRows * kPanel];
   const int64_t groups = b.inner / Int4Group::kSize;
+  const int64_t blocks = ceil_div(rows.end - rows.begin, Int4Engine::kRows);
   engine.set_offsets(a, rows, groups);
   for (int64_t n = 0; n < strips.panels(); ++n) {
     const int64_t s = strips.panel(n).begin;
     const auto* const panel = static_cast<const Int4Group*>(b.matrix.strips) + s / kStrips * groups;
-    for (int64_t first = rows.begin; first < rows.end; first += Int4Engine::kAtOnce) {
-      const int64_t count = min_of(Int4Engine::kAtOnce, rows.end - first);
-      engine.block(a, first, static_cast<int>(count), panel, groups, out);
-      for (int64_t k = 0; k < count; ++k) epilogue(first + k, s, kStrips, out + k * kPanel);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const Range mine = part_of(rows, block, blocks);
+      engine.block(a, mine.begin, static_cast<int>(mine.end - mine.begin), panel, groups, out);
+      for (int64_t row = mine.begin; row < mine.end; ++row) {
+        epilogue(row, s, kStrips, out + (row - mine.begin) * kPanel);
+      }
     }
   }
 }

@@ -51,6 +51,19 @@ FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
 }
 #endif
 
+// sum + the products of four unsigned bytes of `a` with four signed ones of `b`
+FASTLSTM_INLINE Words dot_quads(Words sum, Words a, Words b) {
+#if defined(__AVX512VNNI__)
+  return bits_of<Words>(
+      _mm512_dpbusd_epi32(bits_of<__m512i>(sum), bits_of<__m512i>(a), bits_of<__m512i>(b)));
+#else
+  using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
+  const Shorts odd = bits_of<Shorts>(b) >> 8, even = (bits_of<Shorts>(b) << 8) >> 8;
+  sum = add_pairs(sum, a & 0x00ff00ffu, bits_of<Words>(even));
+  return add_pairs(sum, (a >> 8) & 0x00ff00ffu, bits_of<Words>(odd));
+#endif
+}
+
 // Rows of activations against four strips that stand side by side: [inner / 4][strip][lane][4].
 struct QuantizedEngine {
   using Element = uint8_t;
@@ -102,19 +115,6 @@ struct QuantizedEngine {
         __builtin_memcpy(out + (r * kStrips + s) * kLanes, &sum[0][r][s], sizeof(Words));
       }
     }
-  }
-
-  // sum + the products of four unsigned bytes of `a` with four signed ones of `b`
-  static FASTLSTM_INLINE Words dot_quads(Words sum, Words a, Words b) {
-#if defined(__AVX512VNNI__)
-    return bits_of<Words>(
-        _mm512_dpbusd_epi32(bits_of<__m512i>(sum), bits_of<__m512i>(a), bits_of<__m512i>(b)));
-#else
-    using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
-    const Shorts odd = bits_of<Shorts>(b) >> 8, even = (bits_of<Shorts>(b) << 8) >> 8;
-    sum = add_pairs(sum, a & 0x00ff00ffu, bits_of<Words>(even));
-    return add_pairs(sum, (a >> 8) & 0x00ff00ffu, bits_of<Words>(odd));
-#endif
   }
 };
 

@@ -1,7 +1,7 @@
 // The right operand of a decoding product, and how its sums become values.
 #pragma once
 
-#include "cpu/quantized.h"
+#include "cpu/block_sparse.h"
 #include "decode.h"
 
 namespace fastlstm::FASTLSTM_ISA {
@@ -15,11 +15,13 @@ inline constexpr bool is_int4<Int4> = true;
 template <typename Format>
 struct Right {
   using Element = typename Format::Element;
-  Right(const DecodeMatrix& m, int64_t size)
-      : matrix(m), inner(round_up(size, Format::kInner)), stride(inner * kLanes) {}
+  Right(const DecodeMatrix& m, int64_t size, bool is_gates = true)
+      : matrix(m),
+        inner(round_up(size, Format::kInner)),
+        stride(inner * kLanes),
+        has_gates(is_gates) {}
 
   const Element* strips() const { return static_cast<const Element*>(matrix.strips); }
-  bool is_sparse() const { return matrix.starts != nullptr; }
 
   // One vector of sums of `strip`; `scale` is that of the row.
   FASTLSTM_INLINE Vec value(const float* sums, int64_t strip, float scale) const {
@@ -39,12 +41,19 @@ struct Right {
   DecodeMatrix matrix;
   int64_t inner;   // padded
   int64_t stride;  // elements from strip to strip
+  bool has_gates;  // strip 4 u + gate
 };
 
 // Rows of `a` times the strips of `b`; epilogue as in gemm.h, its sums for `b.value`.
 template <typename Format, typename Engine, typename Epilogue>
 FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Format::Element> a, Range rows,
                               const Right<Format>& b, Strips strips, Epilogue&& epilogue) {
+  if constexpr (!is_int4<Format>) {
+    if (b.matrix.starts != nullptr) {
+      const BlockSparse<Format> lines{b.strips(), b.matrix.starts, b.matrix.indices, b.has_gates};
+      return multiply(a, rows, lines, strips, epilogue);
+    }
+  }
   multiply(engine, a, rows, b.strips(), b.stride, strips, b.inner, epilogue);
 }
 

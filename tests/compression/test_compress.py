@@ -1,0 +1,50 @@
+"""`fastlstm.compress`: what it refuses before anything is read or written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastlstm
+from fastlstm.compression.options import CompressConfig
+from fastlstm.errors import ConfigError, FormatError, RunDirectoryError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": CompressConfig(to="int8"), "to": "int8"}, "either config=… or single fields"),
+        ({"config": {"to": "int8"}}, "config is a dict, expected a CompressConfig"),
+        ({"too": "int8"}, r"compress\(\): unknown key 'too' \(did you mean 'to'"),
+        ({"to": "int8", "stop": 3}, "stop is an int, expected a function that is polled"),
+        ({"to": "int8", "observers": print}, "expected a list of functions"),
+        ({"to": "int8", "callbacks": [3]}, "callbacks holds an int"),
+        ({}, "there is nothing to do; give to "),
+        ({"hidden_size": 8}, "hidden_size is not an option for a text"),
+    ],
+)
+def test_refusals(source: Path, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fastlstm.compress(source, out=tmp_path / "out", **{"observers": (), **arguments})
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_run(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="no such run"):
+        fastlstm.compress(tmp_path / "gone", out=tmp_path / "out", to="int8")
+    (tmp_path / "sequence").mkdir()
+    (tmp_path / "sequence/config.json").write_text(json.dumps({"kind": "sequence"}))
+    with pytest.raises(FormatError, match="is a sequence model, expected a text model or a forec"):
+        fastlstm.compress(tmp_path / "sequence", out=tmp_path / "out", to="int8")
+    with pytest.raises(RunDirectoryError, match="holds the run that is compressed"):
+        fastlstm.compress(source / "checkpoint-12", out=source, to="int8")
+
+
+def test_the_function_is_public_beside_its_folder() -> None:
+    import fastlstm.compression.text
+
+    assert callable(fastlstm.compress)
+    assert {"compress", "CompressConfig", "CompressReport", "QualityError"} <= set(fastlstm.__all__)
