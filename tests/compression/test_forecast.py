@@ -330,7 +330,9 @@ def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_p
     report = compress(
         source(folder), tmp_path / "student", hidden_size=16, num_layers=2, alpha=0.7, **TRAIN
     )
-    config = read_forecaster(tmp_path / "student").network.config
+    stored = read_forecaster(tmp_path / "student")
+    config = stored.network.config
+    assert stored.config.learning_rate == 2e-3  # of a new model, not of its source: 0.01
     assert (config.hidden_size, config.num_layers) == (16, 2)
     assert report.training.teacher_s > 0
     sizes = "2 x 16 hidden units instead of 1 x 32"
