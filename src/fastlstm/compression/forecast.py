@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
+from fastlstm.compression.forecast_figures import speed_of
 from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
+from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
 from fastlstm.compression.report import (
     REPORT_FILE,
@@ -37,7 +39,7 @@ from fastlstm.forecast.calibration import calibrate
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
-from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import source_text, train_forecaster
@@ -72,6 +74,10 @@ def compress_forecaster(job: Job) -> CompressReport:
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
+    if not is_resumed:
+        job = job.with_goal_reached(
+            WAYS_OF_FORECASTERS, lambda config: _attempt(job, source, config), "windows"
+        )
     is_trained = is_resumed or job.config.trains
     if not is_trained:
         job.config.require_work()
@@ -80,6 +86,14 @@ def compress_forecaster(job: Job) -> CompressReport:
     if is_trained:
         return _Training(job, source, table).run()
     return _round(job, source, table, why_not)
+
+
+def _attempt(job: Job, source: StoredForecaster, config: CompressConfig) -> Attempt:
+    """Prunes and rounds the source's weights without training, and measures what comes out."""
+    small = _start_of(job, config, source, _about(job, config, source, None))
+    result = with_rounded_weights(small)
+    num_bytes = len(forecaster_files(result)[MODEL_FILE])
+    return Attempt(num_bytes, speed_of(result, config.streams) if config.target else None)
 
 
 def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
@@ -141,6 +155,7 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
         compression = _about(job, job.config, source, table)
         result = with_rounded_weights(dataclasses.replace(source, compression=compression))
         measuring = Measuring(job.run, job.config, source)
+        measuring.notes += job.notes
         if table is None:
             measuring.why_not = why_not
             measuring.notes.append("the intervals are those of the source, not calibrated anew")
@@ -176,6 +191,7 @@ class _Training:
             own = config.distil is None
             self._teacher = source if own else read_teacher(str(config.distil), source)
         self._measuring = Measuring(job.run, config, source)
+        self._measuring.notes += job.notes
 
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)

@@ -167,6 +167,12 @@ def speeds(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
     return _measured(models)
 
 
+def speed_of(stored: StoredForecaster, batch: int) -> float:
+    """Returns the windows a second of a forecaster with `batch` windows at once."""
+    runner = WindowForecaster(stored, "")
+    return max(_speed(runner, batch) for _ in range(_ROUNDS))
+
+
 def _measured(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
     runners = [WindowForecaster(stored, "") for stored in models]
     best: list[dict[int, float]] = [dict.fromkeys(BATCHES, 0.0) for _ in models]

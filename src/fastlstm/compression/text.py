@@ -6,13 +6,16 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
+from fastlstm.compression.goal import WAYS_OF_TEXTS, Attempt
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.pruning import pruned
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -42,12 +45,13 @@ from fastlstm.system.fields import built
 from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
 from fastlstm.text.data.sources import Source, open_source
 from fastlstm.text.data.text import UnknownPolicy
-from fastlstm.text.files import LoadedModel, load_language_model
+from fastlstm.text.files import LoadedModel, build_model, load_language_model
 from fastlstm.text.held_out import RunText, part_of, read_text, validation_ids
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.stored_model import CONFIG_FILE, MATCHER, MODEL_FILE, StoredModel
 from fastlstm.text.task import FinalTest, TextTask, tokens_per_char
 from fastlstm.text.train import TEXT_MAY_CHANGE, TextSession, stored_configs
+from fastlstm.text.weight_report import writing_speed
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -69,10 +73,31 @@ def compress_text(job: Job) -> CompressReport:
     with locked_run(job.out) as run:
         assert run is not None
         is_resumed = job.resume and bool(run.checkpoints())
+        if not is_resumed:
+            job = job.with_goal_reached(
+                WAYS_OF_TEXTS, lambda config: _attempt(source, config), "characters"
+            )
         if is_resumed or job.config.trains:
             return _Session(run, job, stored, source).compress()
         job.config.require_work()
         return _round(run, job, stored, source)
+
+
+def _attempt(source: TextModel, config: CompressConfig) -> Attempt:
+    """Prunes and rounds the source's weights without training, and measures what comes out."""
+    weights, sizes = as_floats(source.weights), source.config
+    if config.prune is not None:
+        tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+        if config.structured == "units":
+            tensors, sizes = without_units(tensors, sizes, config.prune)
+        else:
+            tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
+        weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+    data = encode_model(weights, config.to)
+    if config.target is None:
+        return Attempt(len(data), None)
+    result = TextModel.of_file(data, Path(source.path), sizes, config.to)
+    return Attempt(len(data), writing_speed(result.decoder, config.streams))
 
 
 def _compression(
@@ -90,8 +115,8 @@ def _compression(
     }
 
 
-def _notes_of(stored: StoredModel, source: TextModel) -> list[str]:
-    notes = [] if stored.note is None else [stored.note]
+def _notes_of(job: Job, stored: StoredModel, source: TextModel) -> list[str]:
+    notes = [*job.notes] if stored.note is None else [*job.notes, stored.note]
     if source.weight_format in ("int8", "int4"):
         notes.append(f"the source's weights are stored as {source.weight_format}: it starts there")
     return notes
@@ -106,7 +131,7 @@ def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) 
     data = encode_model(source.weights, job.config.to)
     result = TextModel.of_file(data, run.path, source.config, job.config.to)
     methods = [f"{job.config.to}, rounded to the nearest"]
-    notes = _notes_of(stored, source)
+    notes = _notes_of(job, stored, source)
     if job.config.to == "int4":
         notes.append("int4 loses less when it is trained: give a budget")
     ids, scored_on, why = _ids_to_score(job, stored)
@@ -211,7 +236,7 @@ class _Session(TextSession):
                 options = self._config, job.given, self._first, self._first
                 self._config = resumed_config(*options, COMPRESS_MAY_CHANGE)
             self._open_teacher(start.device)
-            self.notes += _notes_of(self._stored, self._source)
+            self.notes += _notes_of(dataclasses.replace(job, notes=()), self._stored, self._source)
             self.train(self._open_text(), start, [*self._callbacks(), *job.callbacks])
         if self.report is None:
             raise unfinished_error()
@@ -358,7 +383,7 @@ class _Session(TextSession):
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
-        notes = _notes_of(self._stored, self._source)
+        notes = _notes_of(self._job, self._stored, self._source)
         if self._config.prune is not None and self._config.structured == "none":
             notes.append(
                 f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
