@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system import hardware
 from fastlstm.training.checkpoint import find_checkpoint
 from forecast_server import everything, waves
 
@@ -207,7 +209,8 @@ def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path
             assert zeros >= round(0.75 * number), name
             if to == "fp32":
                 assert zeros == round(0.75 * number), name
-        assert "75 % of the weights are zero; forecasts are computed in fp32" in report.notes[-1]
+        note = "75 % of the weights are zero; forecasts are computed in fp32"
+        assert any(note in text for text in report.notes)
         names = {n for n in RunDirectory(out).read_published()[1]}
         assert "model.safetensors" in names
         Forecaster.load(out).save(tmp_path / "again" / out.name)
@@ -387,6 +390,16 @@ def test_a_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     compress(source(folder), tmp_path / "small", to="int8")
     with pytest.raises(RunDirectoryError, match="contains a model without a checkpoint"):
         compress(source(folder), tmp_path / "small", to="fp16")
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_busy_machine_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    load = 2.0 * hardware.cores() if is_busy else 0.1
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    report = compress(source(folder), tmp_path / "small", to="int8")
+    assert any(f"the machine was busy (load {load:.1f}" in n for n in report.notes) == is_busy
 
 
 def test_a_quantized_run_is_compressed_from_its_rounded_weights(
