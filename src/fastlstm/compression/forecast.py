@@ -58,6 +58,8 @@ _BUDGET = "5m"
 _RATE = 0.5
 """Of RUN's peak learning rate, for training that continues from its weights."""
 _ENDS = ("steps", "epochs", "budget")
+_OPEN = (*_ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
+"""Options of training that are never the source's."""
 _OF_TEXTS = {"temperature": 2.0, "match_hidden": 0.0}
 
 
@@ -266,28 +268,24 @@ def _start_of(
 ) -> StoredForecaster:
     """Returns the forecaster that is trained: RUN's, without some units, or a new one."""
     sizes, network = source.network.config, copy.deepcopy(source.network)
+    buffers, weights = (
+        dict(network.named_buffers()),
+        dict[str, torch.Tensor](network.named_parameters()),
+    )
     changes: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("hidden_size", "num_layers", "dropout")
         if getattr(config, name) is not None
     }
-    if config.is_new_student:
+    if config.prune is not None and config.structured == "units":
+        weights, smaller = without_units(weights, sizes, config.prune)
+        changes["hidden_size"] = smaller.hidden_size
+    if changes:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)
             network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-    elif config.structured == "units":
-        assert config.prune is not None
-        weights, smaller = without_units(dict(network.named_parameters()), sizes, config.prune)
-        changes["hidden_size"] = smaller.hidden_size
-        buffers = dict(network.named_buffers())
-        with torch.random.fork_rng(devices=[]):
-            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-        network.load_state_dict({**buffers, **weights})
-    elif changes:  # of dropout alone
-        weights = network.state_dict()
-        with torch.random.fork_rng(devices=[]):
-            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-        network.load_state_dict(weights)
+        if not config.is_new_student:
+            network.load_state_dict({**buffers, **weights})
     resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
     return dataclasses.replace(
         source, config=resolved, given=given, network=network, compression=compression
@@ -298,12 +296,13 @@ def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> Foreca
     """Returns the options of the training."""
     fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
     values = {n: getattr(config, n) for n in TRAINING if n in fields}
-    values = {n: value for n, value in values.items() if value is not None or n in _ENDS}
+    values = {n: value for n, value in values.items() if value is not None or n in _OPEN}
     if all(values[name] is None for name in _ENDS):
         values["budget"] = _BUDGET
     if "precision" not in job.given:
         del values["precision"]  # of a forecaster it is not chosen by measuring
-    if config.learning_rate is None and not config.is_new_student:
+    if config.learning_rate is None:
         assert base.config.learning_rate is not None
-        values["learning_rate"] = _RATE * base.config.learning_rate
+        peak = _RATE * base.config.learning_rate
+        values["learning_rate"] = None if config.is_new_student else peak
     return dataclasses.replace(base.given, **values)
