@@ -20,6 +20,7 @@ from fastlstm.system.fields import built
 _GROUPS = {
     "weights": "to prune structured schedule",
     "student": "rnn_size hidden_size embed_size num_layers distil temperature alpha match_hidden",
+    "goal": "target max_bytes streams",
     "quality": "max_loss",
     "training": "budget steps epochs patience batch_size seq_length learning_rate dropout seed",
     "machine": "device precision threads",
@@ -55,6 +56,7 @@ COMMAND = Command(
         "fastlstm compress runs/book --out runs/book8 --to int8",
         "fastlstm compress runs/book --out runs/half --prune 0.5 --structured units",
         "fastlstm compress runs/book --out runs/student --rnn-size 128 --budget 5m",
+        "fastlstm compress runs/book --out runs/fast --target 200000/s --budget 10m",
     ),
     other="With a forecaster as RUN, fastlstm compress RUN --help shows its options.",
 )

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
+from fastlstm.compression.forecast_figures import speed_of
 from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
+from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
 from fastlstm.compression.report import (
     REPORT_FILE,
@@ -37,7 +39,7 @@ from fastlstm.forecast.calibration import calibrate
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
-from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import source_text, train_forecaster
@@ -56,6 +58,8 @@ _BUDGET = "5m"
 _RATE = 0.5
 """Of RUN's peak learning rate, for training that continues from its weights."""
 _ENDS = ("steps", "epochs", "budget")
+_OPEN = (*_ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
+"""Options of training that are never the source's."""
 _OF_TEXTS = {"temperature": 2.0, "match_hidden": 0.0}
 
 
@@ -70,6 +74,10 @@ def compress_forecaster(job: Job) -> CompressReport:
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
+    if not is_resumed:
+        job = job.with_goal_reached(
+            WAYS_OF_FORECASTERS, lambda config: _attempt(job, source, config), "windows"
+        )
     is_trained = is_resumed or job.config.trains
     if not is_trained:
         job.config.require_work()
@@ -78,6 +86,14 @@ def compress_forecaster(job: Job) -> CompressReport:
     if is_trained:
         return _Training(job, source, table).run()
     return _round(job, source, table, why_not)
+
+
+def _attempt(job: Job, source: StoredForecaster, config: CompressConfig) -> Attempt:
+    """Prunes and rounds the source's weights without training, and measures what comes out."""
+    small = _start_of(job, config, source, _about(job, config, source, None))
+    result = with_rounded_weights(small)
+    num_bytes = len(forecaster_files(result)[MODEL_FILE])
+    return Attempt(num_bytes, speed_of(result, config.streams) if config.target else None)
 
 
 def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
@@ -139,6 +155,7 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
         compression = _about(job, job.config, source, table)
         result = with_rounded_weights(dataclasses.replace(source, compression=compression))
         measuring = Measuring(job.run, job.config, source)
+        measuring.notes += job.notes
         if table is None:
             measuring.why_not = why_not
             measuring.notes.append("the intervals are those of the source, not calibrated anew")
@@ -174,6 +191,7 @@ class _Training:
             own = config.distil is None
             self._teacher = source if own else read_teacher(str(config.distil), source)
         self._measuring = Measuring(job.run, config, source)
+        self._measuring.notes += job.notes
 
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)
@@ -250,28 +268,24 @@ def _start_of(
 ) -> StoredForecaster:
     """Returns the forecaster that is trained: RUN's, without some units, or a new one."""
     sizes, network = source.network.config, copy.deepcopy(source.network)
+    buffers, weights = (
+        dict(network.named_buffers()),
+        dict[str, torch.Tensor](network.named_parameters()),
+    )
     changes: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("hidden_size", "num_layers", "dropout")
         if getattr(config, name) is not None
     }
-    if config.is_new_student:
+    if config.prune is not None and config.structured == "units":
+        weights, smaller = without_units(weights, sizes, config.prune)
+        changes["hidden_size"] = smaller.hidden_size
+    if changes:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)
             network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-    elif config.structured == "units":
-        assert config.prune is not None
-        weights, smaller = without_units(dict(network.named_parameters()), sizes, config.prune)
-        changes["hidden_size"] = smaller.hidden_size
-        buffers = dict(network.named_buffers())
-        with torch.random.fork_rng(devices=[]):
-            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-        network.load_state_dict({**buffers, **weights})
-    elif changes:  # of dropout alone
-        weights = network.state_dict()
-        with torch.random.fork_rng(devices=[]):
-            network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-        network.load_state_dict(weights)
+        if not config.is_new_student:
+            network.load_state_dict({**buffers, **weights})
     resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
     return dataclasses.replace(
         source, config=resolved, given=given, network=network, compression=compression
@@ -282,12 +296,13 @@ def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> Foreca
     """Returns the options of the training."""
     fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
     values = {n: getattr(config, n) for n in TRAINING if n in fields}
-    values = {n: value for n, value in values.items() if value is not None or n in _ENDS}
+    values = {n: value for n, value in values.items() if value is not None or n in _OPEN}
     if all(values[name] is None for name in _ENDS):
         values["budget"] = _BUDGET
     if "precision" not in job.given:
         del values["precision"]  # of a forecaster it is not chosen by measuring
-    if config.learning_rate is None and not config.is_new_student:
+    if config.learning_rate is None:
         assert base.config.learning_rate is not None
-        values["learning_rate"] = _RATE * base.config.learning_rate
+        peak = _RATE * base.config.learning_rate
+        values["learning_rate"] = None if config.is_new_student else peak
     return dataclasses.replace(base.given, **values)

@@ -27,7 +27,7 @@ from fastlstm.ops.explain import explain
 BATCHES = (1, 256)
 """Windows at once in a measurement of speed: one, and what `forecast` and `serve` run at most."""
 PARTS = ("valid", "test")
-_BLOCK, _NUM_BLOCKS, _MIN_BLOCKS = 64, 64, 8
+_BLOCK, _NUM_BLOCKS, _MIN_BLOCKS = 64, 32, 8
 """Windows of a block, which follow each other in time; blocks of a part."""
 _COMPARED = 256
 _SPEED_S, _ROUNDS = 0.15, 5
@@ -165,6 +165,12 @@ def speeds(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
     if all(stored.network.config == models[0].network.config for stored in models):
         return _measured(models[:1]) * len(models)
     return _measured(models)
+
+
+def speed_of(stored: StoredForecaster, batch: int) -> float:
+    """Returns the windows a second of a forecaster with `batch` windows at once."""
+    runner = WindowForecaster(stored, "")
+    return max(_speed(runner, batch) for _ in range(_ROUNDS))
 
 
 def _measured(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:

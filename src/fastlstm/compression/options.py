@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fastlstm.compression.goal import chosen
 from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import Precision, check_fields
+from fastlstm.system.fields import Precision, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
+    from fastlstm.compression.goal import Attempt, Way
     from fastlstm.runs.events import Observer
     from fastlstm.training.callbacks import Callback
 
@@ -61,6 +64,12 @@ class CompressConfig:
         temperature: of the predictions of teacher and student that are compared.
         alpha: share of the teacher's predictions in the loss; the rest is the data's.
         match_hidden: weight of the squared distance between the features of student and teacher.
+        target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
+            The mildest method that reaches it is chosen by trying them here, instead of to, prune
+            and structured.
+        max_bytes: size that the file of weights may have, such as 500k or 2M (1,000 and 1,000,000
+            bytes); the method is chosen as with a target.
+        streams: texts, or windows, at once in which the target is counted.
         max_loss: largest loss of quality: of a text in bits per character, of a forecaster as a
             share of its error; above it nothing is published and the exit code is 2.
         budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m; default 5m where there
@@ -98,6 +107,9 @@ class CompressConfig:
     alpha: float = 0.5
     match_hidden: float = 0.0
 
+    target: str | None = None
+    max_bytes: str | None = None
+    streams: int = 1
     max_loss: float | None = None
 
     budget: str | None = None
@@ -125,14 +137,42 @@ class CompressConfig:
         check_fields(self, _BOUNDS)
         self._check_pruning()
         self._check_distillation()
+        if self.streams != 1 and self.target is None:
+            raise ConfigError(
+                Setting("streams"), " is about a speed; give it too: ", Setting("target", "20000/s")
+            )  # fmt: skip
+        assert self.goal  # checked
+
+    @property
+    def goal(self) -> tuple[float | None, float | None]:
+        """The least speed per second and the most bytes that are asked for; None is any."""
+        return (
+            None if self.target is None else parse_amount("target", self.target, "/s"),
+            None if self.max_bytes is None else parse_amount("max_bytes", self.max_bytes),
+        )
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether the method is chosen by a goal."""
+        return self.goal != (None, None)
+
+    def refuse_method(self) -> None:
+        """Raises ConfigError where there is a method beside a goal."""
+        for name in ("to", "prune", *SIZES):
+            if getattr(self, name) != getattr(CompressConfig, name):
+                goal = "target" if self.target is not None else "max_bytes"
+                raise ConfigError(
+                    Setting(goal), " chooses the method by itself; leave out ", Setting(name)
+                )
 
     def require_work(self) -> None:
         """Raises ConfigError where nothing is asked for."""
         if self.to == "fp32" and not self.trains:
             raise ConfigError(
                 "there is nothing to do; give ", Setting("to"), " (fp16, int8 or int4), ",
-                Setting("prune"), ", ", Setting("distil"), " or a smaller ", Setting("rnn_size"),
-                " or ", Setting("hidden_size"),
+                Setting("prune"), ", ", Setting("distil"), ", a smaller ", Setting("rnn_size"),
+                " or ", Setting("hidden_size"), ", or a goal: ", Setting("target"), " or ",
+                Setting("max_bytes"),
             )  # fmt: skip
 
     def _check_pruning(self) -> None:
@@ -229,6 +269,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "match_hidden": (0.0, 1e6),
     "dropout": (0.0, 0.95),
     "max_loss": (0.0, 1000.0),
+    "streams": (1, 65_536),
 }
 
 
@@ -247,6 +288,7 @@ class Job:
         callbacks: of the user's.
         stop: polled.
         started: `time.perf_counter()` from which a budget counts.
+        notes: remarks for the user, for the report.
     """
 
     run: Path
@@ -259,3 +301,24 @@ class Job:
     callbacks: Sequence[Callback]
     stop: Callable[[], bool] | None
     started: float
+    notes: tuple[str, ...] = ()
+
+    def with_goal_reached(
+        self, ways: Sequence[Way], attempt: Callable[[CompressConfig], Attempt], unit: str
+    ) -> Job:
+        """Returns the job with the method that reaches the goal; this one where there is none.
+
+        What was tried is emitted, and becomes notes.
+        """
+        if not self.config.has_goal:
+            return self
+        self.config.refuse_method()
+        notes: list[str] = []
+
+        def say(text: str) -> None:
+            notes.append(text)
+            for observer in self.observers:
+                observer({"event": "message", "level": "info", "text": text})
+
+        config = chosen(self.config, ways, attempt, unit, say)
+        return dataclasses.replace(self, config=config, notes=tuple(notes))

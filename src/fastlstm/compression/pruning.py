@@ -67,6 +67,16 @@ def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: 
     return whole[:, : rows // gates, :columns].reshape(rows, columns)
 
 
+def pruned(model: nn.Module, sparsity: float, structured: Zeros) -> dict[str, Tensor]:
+    """Returns the weights of a model with those of the smallest magnitude set to zero."""
+    matrices = prunable(model)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name, p in matrices.items():
+        mask = mask_of(p.detach(), sparsity, structured, num_gates(name, len(p)))
+        weights[name].masked_fill_(mask, 0.0)
+    return weights
+
+
 def zero_counts(
     matrices: Mapping[str, Tensor], structured: Zeros = "none"
 ) -> dict[str, tuple[int, int]]:

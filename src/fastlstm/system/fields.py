@@ -129,6 +129,27 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_amount(name: str, text: str, unit: str = "") -> float:
+    """Returns the number in ``"200000"``, ``"500k"`` or ``"1.5M"`` (k, M, G: powers of 1,000).
+
+    Args:
+        name: of the setting, for the message.
+        text: a number above 0.
+        unit: may follow the number, such as "/s".
+
+    Raises:
+        ConfigError: something else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)", text.strip().removesuffix(unit).strip())
+    amount = 0.0 if match is None else float(match[1]) * 1000.0 ** " kMG".index(match[2] or " ")
+    if not 0 < amount < 1e15:
+        raise ConfigError(
+            Setting(name), f" is {text!r:.60}, expected a number above 0 such as 200000{unit},"
+            f" 500k{unit} or 1.5M{unit}",
+        )  # fmt: skip
+    return amount
+
+
 def parse_split(text: str) -> tuple[float, float, float]:
     """Returns the train, validation and test shares of ``"90/5/5"``; they sum to 1."""
     try:

@@ -1,0 +1,123 @@
+"""A goal instead of a method: the mildest way to compress that reaches it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastlstm.errors import ConfigError, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fastlstm.compression.options import CompressConfig, Structure, WeightFormat
+
+
+class Way(NamedTuple):
+    """A way to compress; the fields are those of `CompressConfig`."""
+
+    to: WeightFormat
+    prune: float | None = None
+    structured: Structure = "none"
+
+    def __str__(self) -> str:
+        if self.prune is None:
+            return self.to
+        what = "hidden units" if self.structured == "units" else "blocks"
+        return f"{100 * self.prune:g} % of the {what} removed, {self.to}"
+
+
+class Attempt(NamedTuple):
+    """A way, tried on the source's weights without training.
+
+    Attributes:
+        num_bytes: of the file of weights.
+        speed: characters or windows a second; None where no speed is asked for.
+    """
+
+    num_bytes: int
+    speed: float | None
+
+
+WAYS_OF_TEXTS = (
+    Way("int8"),
+    Way("int4"),
+    Way("int8", 0.5, "blocks"),
+    Way("int8", 0.25, "units"),
+    Way("int8", 0.75, "blocks"),
+    Way("int8", 0.5, "units"),
+    Way("int4", 0.5, "units"),
+    Way("int8", 0.9, "blocks"),
+    Way("int8", 0.75, "units"),
+    Way("int4", 0.75, "units"),
+    Way("int8", 0.95, "blocks"),
+    Way("int4", 0.875, "units"),
+)
+"""From the mildest to the strongest."""
+WAYS_OF_FORECASTERS = (
+    Way("int8"),
+    Way("int4"),
+    *(Way(to, share, "units") for share in (0.25, 0.5, 0.75, 0.875) for to in ("int8", "int4")),
+)
+"""Forecasts are computed in float32, and with zeros: only fewer units make them faster."""
+
+
+def chosen(
+    config: CompressConfig,
+    ways: Sequence[Way],
+    attempt: Callable[[CompressConfig], Attempt],
+    unit: str,
+    say: Callable[[str], None],
+) -> CompressConfig:
+    """Returns the options with the first way that reaches the goal.
+
+    Args:
+        config: its `target` and `max_bytes` are the goal.
+        ways: to try, in this order.
+        attempt: tries the options of a way.
+        unit: of speed, such as "characters".
+        say: called with a line about each attempt.
+
+    Raises:
+        ConfigError: none of them reaches it; the message holds the best figures.
+    """
+    speed, limit = config.goal
+    attempts: list[tuple[Way, Attempt]] = []
+    for way in ways:
+        try:
+            own = dataclasses.replace(config, **way._asdict())
+            found = attempt(own)
+        except ConfigError as error:  # too few units to remove some
+            say(f"goal: {way}: {error}")
+            continue
+        attempts.append((way, found))
+        is_fast = speed is None or (found.speed is not None and found.speed >= speed)
+        is_small = limit is None or found.num_bytes <= limit
+        is_good = is_fast and is_small
+        say(f"goal: {way}: {_figures(found, unit)}, {'chosen' if is_good else 'not enough'}")
+        if is_good:
+            return own
+    raise _unreachable(config, attempts, unit)
+
+
+def _figures(attempt: Attempt, unit: str) -> str:
+    size = f"{attempt.num_bytes:,} bytes"
+    return size if attempt.speed is None else f"{size}, {attempt.speed:,.0f} {unit}/s"
+
+
+def _unreachable(
+    config: CompressConfig, attempts: Sequence[tuple[Way, Attempt]], unit: str
+) -> ConfigError:
+    goal = [Setting(name, getattr(config, name)) for name in ("target", "max_bytes")]
+    asked = [part for part in goal if part.value is not None]
+    both = [asked[0], " and ", asked[1]] if len(asked) == 2 else asked
+    parts = [*both, " cannot be reached with this model here"]
+    if attempts:
+        smallest = min(attempts, key=lambda pair: pair[1].num_bytes)
+        parts.append(f"; the smallest has {smallest[1].num_bytes:,} bytes ({smallest[0]})")
+        if config.target is not None:
+            fastest = max(attempts, key=lambda pair: pair[1].speed or 0.0)
+            rate = f"{fastest[1].speed or 0.0:,.0f} {unit}/s"
+            parts.append(f", the fastest reaches {rate} ({fastest[0]})")
+    parts.append("; train a smaller model as its student, or ask for less")
+    return ConfigError(*parts)

@@ -1,0 +1,162 @@
+"""A goal instead of a method: the first way that reaches it, and what was tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastlstm
+from fastlstm.compression import text
+from fastlstm.compression.goal import WAYS_OF_FORECASTERS, WAYS_OF_TEXTS, Attempt, Way, chosen
+from fastlstm.compression.options import CompressConfig
+from fastlstm.compression.report import CompressReport
+from fastlstm.errors import ConfigError, Stopped, in_flags
+from fastlstm.training.callbacks import Callback
+
+Compress = Callable[..., CompressReport]
+
+WAYS = (Way("int8"), Way("int4"), Way("int8", 0.5, "units"))
+FIGURES = {
+    "int8": Attempt(4000, 100.0),
+    "int4": Attempt(2000, 150.0),
+    "units": Attempt(1000, 300.0),
+}
+
+
+def attempt(config: CompressConfig) -> Attempt:
+    found = FIGURES["units" if config.prune else config.to]
+    return found if config.target else found._replace(speed=None)
+
+
+def choose(lines: list[str], **fields: Any) -> CompressConfig:
+    return chosen(CompressConfig(**fields), WAYS, attempt, "characters", lines.append)
+
+
+@pytest.mark.parametrize(
+    ("fields", "way"),
+    [
+        ({"max_bytes": "4k"}, WAYS[0]),
+        ({"max_bytes": "3999"}, WAYS[1]),
+        ({"target": "100/s"}, WAYS[0]),
+        ({"target": "100.5/s"}, WAYS[1]),
+        ({"target": "0.3k/s"}, WAYS[2]),
+        ({"target": "100/s", "max_bytes": "1k"}, WAYS[2]),
+        ({"target": "300/s", "max_bytes": "5k"}, WAYS[2]),
+    ],
+)
+def test_the_mildest_way_that_reaches_the_goal(fields: dict[str, str], way: Way) -> None:
+    lines: list[str] = []
+    config = choose(lines, **fields, budget="1m")
+    assert (config.to, config.prune, config.structured) == way
+    assert config.budget == "1m"
+    assert [line.endswith("chosen") for line in lines] == [False] * WAYS.index(way) + [True]
+
+
+def test_each_attempt_is_shown() -> None:
+    lines: list[str] = []
+    choose(lines, target="120/s")
+    assert lines == [
+        "goal: int8: 4,000 bytes, 100 characters/s, not enough",
+        "goal: int4: 2,000 bytes, 150 characters/s, chosen",
+    ]
+
+
+def test_a_goal_out_of_reach_names_the_best_figures() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose([], target="301/s", max_bytes="5k")
+    assert in_flags(*caught.value.args) == (
+        "--target 301/s and --max-bytes 5k cannot be reached with this model here; the smallest"
+        " has 1,000 bytes (50 % of the hidden units removed, int8), the fastest reaches 300"
+        " characters/s (50 % of the hidden units removed, int8); train a smaller model as its"
+        " student, or ask for less"
+    )
+
+
+@pytest.mark.parametrize("ways", [WAYS_OF_TEXTS, WAYS_OF_FORECASTERS])
+def test_ways_are_options(ways: tuple[Way, ...]) -> None:
+    for way in ways:
+        CompressConfig(**way._asdict())
+    assert len(set(ways)) == len(ways)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"target": "fast"}, "--target is 'fast', expected a number above 0 such as 200000/s"),
+        ({"max_bytes": "0"}, "--max-bytes is '0', expected a number above 0 such as 200000, 500k"),
+        ({"max_bytes": "1/s"}, "--max-bytes is '1/s'"),
+        ({"streams": 4}, "--streams is about a speed; give it too: --target 20000/s"),
+    ],
+)
+def test_bad_goals(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CompressConfig(**fields)
+    assert words in in_flags(*caught.value.args)
+
+
+@pytest.mark.parametrize("method", [{"to": "int8"}, {"prune": 0.5}, {"rnn_size": 16}])
+def test_a_method_beside_a_goal(method: dict[str, Any], compressed: Compress) -> None:
+    with pytest.raises(ConfigError, match="chooses the method by itself; leave out"):
+        compressed(max_bytes="1M", **method)
+
+
+def test_a_text_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
+    limit = compressed("int8", to="int8").result.file_bytes
+    report = compressed(max_bytes=str(limit))
+    assert report.result.weights == "int8"
+    assert report.result.file_bytes == limit
+    assert report.training is None
+    assert report.notes[0] == f"goal: int8: {limit:,} bytes, chosen"
+    about = json.loads((tmp_path / "out/config.json").read_text())["compression"]
+    assert about["options"]["max_bytes"] == str(limit)
+    assert (about["weights"], about["prune"]) == ("int8", None)
+
+
+def test_a_text_whose_units_are_removed(compressed: Compress, tmp_path: Path) -> None:
+    limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
+    report = compressed(max_bytes=str(limit), steps=4)
+    assert report.result.file_bytes <= limit
+    assert report.training is not None
+    assert report.training.steps == 4
+    assert "hidden units pruned" in report.methods[0]
+    assert fastlstm.LM.load(tmp_path / "out").model.config.rnn_size == 16
+
+
+def test_a_speed_is_measured_by_streams(
+    compressed: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = iter([50.0, 5000.0])
+    asked = []
+
+    def speed(decoder: Any, streams: int) -> float:
+        asked.append((decoder.weight_format, streams))
+        return next(rates)
+
+    monkeypatch.setattr(text, "writing_speed", speed)
+    assert compressed(target="1k/s", streams=7).result.weights == "int4"
+    assert asked == [("int8", 7), ("int4", 7)]
+
+
+class _StopAt(Callback):
+    def on_update(self, trainer: Any) -> None:
+        if trainer.progress.step == 3:
+            raise Stopped("stopped")
+
+
+def test_the_choice_stays_when_resumed(
+    compressed: Compress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
+    goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "checkpoint_every": 1}
+    with pytest.raises(Stopped):
+        compressed(**goal, callbacks=[_StopAt()])
+    monkeypatch.setattr(text, "WAYS_OF_TEXTS", ())  # not asked again
+    report = compressed(**goal, resume=True)
+    whole = compressed("whole", to="int8", prune=0.5, structured="units", steps=6)
+    assert report.result.sha256 == whole.result.sha256
+    with pytest.raises(ConfigError, match="max_bytes"):
+        compressed(**{**goal, "max_bytes": "1M"}, resume=True)
