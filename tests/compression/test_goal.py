@@ -160,3 +160,12 @@ def test_the_choice_stays_when_resumed(
     assert report.result.sha256 == whole.result.sha256
     with pytest.raises(ConfigError, match="max_bytes"):
         compressed(**{**goal, "max_bytes": "1M"}, resume=True)
+
+
+def test_a_target_counts_characters(
+    compressed: Compress, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_chars_per_token", lambda job, stored: 3.0)
+    monkeypatch.setattr(text, "writing_speed", lambda decoder, streams: 400.0)
+    report = compressed(target="1.2k/s")
+    assert report.notes[0].endswith("1,200 characters/s, chosen")

@@ -194,13 +194,32 @@ def test_training_starts_from_the_source(compressed: Compress) -> None:
     assert losses[-1]["bits_per_char"] == pytest.approx(report.source.quality, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({"to": "int8"}, 0.05),
+        ({}, 0.3),
+        ({"to": "int8", "prune": 0.5, "structured": "units"}, 0.3),
+        ({"to": "int8", "prune": 0.5}, 1.0),
+    ],
+)
+def test_learning_rate(
+    fields: dict[str, Any], share: float, compressed: Compress, tmp_path: Path
+) -> None:
+    compressed(**fields, steps=3)
+    rates = [
+        json.loads((tmp_path / name / "config.json").read_text())["train"]["learning_rate"]
+        for name in ("source", "out")
+    ]
+    assert rates[1] == pytest.approx(share * rates[0])
+
+
 def test_options_of_training_are_the_sources(compressed: Compress, tmp_path: Path) -> None:
     compressed(to="int8", steps=2)
     config = json.loads((tmp_path / "out/config.json").read_text())
     source = json.loads((tmp_path / "source/config.json").read_text())
     same = ("batch_size", "seq_length", "optimizer", "dropout", "split", "vocab", "rnn_size")
     assert {n: config["train"][n] for n in same} == {n: source["train"][n] for n in same}
-    assert config["train"]["learning_rate"] == pytest.approx(0.3 * source["train"]["learning_rate"])
     assert config["train"]["steps"] == 2
     assert config["model"] == source["model"]
     assert config["data"] == source["data"]

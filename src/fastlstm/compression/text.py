@@ -28,13 +28,14 @@ from fastlstm.compression.text_result import (
 )
 from fastlstm.compression.text_session import CompressionSession
 from fastlstm.compression.units import without_units
-from fastlstm.errors import DataError, FastLSTMError
+from fastlstm.errors import DataError, FastLSTMError, Setting
 from fastlstm.report.page import write_report
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import part_of, read_text, validation_ids
 from fastlstm.text.stored_model import StoredModel
+from fastlstm.text.task import tokens_per_char
 from fastlstm.text.weight_report import writing_speed
 from fastlstm.training.resuming import checkpoint_to_resume
 from fastlstm.training.session import locked_run
@@ -50,8 +51,12 @@ def compress_text(job: Job) -> CompressReport:
         assert run is not None
         is_resumed = job.resume and bool(run.checkpoints())
         if not is_resumed:
+            has_speed = job.config.target is not None
+            chars_per_token = _chars_per_token(job, stored) if has_speed else 1.0
             job = job.with_goal_reached(
-                WAYS_OF_TEXTS, lambda config: _attempt(source, config), "characters"
+                WAYS_OF_TEXTS,
+                lambda config: _attempt(source, config, chars_per_token),
+                "characters",
             )
         if is_resumed or job.config.trains:
             return CompressionSession(run, job, stored, source).compress()
@@ -59,7 +64,24 @@ def compress_text(job: Job) -> CompressReport:
         return _round(run, job, stored, source)
 
 
-def _attempt(source: TextModel, config: CompressConfig) -> Attempt:
+def _chars_per_token(job: Job, stored: StoredModel) -> float:
+    """Returns the characters of a token in the text that is measured on.
+
+    Raises:
+        DataError: there is no text, and tokens are no characters.
+    """
+    if stored.tokenizer.kind == "char":
+        return 1.0
+    ids, _, why = _ids_to_score(job, stored)
+    if ids is None:
+        raise DataError(
+            Setting("target"), f" counts characters, and the text of {job.run} cannot be read:"
+            f" {why}; give ", Setting("data"),
+        )  # fmt: skip
+    return 1.0 / tokens_per_char(ids, stored.tokenizer)
+
+
+def _attempt(source: TextModel, config: CompressConfig, chars_per_token: float) -> Attempt:
     """Prunes and rounds the source's weights without training, and measures what comes out."""
     weights, sizes = as_floats(source.weights), source.config
     if config.prune is not None:
@@ -73,7 +95,8 @@ def _attempt(source: TextModel, config: CompressConfig) -> Attempt:
     if config.target is None:
         return Attempt(len(data), None)
     result = TextModel.of_file(data, Path(source.path), sizes, config.to)
-    return Attempt(len(data), writing_speed(result.decoder, config.streams))
+    speed = writing_speed(result.decoder, config.streams) * chars_per_token
+    return Attempt(len(data), speed)
 
 
 def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> CompressReport:

@@ -49,8 +49,14 @@ from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.resuming import resumed_config
 from fastlstm.training.trainer import Trainer
 
-FINE_TUNING_SHARE = 0.3
-"""Of the source's peak learning rate, for training on from its weights."""
+
+def _rate_share(config: CompressConfig) -> float:
+    """Returns the share of the source's peak learning rate for training on (docs/log.md)."""
+    if config.prune is not None:
+        return 0.3 if config.structured == "units" else 1.0
+    return 0.3 if config.distils or config.to == "fp32" else 0.05
+
+
 _OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
 """Options of training that are never the source's."""
 _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
@@ -118,7 +124,7 @@ class CompressionSession(TextSession):
         elif own["learning_rate"] is None:
             peak = values.get("learning_rate")
             peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
-            values["learning_rate"] = FINE_TUNING_SHARE * peak
+            values["learning_rate"] = _rate_share(config) * peak
         sizes = {n: getattr(config, n) for n in ("rnn_size", "embed_size", "num_layers")}
         values |= {name: size for name, size in sizes.items() if size is not None}
         if self._source.config.tie_weights and sizes["embed_size"] is None:
