@@ -2,11 +2,12 @@
 
 import ctypes
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastlstm.runs.weight_formats import block_grid, rounded
+from fastlstm.runs.weight_formats import block_grid, decode_weights, encode_weights, rounded
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.block_sparse import block_sparse
@@ -213,6 +214,19 @@ def test_blocks_are_counted_and_described(both):
     assert dense.bytes_per_token - sparse.bytes_per_token == pytest.approx(saved, rel=0.02)
     assert dense.nbytes - sparse.nbytes == dense.bytes_per_token - sparse.bytes_per_token
     assert dense.model_hash == sparse.model_hash
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_stored_file_gives_the_bits_of_its_source(both, is_sparse):
+    config = ModelConfig(37, 8, 100, 2)
+    weights = pruned(config, 0.75)
+    names = [name for name, w in weights.items() if w.ndim == 2] if is_sparse else []
+    shapes = {name: w.shape for name, w in weights.items()}
+    stored = decode_weights(encode_weights(weights, "int8", names), shapes, "int8", Path("x"))
+    _, expected = both(weights, config, "int8")
+    dense, sparse = both(stored, config, "int8")
+    assert sparse.zero_blocks == expected.zero_blocks > 0.7
+    assert texts(sparse, 7) == texts(dense, 7) == texts(expected, 7)
 
 
 def test_too_few_zero_blocks_stay_dense():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError, NonFiniteError
-from fastlstm.runs.weight_formats import quantize
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.decoder import FORMATS, Decoder
@@ -105,12 +105,9 @@ def in_8_bits(v):
     return np.rint(127 * v / scale) / 127 * scale if scale > 0 else v
 
 
-def quantized_step(model, weight_format, token, h, c, *, has_table):
-    """One step in float64 of rounded weights and activations in 8 bits: `(h, c, log p)`."""
-    config, w = model.config, {}
-    for name, p in model.named_parameters():
-        p = p.detach().numpy()
-        w[name] = (quantize(p, weight_format).dequantized() if p.ndim == 2 else p).astype("f8")
+def quantized_step(config, weights, token, h, c, *, has_table):
+    """One step in float64 of these weights and activations in 8 bits: `(h, c, log p)`."""
+    w = {name: array.astype("f8") for name, array in as_floats(weights).items()}
     h, c, H = h.copy(), c.copy(), config.rnn_size
     x = w["embedding.weight"][token]
     is_state = False
@@ -149,7 +146,30 @@ def test_a_step_in_whole_numbers_is_the_references(
         "three groups": {"rnn_size": 129, "embed_size": 129, "vocab_size": 300, "residual": True},
     }
     model = random_model(**{**VARIANTS, **more}[variant])
-    decoder, config = Decoder.of(model, weights), model.config
+    assert_steps(Decoder.of(model, weights), model.config, quantized(model, weights), has_table)
+
+
+@pytest.mark.parametrize(("weights", "largest", "factor"), [("int8", 3, 40), ("int4", 2, 1)])
+def test_codes_and_scales_are_taken_as_they_are(random_model, weights, largest, factor):
+    """Also where others would be chosen for the same values."""
+    model = random_model()
+    matrices = {
+        name: QuantizedMatrix(np.clip(w.codes, -largest, largest), w.scales * factor, weights)
+        if isinstance(w, QuantizedMatrix)
+        else w
+        for name, w in quantized(model, weights).items()
+    }
+    assert_steps(Decoder(matrices, model.config, weights), model.config, matrices, True)
+
+
+def quantized(model, weight_format):
+    """Matrices in whole numbers, other weights as they are."""
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    return {n: quantize(w, weight_format) if w.ndim == 2 else w for n, w in weights.items()}
+
+
+def assert_steps(decoder, config, weights, has_table):
+    """Asserts that steps from random states are those of the reference."""
     L, H = config.num_layers, config.rnn_size
     rng, streams, expected = np.random.default_rng(0), [], []
     for token in tokens_of(17, config.vocab_size):
@@ -160,7 +180,7 @@ def test_a_step_in_whole_numbers_is_the_references(
         h = np.rint(127 * rng.uniform(-1, 1, (L, H))) / 127
         c = rng.standard_normal((L, H))
         state_of(stream)[:] = np.stack([h, c], axis=1).ravel()
-        expected.append(quantized_step(model, weights, token, h, c, has_table=has_table))
+        expected.append(quantized_step(config, weights, token, h, c, has_table=has_table))
         streams.append(stream)
     decoder.run(streams, 1, 2)
     errors = []
@@ -175,6 +195,32 @@ def test_a_step_in_whole_numbers_is_the_references(
         errors.append(abs(np.array(top) - log_probs[top_tokens]).max() / log_probs.std())
     assert np.median(errors) <= (1e-3 if L == 1 else 0.02)
     assert max(errors) <= 0.05
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_do_not_overflow(random_model, isa, weights, sign):
+    """Every product as large as it can be: activations of 1 or -1, weights of one size."""
+    H = 200
+    model = random_model(rnn_size=H, embed_size=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        layer = model.layers[0]
+        layer.bias_ih_l0[:] = 30.0  # c goes up by tanh(g); the output gate is open
+        layer.bias_ih_l0[2 * H : 3 * H] = 30.0 * sign
+        model.output.weight[:] = torch.linspace(-0.05, 0.05, 20)[:, None]
+        layer.weight_hh_l0[:] = 0.01
+    stream = Decoder.of(model, weights).stream()
+    stream.set(Sampling(0.0), num_top=20)
+    stream.feed([0] * 20)
+    stream.begin(1)
+    while stream.is_running:
+        stream.decoder.run([stream], 100)
+    _, tokens, top = stream.take_scores()
+    logits = sign * H * np.linspace(-0.05, 0.05, 20)
+    want = logits - np.logaddexp.reduce(logits)
+    assert np.abs(np.array(top) - want[tokens]).max() <= 0.01
 
 
 def texts(decoder, count, *, threads, steps, order=1, alone=False):

@@ -1,0 +1,256 @@
+"""Compressing a text model by training on with it, or a new one with it as the teacher."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+
+from fastlstm.compression.callbacks import compression_callbacks
+from fastlstm.compression.distillation import FeatureMatch
+from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.report import (
+    CompressReport,
+    TrainingFigures,
+    quality_error,
+    unfinished_error,
+)
+from fastlstm.compression.teacher_time import TeacherTime
+from fastlstm.compression.text_model import TextModel, compressed_files, encode_model
+from fastlstm.compression.text_result import (
+    compression_of,
+    measured,
+    name_of_text,
+    notes_of,
+    publish,
+)
+from fastlstm.compression.text_task import CompressedTextTask, Teaching
+from fastlstm.compression.units import without_units
+from fastlstm.errors import DataError, FormatError, Setting
+from fastlstm.runs.events import Event
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import as_floats
+from fastlstm.system.fields import built
+from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
+from fastlstm.text.data.sources import Source, open_source
+from fastlstm.text.data.text import UnknownPolicy
+from fastlstm.text.files import LoadedModel, load_language_model
+from fastlstm.text.held_out import RunText
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.stored_model import CONFIG_FILE, MATCHER, StoredModel
+from fastlstm.text.task import FinalTest, TextTask
+from fastlstm.text.train import TEXT_MAY_CHANGE, TextSession, stored_configs
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.resuming import resumed_config
+from fastlstm.training.trainer import Trainer
+
+FINE_TUNING_SHARE = 0.3
+"""Of the source's peak learning rate, for training on from its weights."""
+_OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
+"""Options of training that are never the source's."""
+_OF_MACHINE = ("memory_limit_gb", "strict_kernels")
+
+
+class CompressionSession(TextSession):
+    """One start of a compression that trains."""
+
+    unknown: UnknownPolicy = "count"
+
+    def __init__(self, run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> None:
+        super().__init__(run, list(job.observers), job.stop, job.started)
+        self._job, self._stored, self._source = job, stored, source
+        self._config, self.tokenizer = job.config, stored.tokenizer
+        self._first: CompressConfig | None = None
+        self._teacher: LoadedModel | None = None
+        self.report: CompressReport | None = None
+
+    def compress(self) -> CompressReport:
+        """Trains, measures and publishes."""
+        job, config = self._job, self._train_config()
+        names = job.given & set(TRAINING)
+        with self.start(config, names, job.resume, self._options_of, TEXT_MAY_CHANGE) as start:
+            if self._first is None:
+                self._config.require_work()
+            else:
+                options = self._config, job.given, self._first, self._first
+                self._config = resumed_config(*options, COMPRESS_MAY_CHANGE)
+            self._open_teacher(start.device)
+            self.notes += notes_of(dataclasses.replace(job, notes=()), self._stored, self._source)
+            self.train(self._open_text(), start, [*self._callbacks(), *job.callbacks])
+        if self.report is None:
+            raise unfinished_error()
+        if not self.report.is_published:
+            raise quality_error(self.report, is_trained=True)
+        return self.report
+
+    def _options_of(self, checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
+        """Returns the options of a checkpoint's training; keeps those of its compression."""
+        stored = json.loads(checkpoint.files[CONFIG_FILE]).get("compression")
+        if not isinstance(stored, dict):
+            raise FormatError(
+                f"'{self._job.out}' was started by train, not by compress; give another ",
+                Setting("out"),
+            )  # fmt: skip
+        if stored["source"]["model_sha256"] != self._source.sha256:
+            raise FormatError(
+                f"'{self._job.out}' was started from another model ({stored['source']['path']}),"
+                f" or {self._job.run} has changed since; give another ", Setting("out"),
+            )  # fmt: skip
+        self._first = built(CompressConfig, stored["options"], "config.json")
+        return stored_configs(checkpoint)
+
+    def _train_config(self) -> TrainConfig:
+        """Returns the options of training: the source's, with those of this compression."""
+        config, fields = self._config, {field.name for field in dataclasses.fields(TrainConfig)}
+        values = {n: v for n, v in self._stored.config.get("train", {}).items() if n in fields}
+        model = dataclasses.asdict(self._start_model()[1])
+        values |= {name: value for name, value in model.items() if name != "vocab_size"}
+        values |= {name: getattr(TrainConfig, name) for name in ("ema", *_OF_MACHINE)}
+        own = {name: getattr(config, name) for name in TRAINING}
+        values |= {n: v for n, v in own.items() if v is not None or n in _OPEN}
+        if config.is_new_student:
+            values |= {n: None for n in ("learning_rate", "dropout") if own[n] is None}
+        elif own["learning_rate"] is None:
+            peak = values.get("learning_rate")
+            peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
+            values["learning_rate"] = FINE_TUNING_SHARE * peak
+        sizes = {n: getattr(config, n) for n in ("rnn_size", "embed_size", "num_layers")}
+        values |= {name: size for name, size in sizes.items() if size is not None}
+        if self._source.config.tie_weights and sizes["embed_size"] is None:
+            values["embed_size"] = None  # as wide as the hidden units
+        if self._job.data is not None:
+            values |= dict.fromkeys(PARTS)
+        return built(TrainConfig, values, "config.json")
+
+    def _open_text(self) -> Source:
+        """Returns what is trained on; raises DataError where the source's text is gone."""
+        if self._job.data is not None:
+            return open_source(self._job.data)
+        name = self._stored.config.get("data", {}).get("source")
+        if not name:
+            raise DataError(
+                f"{self._job.run} does not say what it was trained on; give the text as ",
+                Setting("data"),
+            )
+        try:
+            return open_source(name)
+        except DataError as error:
+            raise DataError(
+                f"the text of {self._job.run} cannot be read ({error}); give it as ",
+                Setting("data"),
+            ) from None
+
+    def _open_teacher(self, device: torch.device) -> None:
+        if not self._config.distils:
+            return
+        path = self._config.distil or self._job.run
+        teacher = load_language_model(path)
+        if teacher.tokenizer.fingerprint != self._stored.tokenizer.fingerprint:
+            raise FormatError(
+                f"the teacher {path} has another tokenizer than {self._job.run}; their predictions"
+                " cannot be compared: train both on one vocabulary"
+            )
+        teacher.model.to(device).requires_grad_(False)
+        self._teacher = teacher
+
+    def _callbacks(self) -> list[Callback]:
+        teacher = [] if self._teacher is None else [TeacherTime()]
+        return [*compression_callbacks(self._config, rounding_begin=0.0), *teacher]
+
+    def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
+        """Returns the model that training starts from: the source, or what is left of its units."""
+        floats = as_floats(self._source.weights)
+        weights = {name: torch.from_numpy(weight.copy()) for name, weight in floats.items()}
+        if self._config.prune is None or self._config.structured != "units":
+            return weights, self._source.config
+        return without_units(weights, self._source.config, self._config.prune)
+
+    # parts of the session -------------------------------------------------------------------------
+
+    def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
+        if self._config.is_new_student:
+            super().set_weights(model, texts, config)
+        else:
+            model.load_state_dict(self._start_model()[0], strict=False)  # tied: one is stored
+        if self._config.match_hidden and self._teacher is not None:
+            torch.default_generator.manual_seed(config.seed)
+            sizes = model.config.rnn_size, self._teacher.model_config.rnn_size
+            model.add_module(MATCHER, FeatureMatch(*sizes, self._config.match_hidden))
+            model.to(model.output.bias.device)
+
+    def model_files(
+        self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
+    ) -> dict[str, bytes]:
+        """Returns the JSON files for checkpoints, whose weights are fp32."""
+        files = super().model_files(model, config, texts, first)
+        return compressed_files(files, {**self._about(), "weights": "fp32"})
+
+    def _about(self) -> dict[str, Any]:
+        teacher = None
+        if self._teacher is not None:
+            model = TextModel.of_run(self._teacher, self._config.distil or self._job.run)
+            teacher = {"path": model.path, "model_sha256": model.sha256}
+        return compression_of(self._job, self._config, self._source, teacher)
+
+    def make_task(self, **parts: Any) -> TextTask:
+        teaching = None
+        if self._teacher is not None:
+            config = self._config
+            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
+        return CompressedTextTask(**parts, teaching=teaching, conclude=self._conclude)
+
+    def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
+        """Returns None: source and result are compared on the validation text."""
+        return None
+
+    def _conclude(self, trainer: Trainer) -> Event:
+        """Measures the best weights beside the source, and publishes them if they are good."""
+        task, run = trainer.task, self.run
+        assert isinstance(task, CompressedTextTask)
+        assert run is not None
+        if not trainer.best.weights:
+            return {}
+        weights = {
+            name: weight.detach().float().cpu().numpy()
+            for name, weight in trainer.best.weights.items()
+            if not name.startswith(f"{MATCHER}.")
+        }
+        data = encode_model(weights, self._config.to)
+        result = TextModel.of_file(data, run.path, task.model.config, self._config.to)
+        progress = trainer.progress
+        training = TrainingFigures(
+            steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
+            reason=trainer.reason,
+        )  # fmt: skip
+        notes = notes_of(self._job, self._stored, self._source)
+        if self._config.prune is not None and self._config.structured == "none":
+            notes.append(
+                f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
+                " for zeros in no order"
+            )
+        self.report = measured(
+            self._config, self._stored, self._source, result,
+            task.valid_ids, name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
+            self._methods(), notes, training,
+        )  # fmt: skip
+        if self.report.is_published:
+            files = compressed_files(task.model_files, self._about())
+            publish(run, files, data, self.report)
+        return {"compression": self.report.to_dict()}
+
+    def _methods(self) -> list[str]:
+        config, methods = self._config, []
+        if config.prune is not None:
+            kind = {"none": "weights", "blocks": "blocks of weights", "units": "hidden units"}
+            methods.append(f"{100 * config.prune:g} % of the {kind[config.structured]} pruned")
+        if config.distils:
+            sizes = ", a new model" if config.is_new_student else ""
+            methods.append(f"distilled from {config.distil or self._job.run}{sizes}")
+        if config.to != "fp32":
+            methods.append(f"{config.to}, trained with its rounding")
+        return methods or ["trained on"]
