@@ -17,7 +17,7 @@ from pyarrow import parquet as pq
 import fastlstm
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
-from fastlstm.compression import forecast_figures, forecast_measuring
+from fastlstm.compression import forecast, forecast_figures, forecast_measuring
 from fastlstm.compression.pruning import prunable, zero_counts
 from fastlstm.errors import (
     ConfigError,
@@ -467,3 +467,32 @@ def test_the_command_line_says_what_computes(
     assert "note" not in capsys.readouterr().err
     assert load_window_forecaster(out).note == note
     assert load_window_forecaster(run).note is None
+
+
+def test_a_goal_chooses_the_mildest_way_that_reaches_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = source(folder)
+    size = compress(run, tmp_path / "int4", to="int4").result.file_bytes
+    report = compress(run, tmp_path / "small", max_bytes=str(size))
+    assert report.methods == ["int4, rounded to the nearest"]
+    assert report.result.file_bytes == size
+    tried = [note for note in report.notes if note.startswith("goal: ")]
+    assert len(tried) == 2
+    assert "not enough" in tried[0]
+    assert "chosen" in tried[1]
+
+    def speed_of(stored: Any, batch: int) -> float:
+        assert batch == 4
+        return 1e5 / float(stored.network.config.hidden_size)
+
+    monkeypatch.setattr(forecast, "speed_of", speed_of)
+    options: dict[str, Any] = {**TRAIN, "streams": 4}
+    report = compress(run, tmp_path / "fast", target="6000/s", **options)
+    assert read_forecaster(tmp_path / "fast").network.config.hidden_size == 16
+    assert report.methods[-1] == "int8, trained with its rounding"
+    with pytest.raises(
+        ConfigError, match=r"cannot be reached .* the fastest reaches 6,250 windows"
+    ):
+        compress(run, tmp_path / "no", target="7000/s", **options)
+    assert not (tmp_path / "no").exists()
