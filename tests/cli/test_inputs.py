@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,10 +44,9 @@ def test_a_model_is_opened_with_the_note_of_its_files(
     assert capsys.readouterr().err == ""
     from fastlstm.text import files
 
-    loaded = SimpleNamespace(note="an older file", model=1, tokenizer=2, config={}, generation={})
+    loaded = dataclasses.replace(files.load_language_model(tiny_run), note="an older file")
     monkeypatch.setattr(files, "load_language_model", lambda _: loaded)
-    monkeypatch.setattr("fastlstm.text.lm.LM", lambda *_: "lm")
-    assert inputs.open_model(str(tiny_run)) == "lm"
+    assert inputs.open_model(str(tiny_run)).note == "an older file"
     assert capsys.readouterr().err == "fastlstm: note: an older file\n"
 
 
@@ -78,15 +78,20 @@ def test_tables_are_files_that_are_no_texts(tmp_path: Path) -> None:
 
 
 def test_a_forecaster_reads_tables_as_its_options_say(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = tmp_path / "a.csv"
     table.write_text("ds,y\n1,2\n")
     calls: list[Any] = []
-    monkeypatch.setattr(
-        "fastlstm.forecast.forecaster.Forecaster.load",
-        lambda path, **reading: calls.append((path, reading)),
-    )
+
+    def load(path: str, **reading: Any) -> SimpleNamespace:
+        calls.append((path, reading))
+        return SimpleNamespace(stored_=SimpleNamespace(compression=SimpleNamespace(note="int8")))
+
+    monkeypatch.setattr("fastlstm.forecast.forecaster.Forecaster.load", load)
     parsed = parse(COMMAND, [str(tiny_run), str(table), "--gaps", "fill"])
     with pytest.raises(FormatError, match="is a text model, expected a forecaster"):
         inputs.open_forecaster(parsed, [str(table)])
@@ -94,5 +99,7 @@ def test_a_forecaster_reads_tables_as_its_options_say(
     with pytest.raises(DataError, match="there is no file"):
         inputs.open_forecaster(parsed, [str(table), str(tmp_path / "future.csv")])
     assert calls == []
+    capsys.readouterr()
     inputs.open_forecaster(parsed, [str(table)])
     assert calls == [(str(tiny_run), {"gaps": "fill"})]
+    assert capsys.readouterr().err == "fastlstm: note: int8\n"
