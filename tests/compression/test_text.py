@@ -200,12 +200,15 @@ def test_training_starts_from_the_source(compressed: Compress) -> None:
         ({"to": "int8"}, 0.05),
         ({}, 0.3),
         ({"to": "int8", "prune": 0.5, "structured": "units"}, 0.3),
-        ({"to": "int8", "prune": 0.5}, 1.0),
+        ({"to": "int8", "prune": 0.75}, 2.0),
+        ({"distil": "source", "to": "int4"}, 0.05),
     ],
 )
 def test_learning_rate(
     fields: dict[str, Any], share: float, compressed: Compress, tmp_path: Path
 ) -> None:
+    if "distil" in fields:
+        fields = {**fields, "distil": tmp_path / "source"}
     compressed(**fields, steps=3)
     rates = [
         json.loads((tmp_path / name / "config.json").read_text())["train"]["learning_rate"]
@@ -392,3 +395,68 @@ def test_what_a_resumed_compression_refuses(
         fastlstm.compress(other, out=source, resume=True, observers=())
     with pytest.raises(FormatError, match="was started by compress, not by train; continue it"):
         fastlstm.train(trained / "book.txt", out=tmp_path / "out", resume=True, observers=())
+
+
+# what is compressed again -------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_matched_features_is_a_model(compressed: Compress, tmp_path: Path) -> None:
+    compressed(rnn_size=16, steps=3, match_hidden=0.5)
+    stored = load_stored_model(tmp_path / "out/checkpoint-3")
+    assert stored.weights.keys() == parameter_shapes(stored.model_config).keys()
+
+
+@pytest.mark.parametrize("structured", ["none", "blocks"])
+def test_zeros_stay_in_a_second_compression(
+    structured: str, compressed: Compress, tmp_path: Path
+) -> None:
+    compressed(prune=0.5, structured=structured, steps=6)
+    before = weights_in(tmp_path / "out")
+    fastlstm.compress(
+        tmp_path / "out", out=tmp_path / "again", to="int8", steps=4, learning_rate=0.5,
+        observers=(), threads=1, tensorboard=False, precision="fp32",
+    )  # fmt: skip
+    after = weights_in(tmp_path / "again")
+    name = "layers.0.weight_hh_l0"
+    assert (after[name] != before[name]).any()
+    assert not after[name][before[name] == 0].any()
+    about = compression_of(tmp_path / "again")
+    assert (about["prune"], about["structured"]) == (0.5, structured)
+
+
+def test_learning_rates_of_a_chain_are_shares_of_the_first(
+    compressed: Compress, tmp_path: Path
+) -> None:
+    compressed(to="int8", steps=2)
+    fastlstm.compress(
+        tmp_path / "out", out=tmp_path / "again", to="int8", steps=2,
+        observers=(), threads=1, tensorboard=False, precision="fp32",
+    )  # fmt: skip
+    rates = [
+        json.loads((tmp_path / name / "config.json").read_text())["train"]["learning_rate"]
+        for name in ("source", "out", "again")
+    ]
+    assert rates == pytest.approx([rates[0], 0.05 * rates[0], 0.05 * rates[0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weights": "int7"}, "compression.weights is 'int7', expected one of fp32, fp16"),
+        ({"prune": "x"}, "compression.prune is 'x' and compression.structured None"),
+        ({"options": [1]}, r"compression.options is \[1\], expected a JSON object"),
+        ({"source": None}, "compression.source is None, expected a JSON object"),
+        ({"source": {"path": 5}}, "compression.source.path is 5, expected a text"),
+    ],
+)
+def test_forged_records(
+    change: dict[str, Any], words: str, compressed: Compress, tmp_path: Path
+) -> None:
+    from fastlstm.text.stored_model import parse_config
+
+    compressed(to="int8")
+    file = tmp_path / "out/config.json"
+    config = json.loads(file.read_text())
+    config["compression"] |= change
+    with pytest.raises(FormatError, match=words):
+        parse_config(json.dumps(config).encode(), file)

@@ -15,6 +15,7 @@ from fastlstm.runs.weight_formats import (
     block_grid,
     decode_weights,
     encode_weights,
+    may_be_blocks,
     quantize,
     rounded,
 )
@@ -307,3 +308,15 @@ def test_a_few_bytes_do_not_describe_a_huge_model():
     }
     with pytest.raises(CorruptFileError, match="bytes describe 68719476736 bytes of weights"):
         decode_weights(safetensors.numpy.save(tensors), {"w": (rows, 65_536)}, "fp32", ORIGIN)
+
+
+def test_a_row_that_its_scale_would_make_infinite() -> None:
+    row = np.full((1, 4), np.finfo(np.float32).max)
+    with pytest.raises(ConfigError, match="too large for int8"):
+        encode_weights({"w": row}, "int8")
+
+
+def test_columns_that_16_bits_cannot_number() -> None:
+    assert may_be_blocks(np.zeros((1, 4 * 65_536), np.int8))
+    assert not may_be_blocks(np.zeros((1, 4 * 65_536 + 1), np.int8))
+    assert not may_be_blocks(np.zeros(4, np.int8))

@@ -39,6 +39,12 @@ def weights_of(model: LanguageModel) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
+RECORD: dict[str, Any] = {
+    "prune": None, "structured": None, "options": {},
+    "source": {"path": "runs/source", "model_sha256": "0" * 64},
+}  # fmt: skip
+
+
 def publish(
     path: Path,
     model: LanguageModel,
@@ -52,7 +58,7 @@ def publish(
     run.create()
     data = encode_weights(weights_of(model), stored, sparse)
     files = save_language_model(model, CHARS)
-    files = compressed_files(files, {"weights": stored, "prune": None, **changes})
+    files = compressed_files(files, {**RECORD, "weights": stored, **changes})
     run.publish({**files, "model.safetensors": data})
     return path
 
@@ -213,10 +219,16 @@ def config_with(path: Path, **changes: Any) -> bytes:
     [
         ({"compression": {"weights": "int5"}}, r"compression\.weights is 'int5', expected one of"),
         ({"compression": {}}, r"compression\.weights is None"),
-        ({"compression": [1]}, r"compression\.weights is None"),
+        ({"compression": [1]}, r"compression is \[1\], expected a JSON object"),
         ({"compression": {"weights": ["int8"]}}, r"compression\.weights is \['int8'\]"),
-        ({"compression": {"weights": "int4"}}, r"'embedding\.weight' is \(20, 8\) I8, expected"),
-        ({"compression": {"weights": "fp32"}}, r"'embedding\.weight' is \(20, 8\) I8, expected"),
+        (
+            {"compression": RECORD | {"weights": "int4"}},
+            r"'embedding\.weight' is \(20, 8\) I8, expected",
+        ),
+        (
+            {"compression": RECORD | {"weights": "fp32"}},
+            r"'embedding\.weight' is \(20, 8\) I8, expected",
+        ),
         ({"format_version": 4}, "has format version 4, this fastlstm reads up to 3"),
     ],
 )

@@ -343,7 +343,10 @@ def test_a_run_without_an_accepted_evaluation_says_so(accepted: tuple[int, ...])
     trainer = trainer_of(task, events, callbacks=[AcceptFrom(*accepted)], checkpoint_every=3)
     result = trainer.fit()
     assert (result.best_step, result.best_loss) == (-1, math.inf)
-    text = "the run ended before AcceptFrom accepted an evaluation; there is no best model"
+    text = (
+        "the run ended before an evaluation counted, so there is no best model"
+        " (waiting for: AcceptFrom)"
+    )
     assert [e["text"] for e in of_kind(events, "message") if e["level"] == "warning"] == [text]
     assert events[-1]["best_step"] == -1
     assert [step for step, _ in task.published] == list(accepted)

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.compression.fake_quantization import FakeQuantization
-from fastlstm.compression.pruning import Pruning
+from fastlstm.compression.pruning import HeldZeros, Pruning
 
 if TYPE_CHECKING:
     from fastlstm.compression.options import CompressConfig
     from fastlstm.training.callbacks import Callback
 
 
-def compression_callbacks(config: CompressConfig, rounding_begin: float) -> list[Callback]:
+NEW_ROUNDING_BEGIN = 0.6
+"""Share of its training from which a new model is rounded; one that was trained is at once."""
+
+
+def compression_callbacks(
+    config: CompressConfig, source: Mapping[str, Any] | None
+) -> list[Callback]:
     """Returns the callbacks that prune, then round.
 
-    Rounding begins where pruning is over; without pruning at the share `rounding_begin` of the run.
+    Rounding begins where pruning is over. A source that was pruned keeps its zeros.
+
+    Args:
+        config: the options.
+        source: `compression` of the source's config.json; None of an ordinary run.
     """
     callbacks: list[Callback] = []
+    rounding_begin = NEW_ROUNDING_BEGIN if config.is_new_student else 0.0
+    zeros = None if source is None else source.get("structured")
+    if zeros in ("none", "blocks") and not config.is_new_student and config.structured != "units":
+        callbacks.append(HeldZeros(zeros))
     if config.prune is not None and config.structured != "units":
         schedule = config.pruning_schedule()
         callbacks.append(Pruning(schedule, config.structured))

@@ -184,6 +184,7 @@ class _Training:
     def __init__(self, job: Job, source: StoredForecaster, table: Any) -> None:
         config = _resumed(job)
         self._job, self._config, self._table = job, config, table
+        self._before = None if source.compression is None else source.compression.about
         self._report: CompressReport | None = None
         self._base = _start_of(job, config, source, _about(job, config, source, table))
         self._teacher: StoredForecaster | None = None
@@ -195,7 +196,7 @@ class _Training:
 
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)
-        callbacks = compression_callbacks(self._config, 0.0)
+        callbacks = compression_callbacks(self._config, self._before)
         callbacks += [TeacherTime()] if self._config.distils else []
         train_forecaster(
             self._table, options, out=job.out, resume=job.resume,

@@ -113,10 +113,10 @@ def _lowest(scores: Tensor, count: int) -> Tensor:
 class Pruning(Callback):
     """Sets the weights of the smallest magnitude to zero, more and more of them.
 
-    After every step the masked weights are zero, in the averaged weights too. Until the next mask
-    is made a pruned weight stays so; it comes back where the last step before that has made it
-    larger than others, as in TensorFlow's Model Optimization Toolkit. Gradients, their clipping and
-    the state of the optimizers are those of the whole matrix.
+    After every step the masked weights are zero, in the averaged weights too. So are their
+    gradients, before clipping, and their entries in the state of the optimizers: Muon mixes the
+    entries of a matrix, and the gradients of pruned weights, which no step makes smaller, would
+    decide the steps of the others (docs/log.md). A pruned weight does not come back.
 
     No evaluation is accepted before the schedule is over. From then on the masks are fixed, and of
     every matrix exactly ``round(final * number)`` weights or blocks are zero (more, if other
@@ -157,6 +157,12 @@ class Pruning(Callback):
         trainer.say("info", text)
 
     @torch.no_grad()
+    def on_gradients(self, trainer: Trainer) -> None:
+        for name, mask in self.masks.items():
+            if (gradient := self._matrices[name].grad) is not None:
+                gradient.masked_fill_(mask.to(gradient.device), 0.0)
+
+    @torch.no_grad()
     def on_update(self, trainer: Trainer) -> None:
         step = trainer.progress.step + 1  # this one is counted after it
         if not self.is_over:
@@ -179,6 +185,10 @@ class Pruning(Callback):
             self.masks[name] = mask
             if name in averages:  # it stays zero: from now on zeros are averaged
                 averages[name].masked_fill_(mask, 0.0)
+        for key, state in trainer.optimizers.tensors().items():
+            name = key.partition(":")[0]
+            if name in self.masks and state.shape == self.masks[name].shape:
+                state.masked_fill_(self.masks[name], 0.0)
 
     def on_evaluate(self, trainer: Trainer, metrics: Event) -> Event:
         return {"pruned": self.sparsity}
@@ -195,3 +205,37 @@ class Pruning(Callback):
         self._schedule = dataclasses.replace(self._schedule, begin=state["begin"], end=state["end"])
         self.sparsity, self.is_over = state["sparsity"], state["is_over"]
         self.masks = {name: mask for name, mask in state.items() if isinstance(mask, Tensor)}
+
+
+class HeldZeros(Callback):
+    """Keeps the zeros of a pruned model while it is trained on: single weights, or blocks.
+
+    Args:
+        structured: how the model was pruned.
+    """
+
+    def __init__(self, structured: Zeros) -> None:
+        self._structured = structured
+        self._zeros: dict[nn.Parameter, Tensor] = {}
+
+    @torch.no_grad()
+    def on_begin(self, trainer: Trainer) -> None:
+        for name, parameter in prunable(trainer.model).items():
+            is_zero = parameter == 0
+            if self._structured == "blocks":
+                gates = num_gates(name, len(parameter))
+                number = int((_block_norms(parameter, gates) == 0).sum())
+                share = number / _block_norms(parameter, gates).numel()
+                is_zero = mask_of(parameter, share, "blocks", gates)
+            self._zeros[parameter] = is_zero
+
+    @torch.no_grad()
+    def on_gradients(self, trainer: Trainer) -> None:
+        for parameter, is_zero in self._zeros.items():
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(is_zero, 0.0)
+
+    @torch.no_grad()
+    def on_update(self, trainer: Trainer) -> None:
+        for parameter, is_zero in self._zeros.items():
+            parameter.masked_fill_(is_zero, 0.0)

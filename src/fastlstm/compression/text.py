@@ -112,7 +112,9 @@ def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) 
     report = measured(job.config, stored, source, result, ids, scored_on or why, methods, notes)
     if not report.is_published:
         raise quality_error(report, is_trained=False)
-    files = compressed_files(files_of(stored), compression_of(job, job.config, source, None))
+    files = compressed_files(
+        files_of(stored), compression_of(job, job.config, source, None, stored.config)
+    )
     publish(run, files, data, report)
     with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
         write_report(run.path)

@@ -23,6 +23,7 @@ from fastlstm.runs.weight_formats import (
     block_grid,
     decode_weights,
     encode_weights,
+    may_be_blocks,
     num_gates,
 )
 from fastlstm.system import hardware
@@ -139,7 +140,7 @@ def encode_model(weights: Weights, weight_format: str) -> bytes:
 
 def _is_sparse(name: str, weight: NDArray[np.float32] | QuantizedMatrix) -> bool:
     values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
-    if values.ndim != 2:
+    if not may_be_blocks(values):
         return False
     is_zero = ~block_grid(values, num_gates(name, len(values))).any(axis=(2, 3))
     return bool(is_zero.mean() >= _SPARSE_SHARE)

@@ -27,18 +27,41 @@ if TYPE_CHECKING:
 
 
 def compression_of(
-    job: Job, config: CompressConfig, source: TextModel, teacher: Mapping[str, str] | None
+    job: Job,
+    config: CompressConfig,
+    source: TextModel,
+    teacher: Mapping[str, str] | None,
+    stored: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns what config.json says of a compression."""
+    """Returns what config.json says of a compression; `stored` is config.json of the source."""
+    before = stored.get("compression", {})
+    own = None if config.prune is None else config.structured
+    is_kept = own is None and not config.is_new_student  # zeros of the source stay
     sizes = {n: getattr(source.config, n) for n in ("rnn_size", "num_layers", "embed_size")}
     return {
         "weights": config.to,
-        "prune": config.prune,
-        "structured": None if config.prune is None else config.structured,
+        "prune": before.get("prune") if is_kept else config.prune,
+        "structured": before.get("structured") if is_kept else own,
         "options": dataclasses.asdict(config),
-        "source": {"path": str(job.run), "model_sha256": source.sha256, **sizes},
+        "source": {
+            "path": str(job.run),
+            "model_sha256": source.sha256,
+            "learning_rate": peak_rate(stored),
+            **sizes,
+        },
         "teacher": teacher,
     }
+
+
+def peak_rate(stored: Mapping[str, Any]) -> float | None:
+    """Returns the peak learning rate of the run that a chain of compressions began with.
+
+    Args:
+        stored: config.json of the last one.
+    """
+    before = stored.get("compression", {}).get("source", {})
+    rate: float | None = before.get("learning_rate", stored.get("train", {}).get("learning_rate"))
+    return rate
 
 
 def notes_of(job: Job, stored: StoredModel, source: TextModel) -> list[str]:

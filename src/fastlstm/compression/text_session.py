@@ -24,6 +24,7 @@ from fastlstm.compression.text_result import (
     measured,
     name_of_text,
     notes_of,
+    peak_rate,
     publish,
 )
 from fastlstm.compression.text_task import CompressedTextTask, Teaching
@@ -53,8 +54,9 @@ from fastlstm.training.trainer import Trainer
 def _rate_share(config: CompressConfig) -> float:
     """Returns the share of the source's peak learning rate for training on (docs/log.md)."""
     if config.prune is not None:
-        return 0.3 if config.structured == "units" else 1.0
-    return 0.3 if config.distils or config.to == "fp32" else 0.05
+        kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
+        return 0.3 if config.structured == "units" else min(kept**-0.5, 3.0)
+    return 0.3 if config.to == "fp32" else 0.05
 
 
 _OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
@@ -122,7 +124,7 @@ class CompressionSession(TextSession):
         if config.is_new_student:
             values |= {n: None for n in ("learning_rate", "dropout") if own[n] is None}
         elif own["learning_rate"] is None:
-            peak = values.get("learning_rate")
+            peak = peak_rate(self._stored.config)
             peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
             values["learning_rate"] = _rate_share(config) * peak
         sizes = {n: getattr(config, n) for n in ("rnn_size", "embed_size", "num_layers")}
@@ -166,7 +168,8 @@ class CompressionSession(TextSession):
 
     def _callbacks(self) -> list[Callback]:
         teacher = [] if self._teacher is None else [TeacherTime()]
-        return [*compression_callbacks(self._config, rounding_begin=0.0), *teacher]
+        source = self._stored.config.get("compression")
+        return [*compression_callbacks(self._config, source), *teacher]
 
     def _start_model(self) -> tuple[dict[str, torch.Tensor], ModelConfig]:
         """Returns the model that training starts from: the source, or what is left of its units."""
@@ -201,7 +204,7 @@ class CompressionSession(TextSession):
         if self._teacher is not None:
             model = TextModel.of_run(self._teacher, self._config.distil or self._job.run)
             teacher = {"path": model.path, "model_sha256": model.sha256}
-        return compression_of(self._job, self._config, self._source, teacher)
+        return compression_of(self._job, self._config, self._source, teacher, self._stored.config)
 
     def make_task(self, **parts: Any) -> TextTask:
         teaching = None

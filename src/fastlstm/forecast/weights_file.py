@@ -19,15 +19,16 @@ from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.runs.stored_values import described_state, restored_network, stored_text
+from fastlstm.runs.compression_record import checked_compression
+from fastlstm.runs.stored_values import described_state, restored_network
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import (
-    FORMATS_IN_FILES,
     QuantizedMatrix,
     as_floats,
     block_grid,
     decode_weights,
     encode_weights,
+    may_be_blocks,
     num_gates,
 )
 
@@ -68,21 +69,7 @@ class Compression:
 
 def compression_of(value: Any) -> Compression:
     """Returns `compression` of a config.json; raises an error of `checked_values` if invalid."""
-    if not isinstance(value, dict):
-        raise ValueError(f"'compression' is {type(value).__name__}, expected a JSON object")
-    weights, share, structured = value["weights"], value["prune"], value["structured"]
-    if weights not in FORMATS_IN_FILES:
-        raise ValueError(
-            f"compression.weights is {weights!r:.80}, expected one of {', '.join(FORMATS_IN_FILES)}"
-        )
-    is_share = isinstance(share, float) and 0 < share < 1
-    if not ((share is None and structured is None) or (is_share and structured in _STRUCTURES)):
-        raise ValueError(
-            f"compression.prune is {share!r:.80} and compression.structured {structured!r:.80},"
-            f" expected a share and one of {', '.join(_STRUCTURES)}"
-        )
-    stored_text(value["source"]["path"], "compression.source.path")
-    return Compression(value)
+    return Compression(checked_compression(value))
 
 
 def weights_file(
@@ -107,7 +94,7 @@ def weights_file(
 
 def _is_shorter_as_blocks(name: str, matrix: Any) -> bool:
     values = matrix.codes if isinstance(matrix, QuantizedMatrix) else matrix
-    if values.ndim != 2:
+    if not may_be_blocks(values):
         return False
     is_zero = (block_grid(values, num_gates(name, len(values))) == 0).all(axis=(2, 3))
     return bool(is_zero.mean() > _MIN_ZERO_BLOCKS)

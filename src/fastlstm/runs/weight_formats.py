@@ -97,7 +97,7 @@ def quantize(w: NDArray[Any], weight_format: str) -> QuantizedMatrix:
             scales = abs(w).max(axis=1, initial=0.0) / np.float32(largest)
         else:
             scales = _half_scales(_grouped(abs(w)).max(axis=2, initial=0.0) / np.float32(largest))
-        scales[~np.isfinite(scales)] = np.nan
+        scales[~np.isfinite(scales * np.float32(largest))] = np.nan
         by_value = np.broadcast_to(_by_value(scales, w.shape[1]), w.shape)
         codes = np.divide(w, by_value, out=np.zeros_like(w), where=by_value > 0)
     codes = np.clip(np.rint(codes), -largest, largest).astype(np.int8)
@@ -238,6 +238,11 @@ def block_grid(values: NDArray[Any], gates: int) -> NDArray[Any]:
     return grid.swapaxes(1, 2)
 
 
+def may_be_blocks(values: NDArray[Any]) -> bool:
+    """Returns whether an array can be stored as blocks, whose columns are numbered in 16 bits."""
+    return values.ndim == 2 and values.shape[1] <= BLOCK_COLUMNS << 16
+
+
 def to_blocks(
     values: NDArray[Any], gates: int
 ) -> tuple[NDArray[Any], NDArray[np.uint16], NDArray[np.int32]]:
@@ -263,7 +268,11 @@ def from_blocks(
 
 
 def decode_weights(
-    data: bytes, shapes: Mapping[str, tuple[int, ...]], weight_format: str, origin: Path
+    data: bytes,
+    shapes: Mapping[str, tuple[int, ...]],
+    weight_format: str,
+    origin: Path,
+    ignored: Collection[str] = (),
 ) -> dict[str, NDArray[np.float32] | QuantizedMatrix]:
     """Parses a file of weights in a format; every code, scale and index is checked.
 
@@ -272,6 +281,7 @@ def decode_weights(
         shapes: of every weight, by name.
         weight_format: of `FORMATS_IN_FILES`.
         origin: the file, for messages.
+        ignored: names of tensors that may be there, too.
 
     Returns:
         float32 arrays; a `QuantizedMatrix` for each matrix of an int8 or int4 file.
@@ -285,6 +295,8 @@ def decode_weights(
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
+    for name in ignored:
+        tensors.pop(name, None)
     reader = _Reader(tensors, weight_format, origin)
     dense = sum(
         4 * int(np.prod(shape)) for name, shape in shapes.items() if f"{name}.blocks" in tensors
@@ -328,8 +340,11 @@ class _Reader:
             self._check((values != -128).all(), name, "has codes outside -127 … 127")
         else:
             scales = self._take(f"{name}.scales", "F16", (shape[0], -(-shape[1] // GROUP)))
-        is_scale = np.isfinite(scales) & (scales >= 0)
-        self._check(is_scale.all(), f"{name}.scales", "has a scale that is negative, NaN or Inf")
+        with np.errstate(over="ignore"):
+            largest = scales.astype(np.float32) * np.float32(_LARGEST_CODE[self.weight_format])
+        is_scale = np.isfinite(largest) & (scales >= 0)
+        fault = "has a scale that is negative, NaN, Inf or too large"
+        self._check(is_scale.all(), f"{name}.scales", fault)
         return QuantizedMatrix(values, scales, self.weight_format)
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastlstm.runs.weight_formats import QuantizedMatrix, block_grid
+from fastlstm.runs.weight_formats import QuantizedMatrix, block_grid, may_be_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ def block_sparse(
 ) -> BlockSparse | None:
     """Returns the blocks of a matrix `(rows, columns)`; None if less than `min_share` are zero."""
     values: NDArray[Any] = w.codes if isinstance(w, QuantizedMatrix) else np.asarray(w, np.float32)
-    if np.count_nonzero(values) > (1 - min_share) * values.size:
+    if not may_be_blocks(values) or np.count_nonzero(values) > (1 - min_share) * values.size:
         return None
     if weight_format == "bf16":
         values = _bf16_bits(values)

@@ -118,7 +118,8 @@ class Decoder:
         self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._tuners: dict[int, ThreadTuner] = {}
         stored, blocks = self._blocks
-        self._macs = config.num_layers * 4 * H * 2 * H + V * H - 64 * int(blocks - stored)
+        inputs = config.num_layers * H + max(E, H) - H
+        self._macs = 4 * H * (config.num_layers * H + inputs) + V * H - 64 * int(blocks - stored)
 
     @staticmethod
     def of(

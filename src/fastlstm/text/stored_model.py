@@ -26,10 +26,11 @@ from fastlstm.errors import (
     counted,
     nearest_hint,
 )
+from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
-from fastlstm.runs.weight_formats import FORMATS_IN_FILES, QuantizedMatrix
+from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.runs.weight_formats import decode_weights as decode_compressed
 from fastlstm.system.fields import BELOW_1, check_values
 from fastlstm.system.storage import parse_json
@@ -50,6 +51,7 @@ GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 MATCHER = "matcher"
 """Part of a model in training that compares features with a teacher's; in checkpoints only."""
+_PROJECTION = f"{MATCHER}.projection"
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 _BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
@@ -161,7 +163,9 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
     weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
     if "compression" in config:
         shapes = parameter_shapes(model_config)
-        weights = decode_compressed(files[name], shapes, format_of(config), directory / name)
+        weights = decode_compressed(
+            files[name], shapes, format_of(config), directory / name, ignored=(_PROJECTION,)
+        )
     else:
         weights = {**decode_weights(files[name], model_config, directory / name)}
     data = files.get(GENERATION_FILE)
@@ -189,7 +193,7 @@ def decode_weights(
     """
     try:
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
-        tensors.pop(f"{MATCHER}.projection", None)
+        tensors.pop(_PROJECTION, None)
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
     check_shapes({n: (tuple(v["shape"]), v["dtype"]) for n, v in tensors.items()}, config, origin)
@@ -263,13 +267,10 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
     if not isinstance(model, dict) or not isinstance(digest, str):
         raise FormatError(f"{origin}: lacks 'model' or 'tokenizer_sha256'")
     if "compression" in config:
-        compression = config["compression"]
-        stored = compression.get("weights") if isinstance(compression, dict) else None
-        if stored not in FORMATS_IN_FILES:
-            raise FormatError(
-                f"{origin}: compression.weights is {stored!r:.80}, expected one of"
-                f" {', '.join(FORMATS_IN_FILES)}"
-            )
+        try:
+            checked_compression(config["compression"])
+        except ValueError as error:
+            raise FormatError(f"{origin}: {error}; put the right file back") from None
     return config, _model_config(model, origin)
 
 

@@ -152,9 +152,9 @@ class Trainer:
 
     def _warn_without_best(self) -> None:
         if self.progress.best_step < 0:
-            names = " and ".join(self.callbacks.refusing()) or "its callbacks"
-            text = f"the run ended before {names} accepted an evaluation; there is no best model"
-            self.say("warning", text)
+            names = " and ".join(self.callbacks.refusing()) or "callbacks"
+            text = "the run ended before an evaluation counted, so there is no best model"
+            self.say("warning", f"{text} (waiting for: {names})")
 
     def _result(self, earlier_s: float) -> TrainingResult:
         progress = self.progress

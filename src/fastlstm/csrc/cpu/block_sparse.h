@@ -4,7 +4,8 @@
 // cache line of int8. The lines of 16 columns (a strip of blocks) stand in the order of the inner
 // dimension, and so do the sums: int8 sums are exact, and those of floats take the same products in
 // the same order as the dense kernels, without those that add 0. So both give the same bits, except
-// where a row is not finite: 0 * NaN is missing here, and the caller looks for such rows.
+// in bf16 on AMX, whose tiles have an order of their own, and where a row is not finite: 0 * NaN is
+// missing here, and the caller looks for such rows.
 #pragma once
 
 #include "cpu/quantized.h"

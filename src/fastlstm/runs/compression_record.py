@@ -1,0 +1,40 @@
+"""What config.json says of a compression: checks of its key `compression`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastlstm.runs.weight_formats import FORMATS_IN_FILES
+
+_STRUCTURES = ("none", "blocks", "units")
+
+
+def checked_compression(value: Any) -> dict[str, Any]:
+    """Returns `compression` of a config.json; raises ValueError where it is invalid."""
+    about = _object(value, "compression")
+    weights, share, structured = (about.get(n) for n in ("weights", "prune", "structured"))
+    if weights not in FORMATS_IN_FILES:
+        raise ValueError(
+            f"compression.weights is {weights!r:.80}, expected one of {', '.join(FORMATS_IN_FILES)}"
+        )
+    is_share = isinstance(share, float) and 0 < share < 1
+    if not ((share is None and structured is None) or (is_share and structured in _STRUCTURES)):
+        raise ValueError(
+            f"compression.prune is {share!r:.80} and compression.structured {structured!r:.80},"
+            f" expected a share and one of {', '.join(_STRUCTURES)}"
+        )
+    _object(about.get("options"), "compression.options")
+    source = _object(about.get("source"), "compression.source")
+    for name in ("path", "model_sha256"):
+        if not isinstance(text := source.get(name), str):
+            raise ValueError(f"compression.source.{name} is {text!r:.80}, expected a text")
+    rate = source.get("learning_rate")
+    if rate is not None and not (isinstance(rate, float) and 0 < rate < 1e3):
+        raise ValueError(f"compression.source.learning_rate is {rate!r:.80}, expected a number")
+    return about
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r:.80}, expected a JSON object")
+    return value
