@@ -83,7 +83,7 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     rows = [("forecasts", ", ".join(targets) + every), *_model_rows(facts)]
     if (compression := stored.compression) is not None:
         facts["compression"] = dict(compression.about)
-        rows.append(("compressed", f"from {compression.about['source']['path']}"))
+        rows.append(("compressed", f"from {compression.about['source']['path']:.200}"))
         rows += [] if compression.note is None else [("", compression.note)]
     return {"kind": "forecaster", **facts}, rows
 

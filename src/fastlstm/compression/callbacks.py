@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from fastlstm.compression.options import CompressConfig
     from fastlstm.training.callbacks import Callback
 
-
 NEW_ROUNDING_BEGIN = 0.6
-"""Share of its training from which a new model is rounded; one that was trained is at once."""
+"""Share of the run from which a new student is rounded; a trained model is from the start."""
 
 
 def compression_callbacks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastlstm.runs.weight_formats import FORMATS_IN_FILES
+from fastlstm.system.fields import is_number
 
 _STRUCTURES = ("none", "blocks", "units")
 
@@ -29,7 +30,7 @@ def checked_compression(value: Any) -> dict[str, Any]:
         if not isinstance(text := source.get(name), str):
             raise ValueError(f"compression.source.{name} is {text!r:.80}, expected a text")
     rate = source.get("learning_rate")
-    if rate is not None and not (isinstance(rate, float) and 0 < rate < 1e3):
+    if rate is not None and not (is_number(rate) and 0 <= rate < 1e3):
         raise ValueError(f"compression.source.learning_rate is {rate!r:.80}, expected a number")
     return about
 
