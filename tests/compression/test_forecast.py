@@ -319,6 +319,17 @@ def test_what_lost_too_much_is_not_published(
         assert RunDirectory(out).has_published()
 
 
+def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: Path) -> None:
+    run, out = source(folder), tmp_path / "small"
+    options: dict[str, Any] = {**TRAIN, "steps": None, "budget": "5s", "hidden_size": 16}
+    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+        compress(run, out, **options, learning_rate=1e-6, max_loss=0.0)
+    steps = int(RunDirectory(out).checkpoints()[0].name.partition("-")[2])
+    report = compress(run, out, observers=(), resume=True, max_loss=900.0)
+    assert report.is_published
+    assert (report.training.steps, report.training.reason) == (steps, "budget 5s")
+
+
 def test_a_run_that_ends_before_its_pruning_publishes_nothing(folder: Path, tmp_path: Path) -> None:
     class EndEarly(fastlstm.Callback):
         def on_update(self, trainer: Any) -> None:

@@ -332,6 +332,22 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
     assert (out / "model.safetensors").exists()
 
 
+def test_a_used_budget_is_published_with_a_larger_limit(
+    compressed: Compress, tmp_path: Path
+) -> None:
+    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+        compressed(rnn_size=8, budget="4s", learning_rate=1e-6, max_loss=0.0)
+    steps = int(RunDirectory(tmp_path / "out").checkpoints()[0].name.partition("-")[2])
+    events: list[dict[str, Any]] = []
+    report = compressed(resume=True, max_loss=9.0, budget="4s", observers=[events.append])
+    assert report.is_published
+    assert report.training is not None
+    assert (report.training.steps, report.training.reason) == (steps, "budget 4s")
+    texts = [event["text"] for event in events if event["event"] == "message"]
+    text = "already complete: it has used its budget 4s; nothing is left to train, give more budget"
+    assert text in texts
+
+
 # continuing --------------------------------------------------------------------------------------
 
 

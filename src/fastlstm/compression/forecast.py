@@ -202,7 +202,8 @@ class _Training:
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
             observers=job.observers, callbacks=[*callbacks, *job.callbacks],
-            stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
+            stop=job.stop, start=self._base, make_task=self._make_task, needs_steps=False,
+            began=job.started,
         )  # fmt: skip
         if self._report is None:
             raise unfinished_error()

@@ -68,6 +68,7 @@ class CompressionSession(TextSession):
     """One start of a compression that trains."""
 
     unknown: UnknownPolicy = "count"
+    needs_steps = False  # with a larger max_loss there is only publishing left
 
     def __init__(self, run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> None:
         super().__init__(run, list(job.observers), job.stop, job.started)
