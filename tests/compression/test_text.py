@@ -14,6 +14,7 @@ import safetensors.numpy
 
 import fastlstm
 from compression_source import text_of
+from fastlstm.compression import text_model
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text_model import TextModel
 from fastlstm.errors import (
@@ -346,6 +347,22 @@ def test_a_used_budget_is_published_with_a_larger_limit(
     texts = [event["text"] for event in events if event["event"] == "message"]
     text = "already complete: it has used its budget 4s; nothing is left to train, give more budget"
     assert text in texts
+
+
+def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
+    compressed: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reserve(Callback):
+        def on_begin(self, trainer: Any) -> None:
+            seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
+            self.tokens = (seconds[0] - seconds[1]) / 2
+
+    for limit in (64, text_model.MAX_SCORED):
+        monkeypatch.setattr(text_model, "MAX_SCORED", limit)
+        reserve = Reserve()
+        report = compressed(f"out{limit}", to="fp16", steps=1, callbacks=[reserve])
+        assert report.change is not None
+        assert report.change.num_scored <= reserve.tokens <= report.change.num_scored + 64
 
 
 # continuing --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fastlstm.compression.report import (
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
-from fastlstm.compression.text_model import TextModel, compressed_files, encode_model
+from fastlstm.compression.text_model import TextModel, compressed_files, encode_model, max_scored
 from fastlstm.compression.text_result import (
     compression_of,
     measured,
@@ -212,7 +212,11 @@ class CompressionSession(TextSession):
         if self._teacher is not None:
             config = self._config
             teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
-        return CompressedTextTask(**parts, teaching=teaching, conclude=self._conclude)
+        models = self._source.config, parts["model"].config
+        num_scored = min(len(parts["valid_ids"]), max_scored(*models))
+        return CompressedTextTask(
+            **parts, teaching=teaching, conclude=self._conclude, num_scored=num_scored
+        )
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns None: source and result are compared on the validation text."""
