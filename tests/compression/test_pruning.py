@@ -302,6 +302,27 @@ def test_a_longer_run_keeps_its_steps(run: RunDirectory) -> None:
         assert pruning.state_dict()["end"] == 8
 
 
+def test_a_schedule_that_training_does_not_reach_the_end_of_is_refused(run: RunDirectory) -> None:
+    def fit(steps: int, **changes: Any) -> Any:
+        snapshots, stops = RunSnapshots(run, 2), changes.pop("stops", None)
+        trainer = trainer_of(
+            NextTokenTask(), steps=steps, callbacks=[Pruning(schedule(**changes))], run_path="run",
+            snapshots=snapshots, stop=lambda: trainer.progress.step == stops,
+        )  # fmt: skip
+        return trainer.fit(find_checkpoint(run)[0] if run.checkpoints() else None)
+
+    with pytest.raises(ConfigError, match="until step 12, and training ends after 11 steps"):
+        fit(11)
+    assert not run.checkpoints()
+    shares = {"begin": 0.0, "end": 1.0}
+    with pytest.raises(Stopped):
+        fit(8, **shares, stops=3)
+    with pytest.raises(ConfigError, match="until step 8, and training ends after 6 steps"):
+        fit(6, **shares)
+    assert fit(8, **shares).best_step == 8, "the last evaluation follows the last mask"
+    assert fit(6, **shares).best_step == 8, "it is over"
+
+
 def test_linear_layers_of_any_model_are_pruned() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8))
     assert list(prunable(model)) == ["0.weight"]

@@ -138,8 +138,8 @@ def test_what_follows_training_is_done_again_after_a_used_budget(run: RunDirecto
     same = remaining(run, checkpoint, budget(30.0), notes, needs_steps=False)
     same.require_steps(20, 5.0)
     assert same.progress(20, 0.0) == 1.0, "no further step, however little time was counted"
-    text = "already complete: it has used its budget 30s; nothing is left to train, give more "
-    assert [in_flags(note) for note in notes] == [f"{text}--budget"]
+    text = "already complete: it has used its budget 30s; nothing is left to train, give a larger"
+    assert [in_flags(note) for note in notes] == [f"{text} --budget"]
     larger = remaining(run, checkpoint, budget(40.0), notes, needs_steps=False)
     larger.require_steps(20, 5.0)
     assert larger.progress(20, 30.0) == 0.75

@@ -196,7 +196,9 @@ class CompressConfig:
                 Setting("to", "int4"), " has no block-sparse form; give ", Setting("to", "int8"),
                 " with ", Setting("structured", "blocks"),
             )  # fmt: skip
-        self.pruning_schedule()
+        schedule = self.pruning_schedule()
+        if self.epochs is None:  # else their steps are not known yet
+            schedule.require_end(self.steps)
 
     def _check_distillation(self) -> None:
         if self.distils:

@@ -146,10 +146,13 @@ class Pruning(Callback):
                 f"the model has no matrix of {MIN_SIZE} x {MIN_SIZE} weights or more to prune;"
                 " leave out pruning"
             )
+        total_steps = trainer.plan.stop_criterion.total_steps
+        if not self.is_over:
+            self._schedule.require_end(total_steps)
         if self._is_started:
             return
         self._is_started = True
-        self._schedule = self._schedule.resolved(trainer.plan.stop_criterion.total_steps)
+        self._schedule = self._schedule.resolved(total_steps)
         what = "weights" if self._structured == "none" else "blocks of 16 x 4 weights"
         number = sum(number for _, number in zero_counts(self._matrices, self._structured).values())
         share = f"{100 * self._schedule.final:.4g} % of {number:,} {what}"

@@ -71,8 +71,13 @@ def remaining(
         BudgetError: the run ended by this very budget before, and needs further steps.
     """
     if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
-        ends = f"it ends after {stop_criterion.text} and has trained {checkpoint.step:,}"
-        notes.append(_complete(ends, stop_criterion))
+        notes.append(
+            Message(
+                f"already complete: it ends after {stop_criterion.text} and has trained"
+                f" {checkpoint.step:,}; nothing is left to train, give more ",
+                Setting(stop_criterion.kind),
+            )
+        )
     end = read_history(run.metrics_path).end or {}
     reason = str(end.get("reason"))
     by_budget = reason.startswith(("budget", "trained 0"))
@@ -81,17 +86,18 @@ def remaining(
     if not needs_steps:
         if reason != stop_criterion.text:
             return stop_criterion
-        notes.append(_complete(f"it has used its {reason}", stop_criterion))
+        notes.append(
+            Message(
+                f"already complete: it has used its {stop_criterion.text}; nothing is left to"
+                " train, give a larger ",
+                Setting("budget"),
+            )
+        )
         return dataclasses.replace(stop_criterion, total_steps=checkpoint.step)
     stop_criterion = dataclasses.replace(stop_criterion, over_at=checkpoint.step)
     if reason == stop_criterion.text:
         stop_criterion.require_steps(checkpoint.step, 0.0)
     return stop_criterion
-
-
-def _complete(why: str, stop_criterion: StopCriterion) -> Message:
-    more = Setting(stop_criterion.kind)
-    return Message(f"already complete: {why}; nothing is left to train, give more ", more)
 
 
 def resumed_config(
