@@ -173,9 +173,12 @@ def test_half_of_the_units_leave_a_smaller_forecaster(
     folder: Path, tmp_path: Path, kind: str
 ) -> None:
     run, out = source(folder, kind), tmp_path / "small"
-    report = compress(run, out, prune=0.5, structured="units", **TRAIN)
+    report = compress(run, out, prune=0.4, structured="units", **TRAIN)
     assert report.training.steps == 10
+    assert report.methods == ["50 % of the hidden units pruned (32 -> 16)"], "of 0.4"
     small = read_forecaster(out)
+    assert small.compression is not None
+    assert small.compression.about["prune"] == 0.5
     assert (small.network.config.hidden_size, small.config.hidden_size) == (16, 16)
     assert report.result.num_parameters < 0.7 * report.source.num_parameters
     table = Forecaster.load(out).predict(

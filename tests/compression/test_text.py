@@ -253,10 +253,12 @@ def test_blocks_are_stored_block_sparse(compressed: Compress, tmp_path: Path) ->
 
 
 def test_units_make_a_smaller_model(compressed: Compress, tmp_path: Path) -> None:
-    report = compressed(prune=0.5, structured="units", steps=3, distil=str(tmp_path / "source"))
+    report = compressed(prune=0.3, structured="units", steps=3, distil=str(tmp_path / "source"))
     assert load_config(tmp_path / "out").rnn_size == 16
     assert report.result.num_parameters < 0.6 * report.source.num_parameters
-    assert report.methods[0] == "50 % of the hidden units pruned"
+    assert report.methods[0] == "50 % of the hidden units pruned (32 -> 16)", "of 0.3"
+    about = compression_of(tmp_path / "out")
+    assert (about["prune"], about["options"]["prune"]) == (0.5, 0.3)
     assert report.training is not None
     assert report.training.teacher_s > 0
 

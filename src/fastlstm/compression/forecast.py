@@ -27,7 +27,7 @@ from fastlstm.compression.report import (
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
-from fastlstm.compression.units import without_units
+from fastlstm.compression.units import removed_share, without_units
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -112,11 +112,13 @@ def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
 
 
 def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
-    record = read_manifest(job.run).files["model.safetensors"]
+    record, share = read_manifest(job.run).files["model.safetensors"], config.prune
+    if share is not None and config.structured == "units":
+        share = removed_share(source.network.config.hidden_size, share)
     return Compression(
         {
             "weights": config.to,
-            "prune": config.prune,
+            "prune": share,
             "structured": None if config.prune is None else config.structured,
             "options": dataclasses.asdict(config),
             "source": {

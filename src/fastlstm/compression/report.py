@@ -174,6 +174,23 @@ class CompressReport:
         return dataclasses.asdict(self)
 
 
+def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:
+    """Returns what was pruned, in words.
+
+    Args:
+        share: that was asked for. Of hidden units the text has what was removed: a multiple of 16
+            stays.
+        structured: of what: none, blocks or units.
+        units: hidden units of a layer before and after.
+    """
+    if structured == "units":
+        before, after = units
+        removed = f"{100 * (1 - after / before):.4g} % of the hidden units pruned"
+        return f"{removed} ({before:,} -> {after:,})"
+    what = {"none": "weights", "blocks": "blocks of weights"}[structured]
+    return f"{100 * share:g} % of the {what} pruned"
+
+
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
     assert report.loss is not None

@@ -14,6 +14,7 @@ from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, Compress
 from fastlstm.compression.report import (
     CompressReport,
     TrainingFigures,
+    pruning_method,
     quality_error,
     unfinished_error,
 )
@@ -250,18 +251,18 @@ class CompressionSession(TextSession):
         self.report = measured(
             self._config, self._stored, self._source, result,
             task.valid_ids, name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
-            self._methods(), notes, training,
+            self._methods(result), notes, training,
         )  # fmt: skip
         if self.report.is_published:
             files = compressed_files(task.model_files, self._about())
             publish(run, files, data, self.report)
         return {"compression": self.report.to_dict()}
 
-    def _methods(self) -> list[str]:
+    def _methods(self, result: TextModel) -> list[str]:
         config, methods = self._config, []
         if config.prune is not None:
-            kind = {"none": "weights", "blocks": "blocks of weights", "units": "hidden units"}
-            methods.append(f"{100 * config.prune:g} % of the {kind[config.structured]} pruned")
+            units = self._source.config.rnn_size, result.config.rnn_size
+            methods.append(pruning_method(config.prune, config.structured, units))
         if config.distils:
             sizes = ", a new model" if config.is_new_student else ""
             methods.append(f"distilled from {config.distil or self._job.run}{sizes}")
