@@ -75,6 +75,7 @@ def test_a_result_too_bad_to_publish_is_not_offered(
     assert main(command) == 2
     shown = capsys.readouterr().out
     assert "fastlstm generate" not in shown
+    assert "next: the same command with --resume and a larger --max-loss, or more" in shown
     assert "not published: the loss is above the limit" in shown
 
 

@@ -325,8 +325,12 @@ def test_what_lost_too_much_is_not_published(
 def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: Path) -> None:
     run, out = source(folder), tmp_path / "small"
     options: dict[str, Any] = {**TRAIN, "steps": None, "budget": "5s", "hidden_size": 16}
+    events: list[dict[str, Any]] = []
+    options |= {"learning_rate": 1e-6, "observers": [events.append]}
     with pytest.raises(QualityError, match="a larger max_loss publishes it"):
-        compress(run, out, **options, learning_rate=1e-6, max_loss=0.0)
+        compress(run, out, **options, max_loss=0.0)
+    assert events[-1]["compression"]["is_published"] is False
+    assert events[-1]["has_model"] is False
     steps = int(RunDirectory(out).checkpoints()[0].name.partition("-")[2])
     report = compress(run, out, observers=(), resume=True, max_loss=900.0)
     assert report.is_published

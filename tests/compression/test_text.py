@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fastlstm.errors import (
     Stopped,
     in_flags,
 )
+from fastlstm.report.progress import PlainOutput
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
 from fastlstm.text.config import COMPRESSED_VERSION
@@ -406,6 +408,22 @@ def test_a_resumed_compression_ends_the_same(
     for name in ("model", "best", "optimizer", "carried"):
         files = [tmp_path / run / f"checkpoint-8/{name}.safetensors" for run in ("whole", "out")]
         assert files[0].read_bytes() == files[1].read_bytes(), name
+
+
+def test_what_to_type_after_a_stop(
+    compressed: Compress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = StopAfter(3)
+    with pytest.raises(Stopped), PlainOutput(sys.stdout) as output:
+        compressed(to="int8", steps=6, eval_every=1, log_every=1, stop=stop,
+                   observers=[stop.observe, output])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "best so far" in shown
+    assert "next: the same command with --resume\n" in shown
+    assert "next: fastlstm" not in shown, "no model is published yet"
+    with PlainOutput(sys.stdout) as output:
+        compressed(resume=True, observers=[output])
+    assert "next: fastlstm generate" in capsys.readouterr().out
 
 
 def test_what_a_resumed_compression_refuses(

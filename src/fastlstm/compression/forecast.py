@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.forecast_figures import speed_of
 from fastlstm.compression.forecast_measuring import Measuring
-from fastlstm.compression.forecast_task import CompressedForecastTask
+from fastlstm.compression.forecast_task import Approval, CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
@@ -226,20 +225,19 @@ class _Training:
             measuring_s=self._measuring.seconds,
         )
 
-    def _approve(
-        self, stored: StoredForecaster, trainer: Trainer, teacher_s: float
-    ) -> Mapping[str, bytes] | None:
-        """Measures the result; returns the report as a file, None where it may not be published."""
+    def _approve(self, stored: StoredForecaster, trainer: Trainer, teacher_s: float) -> Approval:
+        """Measures the result; returns the report, as a file too if it may be published."""
         progress = trainer.progress
         if progress.best_step < 0:
-            return None
+            return {}, None
         training = TrainingFigures(
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
         with progress.counted("measuring"):
             self._report, files = self._measuring.report(stored, self._job.out, training)
-        return {REPORT_FILE: files[REPORT_FILE]} if self._report.is_published else None
+        about = {"compression": self._report.to_dict()}
+        return about, {REPORT_FILE: files[REPORT_FILE]} if self._report.is_published else None
 
 
 def _resumed(job: Job) -> CompressConfig:
