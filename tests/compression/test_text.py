@@ -334,7 +334,12 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
     assert report.is_published
     assert report.training is not None
     assert report.training.steps == 2
-    assert (out / "model.safetensors").exists()
+    model = (out / "model.safetensors").read_bytes()
+    with pytest.raises(QualityError) as caught:
+        compressed(resume=True, steps=3, max_loss=0.0)
+    assert f"; '{out}' keeps the model that was published there before. Its" in str(caught.value)
+    assert "nothing is published" not in str(caught.value)
+    assert (out / "model.safetensors").read_bytes() == model
 
 
 def test_a_used_budget_is_published_with_a_larger_limit(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.storage import encode_json
 
 REPORT_FILE = "compression.json"
@@ -195,9 +196,12 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
     assert report.loss is not None
     measure = "bits/char" if report.kind == "text" else f"of the {report.measure}"
+    has_earlier = RunDirectory(report.path).has_published()
     parts: list[Any] = [
         f"the loss is {report.loss:.4f} {measure}, more than ",
-        Setting("max_loss", report.max_loss), f"; nothing is published in '{report.path}'",
+        Setting("max_loss", report.max_loss),
+        f"; '{report.path}' keeps the model that was published there before" if has_earlier
+        else f"; nothing is published in '{report.path}'",
     ]  # fmt: skip
     if is_trained:
         again = Message("the same call with resume=True", flags="the same command with --resume")
