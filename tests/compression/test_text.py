@@ -20,6 +20,7 @@ from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text_model import TextModel
 from fastlstm.errors import (
     ConfigError,
+    CorruptFileError,
     DataError,
     FormatError,
     QualityError,
@@ -143,6 +144,15 @@ def forget_text(run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     config["data"]["source"] = "gone.txt"
     directory.publish({"config.json": json.dumps(config).encode()})
+
+
+def test_a_damaged_result_has_no_checkpoint(compressed: Compress, tmp_path: Path) -> None:
+    compressed(to="int8")
+    (tmp_path / "out/model.safetensors").write_bytes(b"broken")
+    with pytest.raises(CorruptFileError) as caught:
+        load_stored_model(tmp_path / "out")
+    end = f". {tmp_path / 'out'} has no intact checkpoint to use instead"
+    assert str(caught.value).endswith(end)
 
 
 def test_a_loss_above_the_limit_leaves_nothing(compressed: Compress, tmp_path: Path) -> None:
