@@ -58,8 +58,8 @@ def _quality_text(report: dict[str, Any]) -> str:
     before, after = report["source"]["quality"], report["result"]["quality"]
     unit = "token" if report["kind"] == "text" else "window"
     return (
-        f"{before:.4f} -> {after:.4f} ({change['difference']:+.4f}, 95 % interval"
-        f" {change['low']:+.4f} to {change['high']:+.4f}) on {counted(change['num_scored'], unit)}"
+        f"{before:.4f} -> {after:.4f} ({change['difference']:+z.4f}, 95 % interval"
+        f" {change['low']:+z.4f} to {change['high']:+z.4f}) on {counted(change['num_scored'], unit)}"
         f" of {change['scored_on']}"
     )
 
