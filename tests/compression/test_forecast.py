@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import hardware
+from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.checkpoint import find_checkpoint
 from forecast_server import everything, waves
 
@@ -414,10 +413,10 @@ def test_a_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
 def test_a_busy_machine_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
-    load = 2.0 * hardware.cores() if is_busy else 0.1
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(CpuTimer, "was_busy", lambda timer, share: is_busy)
     report = compress(source(folder), tmp_path / "small", to="int8")
-    assert any(f"the machine was busy (load {load:.1f}" in n for n in report.notes) == is_busy
+    text = "speeds were measured while the machine was busy: idle it is faster"
+    assert (text in report.notes) == is_busy
 
 
 def test_a_quantized_run_is_compressed_from_its_rounded_weights(
