@@ -70,6 +70,7 @@ def compress_forecaster(job: Job) -> CompressReport:
                 Setting(name), " is about tokens and hidden states, a forecaster learns forecasts;"
                 " leave it out"
             )  # fmt: skip
+    job.config.require_teacher()
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
