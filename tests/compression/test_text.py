@@ -20,8 +20,10 @@ from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text_model import TextModel
 from fastlstm.errors import (
     ConfigError,
+    CorruptFileError,
     DataError,
     FormatError,
+    NonFiniteError,
     QualityError,
     RunDirectoryError,
     Stopped,
@@ -143,6 +145,40 @@ def forget_text(run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     config["data"]["source"] = "gone.txt"
     directory.publish({"config.json": json.dumps(config).encode()})
+
+
+def test_a_damaged_result_has_no_checkpoint(compressed: Compress, tmp_path: Path) -> None:
+    compressed(to="int8")
+    (tmp_path / "out/model.safetensors").write_bytes(b"broken")
+    with pytest.raises(CorruptFileError) as caught:
+        load_stored_model(tmp_path / "out")
+    end = f". {tmp_path / 'out'} has no intact checkpoint to use instead"
+    assert str(caught.value).endswith(end)
+
+
+@pytest.mark.parametrize("to", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("options", "victim"),
+    [({"to": "int8"}, "source"), ({"steps": 1}, "source"), ({"distil": "", "steps": 1}, "teacher")],
+)
+def test_weights_that_are_not_finite_are_found_at_once(
+    to: str, options: dict[str, Any], victim: str, source: Path, tmp_path: Path
+) -> None:
+    paths = {"source": source, "teacher": tmp_path / "teacher"}
+    shutil.copytree(source, paths["teacher"])
+    if to == "fp16":
+        fastlstm.compress(source, out=tmp_path / "half", to=to, observers=())
+        paths[victim] = tmp_path / "half"
+    weights = safetensors.numpy.load_file(paths[victim] / "model.safetensors")
+    weights["layers.0.weight_hh_l0"][3, 5] = np.inf
+    RunDirectory(paths[victim]).publish({"model.safetensors": safetensors.numpy.save(weights)})
+    if "distil" in options:
+        options = {**options, "distil": str(paths["teacher"])}
+    with pytest.raises(NonFiniteError) as caught:
+        fastlstm.compress(paths["source"], out=tmp_path / "out", observers=(), **options)
+    text = f"{paths[victim]}: 'layers.0.weight_hh_l0' holds NaN or Inf; use an earlier checkpoint"
+    assert str(caught.value) == f"{text} or another run"
+    assert not list((tmp_path / "out").glob("[!.]*")), "nothing is begun"
 
 
 def test_a_loss_above_the_limit_leaves_nothing(compressed: Compress, tmp_path: Path) -> None:

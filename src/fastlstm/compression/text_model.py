@@ -16,6 +16,7 @@ import torch
 
 from fastlstm.compression.report import Change, ModelFigures, OutputErrors
 from fastlstm.compression.statistics import bootstrap_interval
+from fastlstm.errors import NonFiniteError
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
@@ -122,9 +123,20 @@ class TextModel:
 
 
 def load_text_model(path: str | os.PathLike[str]) -> tuple[StoredModel, TextModel]:
-    """Loads the model of a run or checkpoint; raises what `load_stored_model` does."""
+    """Loads the model of a run or checkpoint; raises what `load_stored_model` does, NaN too."""
     stored = load_stored_model(path)
+    require_finite(stored.path, stored.weights)
     return stored, TextModel.of_run(stored, path)
+
+
+def require_finite(path: Path, weights: Weights) -> None:
+    """Raises NonFiniteError where a weight is NaN or Inf; `path` is that of its run."""
+    for name, weight in weights.items():
+        values = weight.scales if isinstance(weight, QuantizedMatrix) else weight
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{path}: '{name}' holds NaN or Inf; use an earlier checkpoint or another run"
+            )
 
 
 def encode_model(weights: Weights, weight_format: str) -> bytes:

@@ -19,7 +19,13 @@ from fastlstm.compression.report import (
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
-from fastlstm.compression.text_model import TextModel, compressed_files, encode_model, max_scored
+from fastlstm.compression.text_model import (
+    TextModel,
+    compressed_files,
+    encode_model,
+    max_scored,
+    require_finite,
+)
 from fastlstm.compression.text_result import (
     compression_of,
     measured,
@@ -162,6 +168,8 @@ class CompressionSession(TextSession):
             return
         path = self._config.distil or self._job.run
         teacher = load_language_model(path)
+        named = teacher.model.named_parameters()
+        require_finite(teacher.path, {name: p.detach().numpy() for name, p in named})
         if teacher.tokenizer.fingerprint != self._stored.tokenizer.fingerprint:
             raise FormatError(
                 f"the teacher {path} has another tokenizer than {self._job.run}; their predictions"

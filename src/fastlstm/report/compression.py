@@ -56,11 +56,10 @@ def _quality_text(report: dict[str, Any]) -> str:
     if change is None:
         return f"not measured: {report['not_measured']}"
     before, after = report["source"]["quality"], report["result"]["quality"]
-    unit = "token" if report["kind"] == "text" else "window"
+    scored = counted(change["num_scored"], "token" if report["kind"] == "text" else "window")
     return (
-        f"{before:.4f} -> {after:.4f} ({change['difference']:+.4f}, 95 % interval"
-        f" {change['low']:+.4f} to {change['high']:+.4f}) on {counted(change['num_scored'], unit)}"
-        f" of {change['scored_on']}"
+        f"{before:.4f} -> {after:.4f} ({change['difference']:+z.4f}, 95 % interval"
+        f" {change['low']:+z.4f} to {change['high']:+z.4f}) on {scored} of {change['scored_on']}"
     )
 
 
