@@ -226,6 +226,11 @@ class CompressConfig:
         return any(getattr(self, name) is not None for name in SIZES)
 
     @property
+    def is_only_rounded(self) -> bool:
+        """Whether training serves the rounding of RUN's own weights alone."""
+        return self.to != "fp32" and self.prune is None and not self.is_new_student
+
+    @property
     def distils(self) -> bool:
         """Whether there is a teacher."""
         return self.distil is not None or self.is_new_student
