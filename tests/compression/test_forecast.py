@@ -51,6 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "point": {},
     "everything": ROLES,
     "quantiles": {**ROLES, "output": "quantiles"},
+    "bands": {"output": "quantiles"},
     "student_t": {"output": "student_t", "num_layers": 2},
     "counts": {"output": "negative_binomial"},
     "both_ways": {"bidirectional": True, "num_layers": 2},
@@ -161,11 +162,73 @@ def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Pa
     report = compress(
         tmp_path / "saved", tmp_path / "other", to="int8", data=tmp_path / "table.parquet"
     )
-    assert set(report.scores) == {"valid", "test"}
+    assert set(report.scores) == {"valid", "test"}  # it is what the run was trained on
     framed = compress(tmp_path / "saved", tmp_path / "framed", to="int8", data=waves())
     assert framed.scores == report.scores
-    assert framed.change.scored_on == "pyarrow Table"
+    assert framed.change.scored_on == "the validation part of pyarrow Table"
     assert set(report.scores["test"]["result"]) == {"mse", "mae", "coverage_80", "coverage_95"}
+
+
+def louder(num_rows: int = 120) -> pa.Table:
+    """Waves with errors that the intervals of the sources do not know."""
+    table = waves(num_rows)
+    y = table["y"].to_numpy() + np.random.default_rng(3).normal(0, 2, len(table))
+    return table.set_column(2, "y", pa.array(y.astype(np.float32)))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_intervals_are_not_scored_on_what_they_were_calibrated_on(
+    folder: Path, tmp_path: Path, trains: bool
+) -> None:
+    run, other = source(folder, "bands"), tmp_path / "other.parquet"
+    pq.write_table(louder(), other)
+    options: dict[str, Any] = {"to": "fp16", **(TRAIN if trains else {})}
+    options |= {"steps": 1, "learning_rate": 1e-6} if trains else {}
+    own = compress(run, tmp_path / "own", data=folder / "bands.parquet", **options)
+    assert set(own.scores) == {"valid", "test"}
+    assert not any("intervals of source and result" in note for note in own.notes)
+    report = compress(run, tmp_path / "small", data=other, **options)
+    assert set(report.scores) == {"test"}
+    assert report.change.scored_on == f"the test part of {other}"
+    assert report.notes[0] == (
+        f"the intervals of source and result are calibrated on the validation part of {other} and"
+        " scored on its test part"
+    )
+    scores = report.scores["test"]  # the networks differ by a rounding that hardly matters
+    for name in ("crps", "coverage_80", "coverage_95"):
+        assert scores["result"][name] == pytest.approx(scores["source"][name], rel=0.02), name
+    tested = Forecaster.load(tmp_path / "small").backtest("test", frame=other, scaled=True)
+    assert scores["result"]["crps"] == pytest.approx(tested["forecaster"]["crps"], rel=0.01)
+    again = compress(tmp_path / "small", tmp_path / "again", to="int8")
+    assert set(again.scores) == {"test"}  # its scaler is still that of the first table
+
+
+@pytest.mark.parametrize(
+    ("split", "part", "name"),
+    [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")],
+)
+def test_where_one_part_has_windows_the_intervals_stay(
+    tmp_path: Path, split: str, part: str, name: str
+) -> None:
+    run, table, other = (tmp_path / n for n in ("run", "table.parquet", "other.parquet"))
+    pq.write_table(waves(), table)
+    pq.write_table(louder(50), other)
+    Forecaster(**{**QUICK, "split": split}).fit(str(table), out=run)
+    report = compress(run, tmp_path / "small", to="int8", data=other)
+    assert set(report.scores) == {part}
+    assert report.notes[0] == (
+        "the intervals are those of the source, not calibrated anew: they are scored on the"
+        f" {name} part of {other}, the only one with windows"
+    )
+    before, after = (read_forecaster(p).calibration.residuals for p in (run, tmp_path / "small"))
+    assert torch.equal(before, after)
+    if part == "test":
+        pq.write_table(louder(18), other)
+        with pytest.raises(DataError, match="valid part: .* give more rows"):
+            compress(run, tmp_path / "none", to="int8", data=other)
+        return
+    report = compress(run, tmp_path / "trained", prune=0.5, data=other, **TRAIN)
+    assert report.notes[0].startswith(f"{other} has no test part: the intervals of source and")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -301,7 +364,7 @@ def test_what_lost_too_much_is_not_published(
         return kept[0]
 
     monkeypatch.setattr(forecast_measuring, "block_errors", worse)
-    monkeypatch.setattr(forecast_measuring, "PARTS", ("valid",))
+    monkeypatch.setattr(forecast_measuring, "PARTS", {"valid": "validation"})
     run, out = source(folder), tmp_path / "small"
     options: dict[str, Any] = {"to": "int4", "max_loss": 0.04}
     if trains:
@@ -409,7 +472,7 @@ def test_a_quantized_run_is_compressed_from_its_rounded_weights(
     report = compress(tmp_path / "int8", tmp_path / "int4", to="int4")
     assert report.source.weights == "int8"
     assert any("its rounded weights are the start" in note for note in report.notes)
-    assert report.change.scored_on == str(folder / "point.parquet")
+    assert report.change.scored_on == f"the validation part of {folder / 'point.parquet'}"
 
 
 def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:

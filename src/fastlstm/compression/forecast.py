@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
@@ -37,12 +38,13 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.calibration import calibrate
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.train import source_text, train_forecaster
+from fastlstm.forecast.train import fitted_scaler, source_text, train_forecaster
 from fastlstm.forecast.weights_file import Compression
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
@@ -111,6 +113,15 @@ def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
     return paths if len(paths) > 1 else paths[0], ""
 
 
+def _is_own(table: Any, dataset: SeriesDataset, split: Split, source: StoredForecaster) -> bool:
+    """Returns whether a source was trained and calibrated on a table."""
+    about = None if source.compression is None else source.compression.about
+    if about is not None and about.get("data") != source_text(table):
+        return False
+    own, other = source.scaler, fitted_scaler(source.config, dataset, split)
+    return np.array_equal(own.mean, other.mean) and np.array_equal(own.std, other.std)
+
+
 def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
     record = read_manifest(job.run).files["model.safetensors"]
     return Compression(
@@ -163,12 +174,13 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
             dataset = prepare(table, source.config, like=source.schema.timeline)
             inputs = apply_schema(dataset, source.schema, source.scaler, source.static_scale)
             split = split_table(dataset.table, dataset.frequency, source.config.split)
-            sizes = source.network.config
-            valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-            result = dataclasses.replace(
-                result, calibration=calibrate(result.network, inputs, valid)
-            )
-            measuring.begin(split, inputs, source_text(table))
+            is_own = _is_own(table, dataset, split, source)
+            if measuring.begin(split, inputs, source_text(table), is_own=is_own, is_trained=False):
+                sizes = source.network.config
+                valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+                result = dataclasses.replace(
+                    result, calibration=calibrate(result.network, inputs, valid)
+                )
         report, files = measuring.report(result, job.out, None)
         if not report.is_published:
             raise quality_error(report, is_trained=False)
@@ -183,7 +195,7 @@ class _Training:
 
     def __init__(self, job: Job, source: StoredForecaster, table: Any) -> None:
         config = _resumed(job)
-        self._job, self._config, self._table = job, config, table
+        self._job, self._config, self._source, self._table = job, config, source, table
         self._before = None if source.compression is None else source.compression.about
         self._report: CompressReport | None = None
         self._base = _start_of(job, config, source, _about(job, config, source, table))
@@ -213,7 +225,10 @@ class _Training:
     def _make_task(self, *args: Any) -> CompressedForecastTask:
         *_, inputs, _, _, _, closing = args
         name = source_text(self._table)
-        self._measuring.begin(closing.split, inputs, name, closing.budget_s)
+        self._measuring.begin(
+            closing.split, inputs, name, is_trained=True, budget_s=closing.budget_s,
+            is_own=_is_own(self._table, closing.dataset, closing.split, self._source),
+        )  # fmt: skip
         return CompressedForecastTask(
             *args,
             teacher=None if self._teacher is None else copy.deepcopy(self._teacher.network),

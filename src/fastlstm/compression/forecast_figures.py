@@ -26,7 +26,7 @@ from fastlstm.ops.explain import explain
 
 BATCHES = (1, 256)
 """Windows at once in a measurement of speed: one, and what `forecast` and `serve` run at most."""
-PARTS = ("valid", "test")
+PARTS = {"valid": "validation", "test": "test"}
 _BLOCK, _NUM_BLOCKS, _MIN_BLOCKS = 64, 32, 8
 """Windows of a block, which follow each other in time; blocks of a part."""
 _COMPARED = 256
