@@ -19,6 +19,7 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.compression import forecast, forecast_figures, forecast_measuring
 from fastlstm.compression.pruning import prunable, zero_counts
+from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -224,7 +225,7 @@ def test_where_one_part_has_windows_the_intervals_stay(
     assert torch.equal(before, after)
     if part == "test":
         pq.write_table(louder(18), other)
-        with pytest.raises(DataError, match="valid part: .* give more rows"):
+        with pytest.raises(DataError, match=r"valid part: .* give more rows"):
             compress(run, tmp_path / "none", to="int8", data=other)
         return
     report = compress(run, tmp_path / "trained", prune=0.5, data=other, **TRAIN)
@@ -494,20 +495,41 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         split = split_table(dataset.table, dataset.frequency, stored.config.split)
         sizes = stored.network.config
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
-        rows = np.array_split(index.rows(), 3)
+        rows = np.array_split(index.rows(), 10)
         errors = forecast_figures.block_errors(stored, inputs, rows)
         expected = model.backtest(frame=folder / f"{kind}.parquet", scaled=True)["forecaster"]
         for name, value in errors.means_of_all().items():
             assert value == pytest.approx(expected[name], rel=1e-5), name
         assert errors.num_values.sum() == expected["num_values"]
         assert "crps" in errors.means or kind == "everything"
-        change = forecast_figures.change_of(errors, errors, "mae", "table")
+        change = forecast_figures.change_of(errors, errors, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == (0, 0, 0)
         shifted = dataclasses.replace(
             errors, means={**errors.means, "mae": errors.means["mae"] + 1}
         )
-        change = forecast_figures.change_of(errors, shifted, "mae", "table")
+        change = forecast_figures.change_of(errors, shifted, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
+
+
+def test_intervals_are_of_neighbouring_blocks_as_long_as_a_horizon() -> None:
+    firsts = np.concatenate([np.arange(32) * 50, 100_000 + np.arange(32) * 50])  # two series
+    walk = np.random.default_rng(0).normal(size=64).cumsum()
+    order = np.argsort(np.arange(64) * 0.618 % 1)  # as `blocks_of` lists them
+    counts = np.arange(64, 128.0)
+
+    def errors(mae: Any) -> forecast_figures.BlockErrors:
+        return forecast_figures.BlockErrors(
+            firsts[order], np.full(64, 64), counts[order], {"mae": mae[order]}
+        )
+
+    before, after = errors(np.zeros(64)), errors(walk)
+    for horizon, together in ((1, 1), (50, 1), (51, 2), (300, 6)):
+        change = forecast_figures.change_of(before, after, "mae", "table", horizon)
+        expected = bootstrap_interval(walk * counts, counts, together)
+        assert (change.low, change.high) == pytest.approx(expected)
+    change = forecast_figures.change_of(before, after, "mae", "table", 330)  # 9 times 7 of them
+    assert (change.low, change.high) == (None, None)
+    assert change.difference == pytest.approx(walk @ counts / counts.sum())
 
 
 def test_the_command_line_says_what_computes(

@@ -148,8 +148,10 @@ class Measuring:
                 for part, errors in self._before.items()
             }
             scored_on = f"the {PARTS[self._scored]} part of {self._table}"
-            change = change_of(before[self._scored], after[self._scored], measure, scored_on)
-            qualities = [errors[self._scored].mean(measure) for errors in (before, after)]
+            horizon = source.network.config.horizon
+            errors_of = before[self._scored], after[self._scored]
+            change = change_of(*errors_of, measure, scored_on, horizon)
+            qualities = [errors.mean(measure) for errors in errors_of]
             sides = [
                 dataclasses.replace(side, quality=quality)
                 for side, quality in zip(sides, qualities, strict=True)

@@ -48,15 +48,16 @@ class Change:
 
     Attributes:
         difference: in the measure's unit.
-        low: lower end of the 95 % bootstrap interval of the difference.
-        high: its upper end.
+        low: lower end of the 95 % bootstrap interval of the difference; None where there are too
+            few blocks of data for one.
+        high: its upper end, or None.
         num_scored: tokens or windows.
         scored_on: name of the text or table.
     """
 
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     num_scored: int
     scored_on: str
 
