@@ -406,6 +406,21 @@ def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_p
     assert report.methods == [f"distilled from {source(folder)}, {sizes}"]
 
 
+def test_learning_rates_of_a_chain_are_shares_of_the_first(folder: Path, tmp_path: Path) -> None:
+    run = source(folder)  # trained at 0.01
+    options: dict[str, Any] = {**TRAIN, "steps": 2}
+    compress(run, tmp_path / "once", to="int8", **options)
+    compress(tmp_path / "once", tmp_path / "rounded", to="fp16")
+    compress(tmp_path / "rounded", tmp_path / "twice", to="int8", **options)
+    for name in ("once", "twice"):
+        stored = read_forecaster(tmp_path / name)
+        assert stored.config.learning_rate == 0.005, name
+        assert stored.compression is not None
+        assert stored.compression.about["source"]["learning_rate"] == 0.01
+    config = tmp_path / "rounded" / "config.json"
+    assert json.loads(config.read_bytes())["compression"]["source"]["learning_rate"] == 0.01
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -28,6 +28,7 @@ from fastlstm.compression.report import (
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
+from fastlstm.compression.text_result import peak_rate
 from fastlstm.compression.units import without_units
 from fastlstm.errors import (
     ConfigError,
@@ -58,7 +59,8 @@ from fastlstm.training.trainer import Trainer
 
 _BUDGET = "5m"
 _RATE = 0.5
-"""Of RUN's peak learning rate, for training that continues from its weights."""
+"""Of the peak learning rate of the run that a chain of compressions began with, for training that
+continues from its weights."""
 _ENDS = ("steps", "epochs", "budget")
 _OPEN = (*_ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
 """Options of training that are never the source's."""
@@ -124,6 +126,8 @@ def _is_own(table: Any, dataset: SeriesDataset, split: Split, source: StoredFore
 
 def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
     record = read_manifest(job.run).files["model.safetensors"]
+    before = {} if source.compression is None else source.compression.about
+    train = {"learning_rate": source.config.learning_rate}
     return Compression(
         {
             "weights": config.to,
@@ -134,6 +138,7 @@ def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: An
                 "path": str(job.run),
                 "model_sha256": record.sha256,
                 "model_bytes": record.size,
+                "learning_rate": peak_rate({"compression": before, "train": train}),
                 "model": dataclasses.asdict(source.network.config),
             },
             "data": None if table is None else source_text(table),
@@ -318,7 +323,8 @@ def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> Foreca
     if "precision" not in job.given:
         del values["precision"]  # of a forecaster it is not chosen by measuring
     if config.learning_rate is None:
-        assert base.config.learning_rate is not None
-        peak = _RATE * base.config.learning_rate
-        values["learning_rate"] = None if config.is_new_student else peak
+        assert base.compression is not None
+        peak = base.compression.about["source"]["learning_rate"]
+        is_open = config.is_new_student or peak is None
+        values["learning_rate"] = None if is_open else _RATE * peak
     return dataclasses.replace(base.given, **values)
