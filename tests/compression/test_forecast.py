@@ -33,6 +33,7 @@ from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.window_forecaster import load_window_forecaster
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.training.checkpoint import find_checkpoint
@@ -562,6 +563,8 @@ def test_the_command_line_says_what_computes(
     assert main(["info", str(out)]) == 0
     shown = capsys.readouterr().out
     assert f"from {run}" in shown
+    size = short_bytes((out / "model.safetensors").stat().st_size)
+    assert f"weights in int8, {size} on disk" in shown
     assert note in shown
     assert main(["forecast", str(run), table]) == 0
     assert "note" not in capsys.readouterr().err
