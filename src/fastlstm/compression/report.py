@@ -177,25 +177,31 @@ class CompressReport:
 
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
-    assert report.loss is not None
-    measure = "bits/char" if report.kind == "text" else f"of the {report.measure}"
+    loss, limit, change = report.loss, report.max_loss, report.change
+    before, after = report.source.quality, report.result.quality
+    assert loss is not None
+    assert limit is not None
+    assert change is not None
+    if report.kind == "text":
+        grew, most = f"bits/char grew by {loss:.4f}", ""
+    else:
+        grew, most = f"the {report.measure} grew by {100 * loss:.4g} %", f" ({100 * limit:g} %)"
     parts: list[Any] = [
-        f"the loss is {report.loss:.4f} {measure}, more than ",
-        Setting("max_loss", report.max_loss), f"; nothing is published in '{report.path}'",
+        f"{grew}, from {before:.4f} to {after:.4f} on {change.scored_on}, more than ",
+        Setting("max_loss", limit), f"{most}; nothing is published in '{report.path}'. ",
     ]  # fmt: skip
     if is_trained:
-        again = Message("the same call with resume=True", flags="the same command with --resume")
+        again = Message("The same call with resume=True", flags="The same command with --resume")
         parts += [
-            ". Its checkpoints stay: ",
-            again,
-            " and more ",
-            Setting("steps"),
-            " or ",
-            Setting("budget"),
-            " trains on, a larger ",
+            "Its checkpoints stay. ", again, " and more ", Setting("steps"), " or ",
+            Setting("budget"), " trains on; with a larger ", Setting("max_loss"),
+            " it publishes the model",
+        ]  # fmt: skip
+    else:
+        parts += [
+            "Give a ", Setting("budget"), " to train the model, which loses less, or a larger ",
             Setting("max_loss"),
-            " publishes it",
-        ]
+        ]  # fmt: skip
     error = QualityError(*parts)
     error.report = report.to_dict()
     return error
