@@ -180,9 +180,10 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
             inputs = apply_schema(dataset, source.schema, source.scaler, source.static_scale)
             split = split_table(dataset.table, dataset.frequency, source.config.split)
             is_own = _is_own(table, dataset, split, source)
-            if measuring.begin(split, inputs, source_text(table), is_own=is_own, is_trained=False):
-                sizes = source.network.config
-                valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+            valid = measuring.begin(
+                split, inputs, source_text(table), is_own=is_own, is_trained=False
+            )
+            if valid is not None:
                 result = dataclasses.replace(
                     result, calibration=calibrate(result.network, inputs, valid)
                 )

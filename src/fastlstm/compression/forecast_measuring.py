@@ -74,7 +74,7 @@ class Measuring:
         is_own: bool,
         is_trained: bool,
         budget_s: float | None = None,
-    ) -> bool:
+    ) -> WindowIndex | None:
         """Measures the errors of the source, on windows that favour neither side.
 
         The intervals of a result are calibrated on the validation part. Those of the source are so
@@ -91,7 +91,8 @@ class Measuring:
             budget_s: of the training, or None.
 
         Returns:
-            Whether a result that is only rounded is to be calibrated on the validation part.
+            The validation windows that a result that is only rounded is to be calibrated on, or
+            None.
 
         Raises:
             DataError: the table is too short for a window.
@@ -102,14 +103,14 @@ class Measuring:
         blocks = {
             part: found for part in PARTS if (found := blocks_of(split, inputs, self._source, part))
         }
-        has_both = len(blocks) == len(PARTS)
-        calibrates = is_own or is_trained or has_both
-        if calibrates or not blocks:
+        valid, has_both = None, len(blocks) == len(PARTS)
+        if is_own or is_trained or has_both or not blocks:
             sizes = self._source.network.config
             valid = split.windows(inputs.table, "valid", sizes.input_size, sizes.horizon)
         if not is_own:
+            calibrates = valid is not None
             self.notes += _notes_on_intervals(self._source, table, calibrates, list(blocks))
-            if calibrates:
+            if valid is not None:
                 calibration = _calibrated(self._source, inputs, valid, limit_s)
                 self._source = dataclasses.replace(self._source, calibration=calibration)
             if has_both:
@@ -124,7 +125,7 @@ class Measuring:
             self.why_not = f"the {PARTS[self._scored]} part of {table} has no value of the targets"
         self._limit_s = limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
-        return calibrates
+        return valid
 
     def report(
         self, result: StoredForecaster, out: Path, training: TrainingFigures | None
@@ -211,22 +212,25 @@ def _notes_on_intervals(
     source: StoredForecaster, table: str, calibrates: bool, parts: list[str]
 ) -> list[str]:
     """Returns how the intervals are calibrated for a table that is not the source's own."""
+    notes: list[str] = []
     if not source.network.output.is_calibrated:
-        return []
+        return notes
     if len(parts) == len(PARTS):
-        return [
+        notes.append(
             f"the intervals of source and result are calibrated on the validation part of {table}"
             " and scored on its test part"
-        ]
-    if calibrates:
-        return [
+        )
+    elif calibrates:
+        notes.append(
             f"{table} has no test part: the intervals of source and result are calibrated and"
             " scored on its validation part, where they look better than on later rows"
-        ]
-    return [
-        "the intervals are those of the source, not calibrated anew: they are scored on the"
-        f" {PARTS[parts[0]]} part of {table}, the only one with windows"
-    ]
+        )
+    else:
+        notes.append(
+            "the intervals are those of the source, not calibrated anew: they are scored on the"
+            f" {PARTS[parts[0]]} part of {table}, the only one with windows"
+        )
+    return notes
 
 
 def _notes(result: StoredForecaster) -> list[str]:
