@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from pyarrow import parquet as pq
@@ -32,12 +33,14 @@ from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.window_forecaster import load_window_forecaster
+from fastlstm.forecast.window_forecaster import WindowForecaster, load_window_forecaster
 from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.training.checkpoint import find_checkpoint
-from forecast_server import everything, waves
+from forecast_server import everything, output, waves
+from forecast_server import tensor as tensor_of
+from running_server import SETTINGS, Running
 
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 32, "steps": 10, "dropout": 0.1,
@@ -260,6 +263,61 @@ def ahead(path: Path) -> pa.Table:
         times = pa.array(last["ds"].to_numpy() + np.timedelta64(6, "h"))
         parts.append(last.set_column(last.column_names.index("ds"), "ds", times))
     return pa.concat_tables(parts).select(["unique_id", "ds", "price", "kind"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rounded_forecaster_of_every_kind_forecasts_evaluates_and_serves(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    out, path = tmp_path / "small", folder / f"{kind}.parquet"
+    compress(source(folder, kind), out, to="int8")
+    future = ahead(path) if KINDS[kind].get("future") else None
+    model = Forecaster.load(out)
+    forecasts = model.predict(str(path), future), model.predict_quantiles(str(path), [0.5], future)
+    table = pq.read_table(path).slice(120, 120)  # the second of three series
+    server = Running(load_window_forecaster(out), SETTINGS)
+    try:
+        answer = server.client.post(
+            "/v2/models/small/infer",
+            json={
+                "inputs": inputs_of(load_window_forecaster(out), table, future),
+                "parameters": {"quantiles": [0.5]},
+            },
+        )
+    finally:
+        server.end()
+    for name, column, whole in zip(
+        ("forecast", "quantiles"), ("y", "y-q0.5"), forecasts, strict=True
+    ):
+        own, served = whole.slice(6, 6), output(answer, name).ravel()
+        assert own["unique_id"].to_pylist() == [table["unique_id"][0].as_py()] * 6
+        assert np.isfinite(served).all()
+        np.testing.assert_allclose(served, own[column].to_numpy(), rtol=1e-4, atol=1e-4)
+    assert main(["evaluate", str(out), str(path), "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert np.isfinite(scores["scores"]["forecaster"]["mae"])
+
+
+def inputs_of(
+    model: WindowForecaster, table: pa.Table, future: pa.Table | None
+) -> list[dict[str, Any]]:
+    """Returns the tensors of a request for the steps after one series."""
+    names = table["unique_id"][0].as_py()
+    tables = {"past": table.slice(len(table) - 24), "future": table, "static": table.slice(0, 1)}
+    if future is not None:
+        tables["future"] = future.filter(pc.field("unique_id") == names)
+    tensors = []
+    for group, rows in tables.items():
+        columns = getattr(model, group)
+        for suffix, kind, wanted in (
+            ("", "FP32", columns.numbers), ("_names", "BYTES", columns.categorical)
+        ):  # fmt: skip
+            values = [[rows[name][k].as_py() for name in wanted] for k in range(len(rows))]
+            array = np.array(values, dtype=object if suffix else np.float32)
+            if wanted:
+                shaped = array if group == "static" else array[None]
+                tensors.append(tensor_of(f"{group}{suffix}", shaped, kind))
+    return tensors
 
 
 def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
