@@ -551,6 +551,30 @@ def test_a_quantized_run_is_compressed_from_its_rounded_weights(
     assert report.change.scored_on == f"the validation part of {folder / 'point.parquet'}"
 
 
+def test_a_quantized_run_is_a_teacher(folder: Path, tmp_path: Path) -> None:
+    compress(source(folder), tmp_path / "int8", to="int8")
+    options: dict[str, Any] = {**TRAIN, "hidden_size": 16, "to": "int4"}
+    report = compress(tmp_path / "int8", tmp_path / "student", **options)
+    assert report.notes[0] == (
+        f"{tmp_path / 'int8'} is stored as int8: its rounded weights are the teacher's"
+    )
+    assert report.training.teacher_s > 0
+    stored = read_forecaster(tmp_path / "student")
+    assert stored.network.config.hidden_size == 16
+    assert stored.compression is not None
+    assert stored.compression.weights == "int4"
+    # its sizes are RUN's, its teacher is another
+    report = compress(
+        tmp_path / "int8", tmp_path / "other", distil=str(source(folder)), **options
+    )  # fmt: skip
+    assert not any("its rounded weights" in note for note in report.notes)
+    with pytest.raises(Stopped):
+        compress(tmp_path / "int8", tmp_path / "again", **options, stop=StopAt(9))
+    compress(tmp_path / "int8", tmp_path / "again", **options, resume=True)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("student", "again")]
+    assert files[0] == files[1]
+
+
 def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:
     compress(source(folder), tmp_path / "int8", to="int8")
     model = Forecaster.load(tmp_path / "int8")

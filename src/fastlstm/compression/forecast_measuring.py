@@ -59,11 +59,11 @@ class Measuring:
         self._before: dict[str, BlockErrors] = {}
         self._limit_s: float | None = None
         self.why_not, self.notes, self.seconds = "", list[str](), _SPEED_S
-        if source.compression is not None and source.compression.weights != "fp32":
-            self.notes.append(
-                f"{run} was stored as {source.compression.weights}: its rounded weights are the"
-                " start"
-            )
+        weights = "fp32" if source.compression is None else source.compression.weights
+        is_used = not config.is_new_student or config.distil is None
+        if weights != "fp32" and is_used:
+            role = "teacher's" if config.is_new_student else "start"
+            self.notes.append(f"{run} is stored as {weights}: its rounded weights are the {role}")
 
     def begin(
         self,
