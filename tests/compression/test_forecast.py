@@ -343,6 +343,27 @@ def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path
     assert blocks.stat().st_size < dense.stat().st_size
 
 
+def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_path: Path) -> None:
+    schedule = {"schedule": "polynomial:0.1,0.5,3,2"}
+    options: dict[str, Any] = {"prune": 0.75, "structured": "blocks", **schedule, **TRAIN}
+    first = compress(source(folder), tmp_path / "blocks", to="int8", **options)
+
+    def about(name: str) -> Any:
+        return json.loads((tmp_path / name / "config.json").read_bytes())["compression"]
+
+    for to in ("int8", "int4"):
+        report = compress(tmp_path / "blocks", tmp_path / to, to=to)
+        assert (about(to)["prune"], about(to)["structured"]) == (0.75, "blocks")
+        assert any("75 % of the weights are zero" in note for note in report.notes)
+    same = (tmp_path / name / "model.safetensors" for name in ("blocks", "int8"))
+    assert len({path.read_bytes() for path in same}) == 1
+    report = compress(tmp_path / "blocks", tmp_path / "trained", to="int8", **TRAIN)
+    assert report.result.file_bytes <= first.result.file_bytes
+    assert about("trained")["structured"] == "blocks"
+    compress(tmp_path / "blocks", tmp_path / "student", hidden_size=16, **TRAIN)
+    assert about("student")["structured"] is None
+
+
 def test_training_for_a_format_publishes_weights_of_it(folder: Path, tmp_path: Path) -> None:
     report = compress(source(folder), tmp_path / "small", to="int4", **TRAIN)
     assert report.training.steps == 10

@@ -128,11 +128,13 @@ def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: An
     record = read_manifest(job.run).files["model.safetensors"]
     before = {} if source.compression is None else source.compression.about
     train = {"learning_rate": source.config.learning_rate}
+    own = None if config.prune is None else config.structured
+    is_kept = own is None and not config.is_new_student  # zeros of the source stay
     return Compression(
         {
             "weights": config.to,
-            "prune": config.prune,
-            "structured": None if config.prune is None else config.structured,
+            "prune": before.get("prune") if is_kept else config.prune,
+            "structured": before.get("structured") if is_kept else own,
             "options": dataclasses.asdict(config),
             "source": {
                 "path": str(job.run),
