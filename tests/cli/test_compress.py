@@ -31,6 +31,17 @@ def test_rounding(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "contains a model without a checkpoint" in capsys.readouterr().err
 
 
+def test_a_table_is_read_as_a_text_with_a_warning(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, table = tmp_path / "small", tmp_path / "data.csv"
+    table.write_text("a,b\n" + "1,2\n" * 200)
+    command = ["compress", str(tiny_run), "--out", str(out), "--to", "int8", "--data", str(table)]
+    assert main(command) == 0
+    text = f"warning: {table} is a table; its characters are read as a text\n"
+    assert capsys.readouterr().err.count(text) == 1
+
+
 def test_json(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "small"
     assert main(["compress", str(tiny_run), "--out", str(out), "--to", "fp16", "--json"]) == 0
@@ -75,6 +86,7 @@ def test_a_result_too_bad_to_publish_is_not_offered(
     assert main(command) == 2
     shown = capsys.readouterr().out
     assert "fastlstm generate" not in shown
+    assert "next: the same command with --resume and a larger --max-loss, or more" in shown
     assert "not published: the loss is above the limit" in shown
 
 

@@ -179,7 +179,7 @@ def test_a_run_comes_before_the_data(
 def test_a_table_is_scored_as_a_text_aloud() -> None:
     """Scoring a large one takes long; that it is a table is said first."""
     with (
-        pytest.warns(UserWarning, match="data.csv is a table; its characters are scored"),
+        pytest.warns(UserWarning, match="data.csv is a table; its characters are read"),
         pytest.raises(FastLSTMError),  # the run of this test is not whole
     ):
         evaluate.run(["book", "data.csv"])

@@ -241,9 +241,12 @@ def test_half_of_the_units_leave_a_smaller_forecaster(
     folder: Path, tmp_path: Path, kind: str
 ) -> None:
     run, out = source(folder, kind), tmp_path / "small"
-    report = compress(run, out, prune=0.5, structured="units", **TRAIN)
+    report = compress(run, out, prune=0.4, structured="units", **TRAIN)
     assert report.training.steps == 10
+    assert report.methods == ["50 % of the hidden units pruned (32 -> 16)"], "of 0.4"
     small = read_forecaster(out)
+    assert small.compression is not None
+    assert small.compression.about["prune"] == 0.5
     assert (small.network.config.hidden_size, small.config.hidden_size) == (16, 16)
     assert report.result.num_parameters < 0.7 * report.source.num_parameters
     table = Forecaster.load(out).predict(
@@ -462,6 +465,21 @@ def test_what_lost_too_much_is_not_published(
         report = compress(run, out, **{**options, "max_loss": 0.06}, resume=True)
         assert report.is_published
         assert RunDirectory(out).has_published()
+
+
+def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: Path) -> None:
+    run, out = source(folder), tmp_path / "small"
+    options: dict[str, Any] = {**TRAIN, "steps": None, "budget": "5s", "hidden_size": 16}
+    events: list[dict[str, Any]] = []
+    options |= {"learning_rate": 1e-6, "observers": [events.append]}
+    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+        compress(run, out, **options, max_loss=0.0)
+    assert events[-1]["compression"]["is_published"] is False
+    assert events[-1]["has_model"] is False
+    steps = int(RunDirectory(out).checkpoints()[0].name.partition("-")[2])
+    report = compress(run, out, observers=(), resume=True, max_loss=900.0)
+    assert report.is_published
+    assert (report.training.steps, report.training.reason) == (steps, "budget 5s")
 
 
 def test_a_run_that_ends_before_its_pruning_publishes_nothing(folder: Path, tmp_path: Path) -> None:

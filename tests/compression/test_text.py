@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,21 @@ import safetensors.numpy
 
 import fastlstm
 from compression_source import text_of
+from fastlstm.compression import text_model
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text_model import TextModel
 from fastlstm.errors import (
     ConfigError,
+    CorruptFileError,
     DataError,
     FormatError,
+    NonFiniteError,
     QualityError,
     RunDirectoryError,
     Stopped,
     in_flags,
 )
+from fastlstm.report.progress import PlainOutput
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
 from fastlstm.text.config import COMPRESSED_VERSION
@@ -142,6 +147,40 @@ def forget_text(run: Path) -> None:
     directory.publish({"config.json": json.dumps(config).encode()})
 
 
+def test_a_damaged_result_has_no_checkpoint(compressed: Compress, tmp_path: Path) -> None:
+    compressed(to="int8")
+    (tmp_path / "out/model.safetensors").write_bytes(b"broken")
+    with pytest.raises(CorruptFileError) as caught:
+        load_stored_model(tmp_path / "out")
+    end = f". {tmp_path / 'out'} has no intact checkpoint to use instead"
+    assert str(caught.value).endswith(end)
+
+
+@pytest.mark.parametrize("to", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("options", "victim"),
+    [({"to": "int8"}, "source"), ({"steps": 1}, "source"), ({"distil": "", "steps": 1}, "teacher")],
+)
+def test_weights_that_are_not_finite_are_found_at_once(
+    to: str, options: dict[str, Any], victim: str, source: Path, tmp_path: Path
+) -> None:
+    paths = {"source": source, "teacher": tmp_path / "teacher"}
+    shutil.copytree(source, paths["teacher"])
+    if to == "fp16":
+        fastlstm.compress(source, out=tmp_path / "half", to=to, observers=())
+        paths[victim] = tmp_path / "half"
+    weights = safetensors.numpy.load_file(paths[victim] / "model.safetensors")
+    weights["layers.0.weight_hh_l0"][3, 5] = np.inf
+    RunDirectory(paths[victim]).publish({"model.safetensors": safetensors.numpy.save(weights)})
+    if "distil" in options:
+        options = {**options, "distil": str(paths["teacher"])}
+    with pytest.raises(NonFiniteError) as caught:
+        fastlstm.compress(paths["source"], out=tmp_path / "out", observers=(), **options)
+    text = f"{paths[victim]}: 'layers.0.weight_hh_l0' holds NaN or Inf; use an earlier checkpoint"
+    assert str(caught.value) == f"{text} or another run"
+    assert not list((tmp_path / "out").glob("[!.]*")), "nothing is begun"
+
+
 def test_a_loss_above_the_limit_leaves_nothing(compressed: Compress, tmp_path: Path) -> None:
     with pytest.raises(QualityError, match="; nothing is published in") as caught:
         compressed(to="int4", max_loss=0.0)
@@ -252,10 +291,12 @@ def test_blocks_are_stored_block_sparse(compressed: Compress, tmp_path: Path) ->
 
 
 def test_units_make_a_smaller_model(compressed: Compress, tmp_path: Path) -> None:
-    report = compressed(prune=0.5, structured="units", steps=3, distil=str(tmp_path / "source"))
+    report = compressed(prune=0.3, structured="units", steps=3, distil=str(tmp_path / "source"))
     assert load_config(tmp_path / "out").rnn_size == 16
     assert report.result.num_parameters < 0.6 * report.source.num_parameters
-    assert report.methods[0] == "50 % of the hidden units pruned"
+    assert report.methods[0] == "50 % of the hidden units pruned (32 -> 16)", "of 0.3"
+    about = compression_of(tmp_path / "out")
+    assert (about["prune"], about["options"]["prune"]) == (0.5, 0.3)
     assert report.training is not None
     assert report.training.teacher_s > 0
 
@@ -329,7 +370,44 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
     assert report.is_published
     assert report.training is not None
     assert report.training.steps == 2
-    assert (out / "model.safetensors").exists()
+    model = (out / "model.safetensors").read_bytes()
+    with pytest.raises(QualityError) as caught:
+        compressed(resume=True, steps=3, max_loss=0.0)
+    assert f"; '{out}' keeps the model that was published there before. Its" in str(caught.value)
+    assert "nothing is published" not in str(caught.value)
+    assert (out / "model.safetensors").read_bytes() == model
+
+
+def test_a_used_budget_is_published_with_a_larger_limit(
+    compressed: Compress, tmp_path: Path
+) -> None:
+    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+        compressed(rnn_size=8, budget="4s", learning_rate=1e-6, max_loss=0.0)
+    steps = int(RunDirectory(tmp_path / "out").checkpoints()[0].name.partition("-")[2])
+    events: list[dict[str, Any]] = []
+    report = compressed(resume=True, max_loss=9.0, budget="4s", observers=[events.append])
+    assert report.is_published
+    assert report.training is not None
+    assert (report.training.steps, report.training.reason) == (steps, "budget 4s")
+    texts = [event["text"] for event in events if event["event"] == "message"]
+    text = "already complete: it has used its budget 4s; nothing is left to train, give a larger"
+    assert f"{text} budget" in texts
+
+
+def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
+    compressed: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reserve(Callback):
+        def on_begin(self, trainer: Any) -> None:
+            seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
+            self.tokens = (seconds[0] - seconds[1]) / 2
+
+    for limit in (64, text_model.MAX_SCORED):
+        monkeypatch.setattr(text_model, "MAX_SCORED", limit)
+        reserve = Reserve()
+        report = compressed(f"out{limit}", to="fp16", steps=1, callbacks=[reserve])
+        assert report.change is not None
+        assert report.change.num_scored <= reserve.tokens <= report.change.num_scored + 64
 
 
 # continuing --------------------------------------------------------------------------------------
@@ -371,6 +449,22 @@ def test_a_resumed_compression_ends_the_same(
     for name in ("model", "best", "optimizer", "carried"):
         files = [tmp_path / run / f"checkpoint-8/{name}.safetensors" for run in ("whole", "out")]
         assert files[0].read_bytes() == files[1].read_bytes(), name
+
+
+def test_what_to_type_after_a_stop(
+    compressed: Compress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = StopAfter(3)
+    with pytest.raises(Stopped), PlainOutput(sys.stdout) as output:
+        compressed(to="int8", steps=6, eval_every=1, log_every=1, stop=stop,
+                   observers=[stop.observe, output])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "best so far" in shown
+    assert "next: the same command with --resume\n" in shown
+    assert "next: fastlstm" not in shown, "no model is published yet"
+    with PlainOutput(sys.stdout) as output:
+        compressed(resume=True, observers=[output])
+    assert "next: fastlstm generate" in capsys.readouterr().out
 
 
 def test_what_a_resumed_compression_refuses(

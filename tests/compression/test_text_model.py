@@ -17,6 +17,7 @@ from fastlstm.compression.text_model import (
     compare_quality,
     compare_speed,
     encode_model,
+    max_scored,
     missing_features,
 )
 from fastlstm.errors import DataError
@@ -93,7 +94,7 @@ def test_cells_that_only_torch_has() -> None:
     model = in_format(weights_of(config), "int8", config)
     with pytest.warns(UserWarning, match="text is written on torch"):
         assert model.decoder.isa == "torch"
-    assert model.max_scored == text_model.MAX_SCORED // 50
+    assert max_scored(config) == text_model.MAX_SCORED // 50
     change = compare_quality(model, model, TOKENIZER, IDS[:200], "a text")[1]
     assert change.difference == 0.0
     assert missing_features(model) == [

@@ -38,7 +38,7 @@ def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> 
         config=CONFIG, model=model or build(8, 1), loader=TextLoader(open_batches(CONFIG, IDS)),
         valid_ids=IDS[:300], tokenizer=TOKENIZER, device=torch.device("cpu"), model_files={},
         publish_weights=lambda weights: None, report_s=1.5, final_test=None,
-        teaching=teaching, conclude=lambda trainer: {"concluded": True},
+        teaching=teaching, conclude=lambda trainer: {"concluded": True}, num_scored=200,
     )  # fmt: skip
 
 
@@ -131,4 +131,4 @@ def test_the_teacher_is_not_trained_and_drops_nothing() -> None:
 
 
 def test_measuring_is_kept_of_a_budget() -> None:
-    assert make_task(None).finish_s(0.01) == pytest.approx(1.5 + MEASURING_S + 2 * 0.01 * 300)
+    assert make_task(None).finish_s(0.01) == pytest.approx(1.5 + MEASURING_S + 2 * 0.01 * 200)

@@ -46,6 +46,12 @@ def test_rows() -> None:
     ]
 
 
+def test_a_difference_that_is_rounded_to_zero_has_no_minus() -> None:
+    change = {**FACTS["change"], "difference": -1e-6, "low": -0.00004, "high": -0.0}
+    text = dict(compression_rows({**FACTS, "change": change}))["bits/char"]
+    assert "(+0.0000, 95 % interval +0.0000 to +0.0000)" in text
+
+
 def test_rows_of_what_was_not_measured() -> None:
     report = dataclasses.replace(
         REPORT, change=None, not_measured="no text", outputs=None, training=None, lacks=[],

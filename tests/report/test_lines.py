@@ -127,6 +127,14 @@ def test_what_to_type_next() -> None:
     assert lines.next_commands(stopped, START) == [
         "the same command with --resume", "tensorboard --logdir 'a b'"
     ]  # fmt: skip
+    assert lines.next_commands({**stopped, "best_step": 5, "has_model": False}, START)[1:] == [
+        "tensorboard --logdir 'a b'"
+    ]
+    worse = {**END, "compression": {"is_published": False}, "has_model": False}
+    again = "the same command with --resume and a larger --max-loss, or more --steps or --budget"
+    assert lines.next_commands(worse, START) == [again]
+    earlier = lines.next_commands({**worse, "has_model": True}, START)
+    assert earlier == [again, *commands], "an earlier result is there"
     assert lines.next_commands(END, FORECAST_START)[0].startswith("fastlstm forecast")
 
 

@@ -157,7 +157,7 @@ def test_the_offer_is_the_next_older_intact_finite_checkpoint(run):
     (paths[0] / "surprise").write_bytes(b"")
     assert run.intact_checkpoint(besides=paths[4]) == paths[5]
     (paths[5] / "model.safetensors").unlink()
-    text = f"model is damaged. {run.path} has no other intact checkpoint"
+    text = f"model is damaged. {run.path} has no intact checkpoint to use instead"
     assert str(run.with_offer(error, paths[4])) == text
 
 

@@ -360,7 +360,9 @@ def test_without_any_intact_checkpoint_the_text_says_so(run):
     (path / "config.json").write_bytes(b"")
     with pytest.raises(CorruptFileError) as caught:
         load_checkpoint(path)
-    assert "has no other intact checkpoint" in str(run.with_offer(caught.value, besides=path))
+    assert "has no intact checkpoint to use instead" in str(
+        run.with_offer(caught.value, besides=path)
+    )
     found, damage = find_checkpoint(run)
     assert found is None
     assert "No intact one is in" in str(damage[0])

@@ -133,6 +133,18 @@ def test_a_budget_that_is_used_is_no_end_to_reach_again(run: RunDirectory) -> No
     larger.require_steps(21, 5.0)
 
 
+def test_what_follows_training_is_done_again_after_a_used_budget(run: RunDirectory) -> None:
+    checkpoint, notes = ended(run, "budget 30s"), list[str]()
+    same = remaining(run, checkpoint, budget(30.0), notes, needs_steps=False)
+    same.require_steps(20, 5.0)
+    assert same.progress(20, 0.0) == 1.0, "no further step, however little time was counted"
+    text = "already complete: it has used its budget 30s; nothing is left to train, give a larger"
+    assert [in_flags(note) for note in notes] == [f"{text} --budget"]
+    larger = remaining(run, checkpoint, budget(40.0), notes, needs_steps=False)
+    larger.require_steps(20, 5.0)
+    assert larger.progress(20, 30.0) == 0.75
+
+
 @pytest.mark.parametrize("reason", ["stopped by SIGTERM", "no gain in 3 evaluations"])
 def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
     run: RunDirectory, reason: str

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
-from fastlstm.cli.inputs import refuse_runs, require_run, require_tables
+from fastlstm.cli.inputs import refuse_runs, require_run, require_tables, warn_of_table
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import given_options
 from fastlstm.cli.output import print_json, print_result
@@ -82,8 +82,11 @@ def run(argv: list[str]) -> int:
     given = given_options(parsed, _ALL)
     config = built(CompressConfig, given, "command line")
     require_run(path)
-    if data is not None:
-        (refuse_runs if command is COMMAND else require_tables)([data])
+    if data is not None and command is COMMAND:
+        refuse_runs([data])
+        warn_of_table(data)
+    elif data is not None:
+        require_tables([data])
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag

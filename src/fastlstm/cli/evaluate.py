@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
@@ -14,6 +13,7 @@ from fastlstm.cli.inputs import (
     refuse_runs,
     refuse_swapped,
     require_run,
+    warn_of_table,
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, json_option
@@ -22,7 +22,6 @@ from fastlstm.cli.parser import Parsed, parse
 from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
 from fastlstm.text.config import PARTS
-from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
     require_run(path, "text")
     refuse_runs([text])
     open_source(text)  # a misspelt name is an error before torch is loaded
-    if kind_of_source(text) in ("csv", "binary table", "mixed"):
-        warnings.warn(f"{text} is a table; its characters are scored as a text", stacklevel=2)
+    warn_of_table(text)
     lm = open_model(path)
     if lm.stored_format != "fp32":
         say(f"note: weights are stored as {lm.stored_format}; texts are scored with them in fp32")

@@ -147,7 +147,7 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
     stored = f"weights in {about['weights']}"
     if about["prune"] is not None:
         what = {"none": "weights", "blocks": "blocks", "units": "hidden units"}[about["structured"]]
-        stored = f"{100 * about['prune']:g} % of the {what} pruned, {stored}"
+        stored = f"{100 * about['prune']:.4g} % of the {what} pruned, {stored}"
     if (file := path / "model.safetensors").is_file():
         stored += f", {short_bytes(file.stat().st_size)} on disk"
     return [("compressed", f"from {about['source']['path']:.200}"), ("", stored)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,12 @@ def refuse_swapped(verb: str, path: str, sources: Sequence[str]) -> None:
     runs = [name for name in sources if os.path.isdir(name) and kind_of_run(name) is not None]
     if runs and os.path.isfile(path):
         raise UsageError(f"{path} is a file; the run comes first: fastlstm {verb} {runs[0]} {path}")
+
+
+def warn_of_table(source: str) -> None:
+    """Warns where a source of a verb for texts is a table."""
+    if kind_of_source(source) in ("csv", "binary table", "mixed"):
+        warnings.warn(f"{source} is a table; its characters are read as a text", stacklevel=3)
 
 
 def require_tables(sources: Sequence[str]) -> None:

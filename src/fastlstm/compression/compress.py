@@ -67,7 +67,7 @@ def compress(
 
     Raises:
         UsageError: something given cannot be done as asked.
-        QualityError: the result is worse than `max_loss` allows; nothing is published.
+        QualityError: the result is worse than `max_loss` allows; it is not published.
         Stopped: SIGTERM or Ctrl-C; the state is saved.
         NonFiniteError: NaN or Inf that training could not recover from.
         BudgetError: the budget was over before the first step.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.forecast_figures import speed_of
 from fastlstm.compression.forecast_measuring import Measuring
-from fastlstm.compression.forecast_task import CompressedForecastTask
+from fastlstm.compression.forecast_task import Approval, CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
@@ -29,7 +28,7 @@ from fastlstm.compression.report import (
 )
 from fastlstm.compression.teacher_time import TeacherTime
 from fastlstm.compression.text_result import peak_rate
-from fastlstm.compression.units import without_units
+from fastlstm.compression.units import removed_share, without_units
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -75,6 +74,7 @@ def compress_forecaster(job: Job) -> CompressReport:
                 Setting(name), " is about tokens and hidden states, a forecaster learns forecasts;"
                 " leave it out"
             )  # fmt: skip
+    job.config.require_teacher()
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
@@ -125,15 +125,17 @@ def _is_own(table: Any, dataset: SeriesDataset, split: Split, source: StoredFore
 
 
 def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
-    record = read_manifest(job.run).files["model.safetensors"]
+    record, share = read_manifest(job.run).files["model.safetensors"], config.prune
     before = {} if source.compression is None else source.compression.about
     train = {"learning_rate": source.config.learning_rate}
-    own = None if config.prune is None else config.structured
+    if share is not None and config.structured == "units":
+        share = removed_share(source.network.config.hidden_size, share)
+    own = None if share is None else config.structured
     is_kept = own is None and not config.is_new_student  # zeros of the source stay
     return Compression(
         {
             "weights": config.to,
-            "prune": before.get("prune") if is_kept else config.prune,
+            "prune": before.get("prune") if is_kept else share,
             "structured": before.get("structured") if is_kept else own,
             "options": dataclasses.asdict(config),
             "source": {
@@ -222,7 +224,8 @@ class _Training:
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],
             observers=job.observers, callbacks=[*callbacks, *job.callbacks],
-            stop=job.stop, start=self._base, make_task=self._make_task, began=job.started,
+            stop=job.stop, start=self._base, make_task=self._make_task, needs_steps=False,
+            began=job.started,
         )  # fmt: skip
         if self._report is None:
             raise unfinished_error()
@@ -246,20 +249,19 @@ class _Training:
             measuring_s=self._measuring.seconds,
         )
 
-    def _approve(
-        self, stored: StoredForecaster, trainer: Trainer, teacher_s: float
-    ) -> Mapping[str, bytes] | None:
-        """Measures the result; returns the report as a file, None where it may not be published."""
+    def _approve(self, stored: StoredForecaster, trainer: Trainer, teacher_s: float) -> Approval:
+        """Measures the result; returns the report, as a file too if it may be published."""
         progress = trainer.progress
         if progress.best_step < 0:
-            return None
+            return {}, None
         training = TrainingFigures(
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
             reason=trainer.reason,
         )  # fmt: skip
         with progress.counted("measuring"):
             self._report, files = self._measuring.report(stored, self._job.out, training)
-        return {REPORT_FILE: files[REPORT_FILE]} if self._report.is_published else None
+        about = {"compression": self._report.to_dict()}
+        return about, {REPORT_FILE: files[REPORT_FILE]} if self._report.is_published else None
 
 
 def _resumed(job: Job) -> CompressConfig:

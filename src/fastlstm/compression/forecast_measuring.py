@@ -20,7 +20,12 @@ from fastlstm.compression.forecast_figures import (
     speeds,
 )
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.report import REPORT_FILE, CompressReport, TrainingFigures
+from fastlstm.compression.report import (
+    REPORT_FILE,
+    CompressReport,
+    TrainingFigures,
+    pruning_method,
+)
 from fastlstm.errors import counted
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.closing import MIN_CALIBRATED
@@ -183,8 +188,8 @@ def methods_of(
     """Returns what was done, in order."""
     methods, sizes = [], (source.network.config, result.network.config)
     if config.prune is not None:
-        kind = {"none": "weights", "blocks": "blocks of weights", "units": "hidden units"}
-        methods.append(f"{100 * config.prune:g} % of the {kind[config.structured]} pruned")
+        units = sizes[0].hidden_size, sizes[1].hidden_size
+        methods.append(pruning_method(config.prune, config.structured, units))
     if config.distils:
         shapes = [f"{s.num_layers} x {s.hidden_size}" for s in sizes]
         new = f", {shapes[1]} hidden units instead of {shapes[0]}" if config.is_new_student else ""

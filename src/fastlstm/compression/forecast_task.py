@@ -26,6 +26,8 @@ from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.trainer import Trainer
 
+Approval = tuple[Event, Mapping[str, bytes] | None]
+
 _NUM_SAMPLES = 4
 _TEACHER = "teacher."
 
@@ -39,7 +41,8 @@ class CompressedForecastTask(ForecastTask):
         alpha: share of the teacher in the loss.
         finished: returns what is published, of the forecaster with the best weights.
         approve: called with what is finished, the trainer and the seconds spent in the teacher;
-            returns further files to publish, or None where nothing is published.
+            returns what the `end` event holds of it, and further files to publish, None where
+            nothing is published.
         measuring_s: kept of a budget for `approve`.
 
     Attributes:
@@ -54,7 +57,7 @@ class CompressedForecastTask(ForecastTask):
         teacher: ForecastNetwork | None,
         alpha: float,
         finished: Callable[[StoredForecaster], StoredForecaster],
-        approve: Callable[[StoredForecaster, Trainer, float], Mapping[str, bytes] | None],
+        approve: Callable[[StoredForecaster, Trainer, float], Approval],
         measuring_s: float,
     ) -> None:
         super().__init__(*args)
@@ -122,8 +125,15 @@ class CompressedForecastTask(ForecastTask):
         self.model.cpu()
         closing = self._closing
         closing.stored = self._finished(closing.stored)
-        closing.approve = lambda stored: self._approve(stored, trainer, self.teacher_s)
-        return closing.finish(trainer)
+        about: Event = {}
+
+        def approve(stored: StoredForecaster) -> Mapping[str, bytes] | None:
+            event, files = self._approve(stored, trainer, self.teacher_s)
+            about.update(event)
+            return files
+
+        closing.approve = approve
+        return {**closing.finish(trainer), **about}
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:

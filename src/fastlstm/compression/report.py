@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.storage import encode_json
 
 REPORT_FILE = "compression.json"
@@ -175,6 +176,23 @@ class CompressReport:
         return dataclasses.asdict(self)
 
 
+def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:
+    """Returns what was pruned, in words.
+
+    Args:
+        share: that was asked for. Of hidden units the text has what was removed: a multiple of 16
+            stays.
+        structured: of what: none, blocks or units.
+        units: hidden units of a layer before and after.
+    """
+    if structured == "units":
+        before, after = units
+        removed = f"{100 * (1 - after / before):.4g} % of the hidden units pruned"
+        return f"{removed} ({before:,} -> {after:,})"
+    what = {"none": "weights", "blocks": "blocks of weights"}[structured]
+    return f"{100 * share:g} % of the {what} pruned"
+
+
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
     loss, limit, change = report.loss, report.max_loss, report.change
@@ -186,9 +204,12 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
         grew, most = f"bits/char grew by {loss:.4f}", ""
     else:
         grew, most = f"the {report.measure} grew by {100 * loss:.4g} %", f" ({100 * limit:g} %)"
+    has_earlier = RunDirectory(report.path).has_published()
     parts: list[Any] = [
         f"{grew}, from {before:.4f} to {after:.4f} on {change.scored_on}, more than ",
-        Setting("max_loss", limit), f"{most}; nothing is published in '{report.path}'. ",
+        Setting("max_loss", limit), f"{most}; ",
+        f"'{report.path}' keeps the model that was published there before. " if has_earlier
+        else f"nothing is published in '{report.path}'. ",
     ]  # fmt: skip
     if is_trained:
         again = Message("The same call with resume=True", flags="The same command with --resume")

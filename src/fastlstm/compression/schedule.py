@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, Setting
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -43,10 +43,10 @@ class PruningSchedule:
 
     final: float
     initial: float = 0.0
-    begin: float = 0.05
-    end: float = 0.6
+    begin: float = 0.02
+    end: float = 0.4
     power: float = 3.0
-    every: int = 20
+    every: int = 10
 
     def __post_init__(self) -> None:
         if type(self.begin) is not type(self.end):
@@ -73,6 +73,27 @@ class PruningSchedule:
         """Returns it in steps where the number of steps of the run is known."""
         begin, end = (in_steps(at, total_steps) for at in (self.begin, self.end))
         return dataclasses.replace(self, begin=begin, end=end)
+
+    def require_end(self, total_steps: int | None) -> None:
+        """Refuses a schedule that is not over when training is, so that no evaluation counts.
+
+        Args:
+            total_steps: of the run; None of one that ends by a budget.
+
+        Raises:
+            ConfigError: it ends after the last step, or at 100 % of a budget.
+        """
+        if total_steps is not None and in_steps(self.end, total_steps) > total_steps:
+            raise ConfigError(
+                Setting("schedule"), f" prunes until step {self.end:,}, and training ends after"
+                f" {total_steps:,} steps; only what is measured after END is published: give a"
+                " smaller END",
+            )  # fmt: skip
+        if total_steps is None and isinstance(self.end, float) and self.end >= 1.0:
+            raise ConfigError(
+                Setting("schedule"), " prunes until 100 % of a budget, after the last step; only"
+                " what is measured after END is published: give a smaller END",
+            )  # fmt: skip
 
     def sparsity(self, at: float) -> float:
         """Returns the sparsity at a number of steps done, or a share of the run."""

@@ -16,6 +16,7 @@ import torch
 
 from fastlstm.compression.report import Change, ModelFigures, OutputErrors
 from fastlstm.compression.statistics import bootstrap_interval
+from fastlstm.errors import NonFiniteError
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
@@ -109,11 +110,6 @@ class TextModel:
         weight_format = default_format(self.weight_format, self.config)
         return make_decoder(self.weights, self.config, weight_format)
 
-    @property
-    def max_scored(self) -> int:
-        """How many tokens its quality is measured on at most."""
-        return MAX_SCORED if native_refusal(self.config) is None else MAX_SCORED // 50
-
     def figures(self, speed: dict[int, float], quality: float | None) -> ModelFigures:
         """Returns what the report says of it."""
         values = self.floats.values()
@@ -127,9 +123,20 @@ class TextModel:
 
 
 def load_text_model(path: str | os.PathLike[str]) -> tuple[StoredModel, TextModel]:
-    """Loads the model of a run or checkpoint; raises what `load_stored_model` does."""
+    """Loads the model of a run or checkpoint; raises what `load_stored_model` does, NaN too."""
     stored = load_stored_model(path)
+    require_finite(stored.path, stored.weights)
     return stored, TextModel.of_run(stored, path)
+
+
+def require_finite(path: Path, weights: Weights) -> None:
+    """Raises NonFiniteError where a weight is NaN or Inf; `path` is that of its run."""
+    for name, weight in weights.items():
+        values = weight.scales if isinstance(weight, QuantizedMatrix) else weight
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{path}: '{name}' holds NaN or Inf; use an earlier checkpoint or another run"
+            )
 
 
 def encode_model(weights: Weights, weight_format: str) -> bytes:
@@ -166,6 +173,12 @@ def files_of(stored: StoredModel) -> dict[str, bytes]:
 # measuring ---------------------------------------------------------------------------------------
 
 
+def max_scored(*models: ModelConfig) -> int:
+    """Returns how many tokens the quality of models is measured on at most."""
+    is_native = all(native_refusal(model) is None for model in models)
+    return MAX_SCORED if is_native else MAX_SCORED // 50
+
+
 def compare_quality(
     source: TextModel, result: TextModel, tokenizer: Tokenizer, ids: NDArray[Any], scored_on: str
 ) -> tuple[tuple[float, float], Change, OutputErrors]:
@@ -178,7 +191,7 @@ def compare_quality(
         DataError: fewer than 2 tokens.
         NonFiniteError: weights are damaged.
     """
-    ids = ids[: min(source.max_scored, result.max_scored) + 1]
+    ids = ids[: max_scored(source.config, result.config) + 1]
     before, after = (score_tokens(model.decoder, ids) for model in (source, result))
     chars = tokenizer.token_chars[before.targets].astype(np.float64)
     bits = [scores.nats / math.log(2) for scores in (before, after)]

@@ -18,6 +18,7 @@ from fastlstm.compression.text_model import (
     compare_speed,
     missing_features,
 )
+from fastlstm.compression.units import removed_share
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.stored_model import MODEL_FILE, StoredModel
 from fastlstm.text.task import tokens_per_char
@@ -36,11 +37,14 @@ def compression_of(
     """Returns what config.json says of a compression; `stored` is config.json of the source."""
     before = stored.get("compression", {})
     own = None if config.prune is None else config.structured
+    share = config.prune
+    if share is not None and own == "units":
+        share = removed_share(source.config.rnn_size, share)
     is_kept = own is None and not config.is_new_student  # zeros of the source stay
     sizes = {n: getattr(source.config, n) for n in ("rnn_size", "num_layers", "embed_size")}
     return {
         "weights": config.to,
-        "prune": before.get("prune") if is_kept else config.prune,
+        "prune": before.get("prune") if is_kept else share,
         "structured": before.get("structured") if is_kept else own,
         "options": dataclasses.asdict(config),
         "source": {

@@ -14,11 +14,18 @@ from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, Compress
 from fastlstm.compression.report import (
     CompressReport,
     TrainingFigures,
+    pruning_method,
     quality_error,
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
-from fastlstm.compression.text_model import TextModel, compressed_files, encode_model
+from fastlstm.compression.text_model import (
+    TextModel,
+    compressed_files,
+    encode_model,
+    max_scored,
+    require_finite,
+)
 from fastlstm.compression.text_result import (
     compression_of,
     measured,
@@ -68,6 +75,7 @@ class CompressionSession(TextSession):
     """One start of a compression that trains."""
 
     unknown: UnknownPolicy = "count"
+    needs_steps = False  # with a larger max_loss there is only publishing left
 
     def __init__(self, run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> None:
         super().__init__(run, list(job.observers), job.stop, job.started)
@@ -123,7 +131,9 @@ class CompressionSession(TextSession):
         values |= {n: v for n, v in own.items() if v is not None or n in _OPEN}
         if config.is_new_student:
             values |= {n: None for n in ("learning_rate", "dropout") if own[n] is None}
-        elif own["learning_rate"] is None:
+        elif config.prune is not None and own["dropout"] is None:
+            values["dropout"] = 0.0  # zeros and the teacher are enough against overfitting
+        if own["learning_rate"] is None and not config.is_new_student:
             peak = peak_rate(self._stored.config)
             peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
             values["learning_rate"] = _rate_share(config) * peak
@@ -158,6 +168,8 @@ class CompressionSession(TextSession):
             return
         path = self._config.distil or self._job.run
         teacher = load_language_model(path)
+        named = teacher.model.named_parameters()
+        require_finite(teacher.path, {name: p.detach().numpy() for name, p in named})
         if teacher.tokenizer.fingerprint != self._stored.tokenizer.fingerprint:
             raise FormatError(
                 f"the teacher {path} has another tokenizer than {self._job.run}; their predictions"
@@ -211,7 +223,11 @@ class CompressionSession(TextSession):
         if self._teacher is not None:
             config = self._config
             teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
-        return CompressedTextTask(**parts, teaching=teaching, conclude=self._conclude)
+        models = self._source.config, parts["model"].config
+        num_scored = min(len(parts["valid_ids"]), max_scored(*models))
+        return CompressedTextTask(
+            **parts, teaching=teaching, conclude=self._conclude, num_scored=num_scored
+        )
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns None: source and result are compared on the validation text."""
@@ -245,18 +261,18 @@ class CompressionSession(TextSession):
         self.report = measured(
             self._config, self._stored, self._source, result,
             task.valid_ids, name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
-            self._methods(), notes, training,
+            self._methods(result), notes, training,
         )  # fmt: skip
         if self.report.is_published:
             files = compressed_files(task.model_files, self._about())
             publish(run, files, data, self.report)
         return {"compression": self.report.to_dict()}
 
-    def _methods(self) -> list[str]:
+    def _methods(self, result: TextModel) -> list[str]:
         config, methods = self._config, []
         if config.prune is not None:
-            kind = {"none": "weights", "blocks": "blocks of weights", "units": "hidden units"}
-            methods.append(f"{100 * config.prune:g} % of the {kind[config.structured]} pruned")
+            units = self._source.config.rnn_size, result.config.rnn_size
+            methods.append(pruning_method(config.prune, config.structured, units))
         if config.distils:
             sizes = ", a new model" if config.is_new_student else ""
             methods.append(f"distilled from {config.distil or self._job.run}{sizes}")

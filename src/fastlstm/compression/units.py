@@ -141,6 +141,11 @@ def smaller_size(size: int, share: float) -> int:
     return left
 
 
+def removed_share(size: int, share: float) -> float:
+    """Returns which share of `size` units is removed where `share` is asked for."""
+    return 1.0 - smaller_size(size, share) / size
+
+
 def squares(weights: Weights) -> dict[str, Tensor]:
     """Returns the squares of all weights: summed over a unit, the square of its group's norm."""
     return {name: weight.detach().square() for name, weight in weights.items()}

@@ -83,6 +83,7 @@ def train_forecaster(
     stop: Callable[[], bool] | None = None,
     start: StoredForecaster | None = None,
     make_task: MakeTask = ForecastTask,
+    needs_steps: bool = True,
     began: float | None = None,
 ) -> Trained:
     """Trains a forecaster on a table.
@@ -100,6 +101,7 @@ def train_forecaster(
         start: a forecaster to continue from, with its scaler; `frame` must be like the table it was
             trained on. With `out` the caller sees to it that a resumed run gets the same one.
         make_task: makes what is trained, of the arguments of `ForecastTask`.
+        needs_steps: see `RunSession`.
         began: `time.perf_counter()` from which a budget counts; default now.
 
     Raises:
@@ -113,6 +115,7 @@ def train_forecaster(
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(run, list(observers), stop, began)
+        session.needs_steps = needs_steps
         with session.start(
             config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
         ) as begin:

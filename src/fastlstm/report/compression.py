@@ -57,13 +57,14 @@ def _quality_text(report: dict[str, Any]) -> str:
         return f"not measured: {report['not_measured']}"
     before, after = report["source"]["quality"], report["result"]["quality"]
     unit = "token" if report["kind"] == "text" else "window"
+    scored = counted(change["num_scored"], unit)
     if change["low"] is None:
         interval = f"no interval: too few blocks of {unit}s"
     else:
-        interval = f"95 % interval {change['low']:+.4f} to {change['high']:+.4f}"
+        interval = f"95 % interval {change['low']:+z.4f} to {change['high']:+z.4f}"
     return (
-        f"{before:.4f} -> {after:.4f} ({change['difference']:+.4f}, {interval}) on"
-        f" {counted(change['num_scored'], unit)} of {change['scored_on']}"
+        f"{before:.4f} -> {after:.4f} ({change['difference']:+z.4f}, {interval}) on {scored} of"
+        f" {change['scored_on']}"
     )
 
 

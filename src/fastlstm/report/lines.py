@@ -389,9 +389,11 @@ _NEXT = {
 def next_commands(end: Event, start: Event) -> list[str]:
     """Returns what to type after a run; `start` is the event of its start."""
     commands = ["the same command with --resume"] if is_unfinished(end) else []
-    # Before the first evaluation there is no model to use, nor where it was too bad to publish.
-    is_published = _part_of(end, "compression").get("is_published") is not False
-    if is_published and (number(end, "best_step") or 0) >= 0:
+    if _part_of(end, "compression").get("is_published") is False:
+        more = "a larger --max-loss, or more --steps or --budget"
+        commands.append(f"the same command with --resume and {more}")
+    # Before the first evaluation there is no model to use, nor before a compression is measured.
+    if end.get("has_model", (number(end, "best_step") or 0) >= 0):
         run = shlex.quote(text_of(end, "run") or "RUN")
         known = _NEXT.get(text_of({**start, **end}, "task") or "text", ())
         commands += [command.format(run) for command in (*known, "fastlstm info {}")]

@@ -250,7 +250,7 @@ class RunDirectory:
         """Returns the error with an intact checkpoint to use instead."""
         intact = self.intact_checkpoint(besides)
         if intact is None:
-            return CorruptFileError(f"{error}. {self.path} has no other intact checkpoint")
+            return CorruptFileError(f"{error}. {self.path} has no intact checkpoint to use instead")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:

@@ -130,11 +130,11 @@ def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
 
 
 def _with_offer(directory: Path, error: CorruptFileError) -> CorruptFileError:
-    run = RunDirectory(directory)
-    if run.checkpoints():
-        return run.with_offer(error)
-    absolute = directory.absolute()
-    return RunDirectory(absolute.parent).with_offer(error, besides=absolute)
+    run, absolute = RunDirectory(directory), directory.absolute()
+    parent = RunDirectory(absolute.parent)
+    if not run.checkpoints() and absolute in parent.checkpoints():
+        return parent.with_offer(error, besides=absolute)
+    return run.with_offer(error)
 
 
 def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> StoredModel:

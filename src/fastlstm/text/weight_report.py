@@ -45,7 +45,7 @@ class WeightReport:
         return (
             f"{self.weight_format}: {self.bytes_per_token / 1e6:.2f} MB of weights a token instead"
             f" of {other.bytes_per_token / 1e6:.2f} ({other.weight_format}),"
-            f" {self.tokens_per_s / other.tokens_per_s:.1f}x the speed, {change:+.2f} % bits/char"
+            f" {self.tokens_per_s / other.tokens_per_s:.1f}x the speed, {change:+z.2f} % bits/char"
             f" ({other.bits_per_char:.4f} to {self.bits_per_char:.4f} on"
             f" {counted(self.num_tokens, 'token')})"
         )

@@ -117,6 +117,7 @@ class EventHub:
         report_s = time.perf_counter() - at
         spent = {**event.get("spent_s", {}), "report": report_s}
         shown = {"elapsed_s": event["elapsed_s"] + report_s, "spent_s": spent}
+        shown["has_model"] = self.run.has_published()
         places = {"report": self.run.report_path, "tensorboard": self.run.tensorboard_dir}
         shown |= {name: str(path) for name, path in places.items() if path.exists()}
         self._hand_out({**event, **shown}, self._observers)

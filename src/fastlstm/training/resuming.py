@@ -52,12 +52,23 @@ def checkpoint_to_resume(
 
 
 def remaining(
-    run: RunDirectory, checkpoint: Checkpoint, stop_criterion: StopCriterion, notes: list[str]
+    run: RunDirectory,
+    checkpoint: Checkpoint,
+    stop_criterion: StopCriterion,
+    notes: list[str],
+    needs_steps: bool = True,
 ) -> StopCriterion:
     """Returns when a resumed run ends; `notes` receives a message if nothing is left to train.
 
+    Args:
+        run: the run.
+        checkpoint: that it continues from.
+        stop_criterion: of the options.
+        notes: receives the message.
+        needs_steps: False where a run that has used its budget may still do what follows training.
+
     Raises:
-        BudgetError: the run ended by this very budget before.
+        BudgetError: the run ended by this very budget before, and needs further steps.
     """
     if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
         notes.append(
@@ -72,6 +83,17 @@ def remaining(
     by_budget = reason.startswith(("budget", "trained 0"))
     if stop_criterion.budget_s is None or not by_budget or end.get("step") != checkpoint.step:
         return stop_criterion
+    if not needs_steps:
+        if reason != stop_criterion.text:
+            return stop_criterion
+        notes.append(
+            Message(
+                f"already complete: it has used its {stop_criterion.text}; nothing is left to"
+                " train, give a larger ",
+                Setting("budget"),
+            )
+        )
+        return dataclasses.replace(stop_criterion, total_steps=checkpoint.step)
     stop_criterion = dataclasses.replace(stop_criterion, over_at=checkpoint.step)
     if reason == stop_criterion.text:
         stop_criterion.require_steps(checkpoint.step, 0.0)

@@ -21,7 +21,8 @@ class StopCriterion:
     Attributes:
         kind: what the user asked for.
         total_steps: number of optimizer steps (steps and epochs), or None.
-        budget_s: seconds of wall clock (budget), or None.
+        budget_s: seconds of wall clock (budget), or None. With both the steps decide: the budget
+            was used up in an earlier start.
         text: the sentence shown to people, such as ``"budget 2m"``.
         over_at: the step that the run came to its end at before, of a budget; steps after it are
             expected now.

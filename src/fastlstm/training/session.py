@@ -64,7 +64,11 @@ class RunSession(EventHub):
     Attributes:
         started: as given, or now.
         notes: messages that follow the `start` event.
+        needs_steps: whether a run that has used its budget is refused; else what follows training
+            is done again.
     """
+
+    needs_steps = True
 
     def __init__(
         self,
@@ -120,12 +124,12 @@ class RunSession(EventHub):
         """Returns when the run ends.
 
         Raises:
-            BudgetError: it is resumed and ended by this very budget before.
+            BudgetError: it is resumed, ended by this very budget before, and needs steps.
         """
         stop_criterion = StopCriterion.of(options, steps_per_epoch)
         if checkpoint is None or self.run is None:
             return stop_criterion
-        return remaining(self.run, checkpoint, stop_criterion, self.notes)
+        return remaining(self.run, checkpoint, stop_criterion, self.notes, self.needs_steps)
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; warns of more than cores."""
