@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from pyarrow import parquet as pq
@@ -18,6 +19,7 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.compression import forecast, forecast_figures, forecast_measuring
 from fastlstm.compression.pruning import prunable, zero_counts
+from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -30,11 +32,14 @@ from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.window_forecaster import load_window_forecaster
+from fastlstm.forecast.window_forecaster import WindowForecaster, load_window_forecaster
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.checkpoint import find_checkpoint
-from forecast_server import everything, waves
+from forecast_server import everything, output, waves
+from forecast_server import tensor as tensor_of
+from running_server import SETTINGS, Running
 
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 32, "steps": 10, "dropout": 0.1,
@@ -50,6 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "point": {},
     "everything": ROLES,
     "quantiles": {**ROLES, "output": "quantiles"},
+    "bands": {"output": "quantiles"},
     "student_t": {"output": "student_t", "num_layers": 2},
     "counts": {"output": "negative_binomial"},
     "both_ways": {"bidirectional": True, "num_layers": 2},
@@ -160,11 +166,73 @@ def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Pa
     report = compress(
         tmp_path / "saved", tmp_path / "other", to="int8", data=tmp_path / "table.parquet"
     )
-    assert set(report.scores) == {"valid", "test"}
+    assert set(report.scores) == {"valid", "test"}  # it is what the run was trained on
     framed = compress(tmp_path / "saved", tmp_path / "framed", to="int8", data=waves())
     assert framed.scores == report.scores
-    assert framed.change.scored_on == "pyarrow Table"
+    assert framed.change.scored_on == "the validation part of pyarrow Table"
     assert set(report.scores["test"]["result"]) == {"mse", "mae", "coverage_80", "coverage_95"}
+
+
+def louder(num_rows: int = 120) -> pa.Table:
+    """Waves with errors that the intervals of the sources do not know."""
+    table = waves(num_rows)
+    y = table["y"].to_numpy() + np.random.default_rng(3).normal(0, 2, len(table))
+    return table.set_column(2, "y", pa.array(y.astype(np.float32)))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_intervals_are_not_scored_on_what_they_were_calibrated_on(
+    folder: Path, tmp_path: Path, trains: bool
+) -> None:
+    run, other = source(folder, "bands"), tmp_path / "other.parquet"
+    pq.write_table(louder(), other)
+    options: dict[str, Any] = {"to": "fp16", **(TRAIN if trains else {})}
+    options |= {"steps": 1, "learning_rate": 1e-6} if trains else {}
+    own = compress(run, tmp_path / "own", data=folder / "bands.parquet", **options)
+    assert set(own.scores) == {"valid", "test"}
+    assert not any("intervals of source and result" in note for note in own.notes)
+    report = compress(run, tmp_path / "small", data=other, **options)
+    assert set(report.scores) == {"test"}
+    assert report.change.scored_on == f"the test part of {other}"
+    assert report.notes[0] == (
+        f"the intervals of source and result are calibrated on the validation part of {other} and"
+        " scored on its test part"
+    )
+    scores = report.scores["test"]  # the networks differ by a rounding that hardly matters
+    for name in ("crps", "coverage_80", "coverage_95"):
+        assert scores["result"][name] == pytest.approx(scores["source"][name], rel=0.02), name
+    tested = Forecaster.load(tmp_path / "small").backtest("test", frame=other, scaled=True)
+    assert scores["result"]["crps"] == pytest.approx(tested["forecaster"]["crps"], rel=0.01)
+    again = compress(tmp_path / "small", tmp_path / "again", to="int8")
+    assert set(again.scores) == {"test"}  # its scaler is still that of the first table
+
+
+@pytest.mark.parametrize(
+    ("split", "part", "name"),
+    [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")],
+)
+def test_where_one_part_has_windows_the_intervals_stay(
+    tmp_path: Path, split: str, part: str, name: str
+) -> None:
+    run, table, other = (tmp_path / n for n in ("run", "table.parquet", "other.parquet"))
+    pq.write_table(waves(), table)
+    pq.write_table(louder(50), other)
+    Forecaster(**{**QUICK, "split": split}).fit(str(table), out=run)
+    report = compress(run, tmp_path / "small", to="int8", data=other)
+    assert set(report.scores) == {part}
+    assert report.notes[0] == (
+        "the intervals are those of the source, not calibrated anew: they are scored on the"
+        f" {name} part of {other}, the only one with windows"
+    )
+    before, after = (read_forecaster(p).calibration.residuals for p in (run, tmp_path / "small"))
+    assert torch.equal(before, after)
+    if part == "test":
+        pq.write_table(louder(18), other)
+        with pytest.raises(DataError, match=r"valid part: .* give more rows"):
+            compress(run, tmp_path / "none", to="int8", data=other)
+        return
+    report = compress(run, tmp_path / "trained", prune=0.5, data=other, **TRAIN)
+    assert report.notes[0].startswith(f"{other} has no test part: the intervals of source and")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,6 +267,61 @@ def ahead(path: Path) -> pa.Table:
     return pa.concat_tables(parts).select(["unique_id", "ds", "price", "kind"])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rounded_forecaster_of_every_kind_forecasts_evaluates_and_serves(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    out, path = tmp_path / "small", folder / f"{kind}.parquet"
+    compress(source(folder, kind), out, to="int8")
+    future = ahead(path) if KINDS[kind].get("future") else None
+    model = Forecaster.load(out)
+    forecasts = model.predict(str(path), future), model.predict_quantiles(str(path), [0.5], future)
+    table = pq.read_table(path).slice(120, 120)  # the second of three series
+    server = Running(load_window_forecaster(out), SETTINGS)
+    try:
+        answer = server.client.post(
+            "/v2/models/small/infer",
+            json={
+                "inputs": inputs_of(load_window_forecaster(out), table, future),
+                "parameters": {"quantiles": [0.5]},
+            },
+        )
+    finally:
+        server.end()
+    for name, column, whole in zip(
+        ("forecast", "quantiles"), ("y", "y-q0.5"), forecasts, strict=True
+    ):
+        own, served = whole.slice(6, 6), output(answer, name).ravel()
+        assert own["unique_id"].to_pylist() == [table["unique_id"][0].as_py()] * 6
+        assert np.isfinite(served).all()
+        np.testing.assert_allclose(served, own[column].to_numpy(), rtol=1e-4, atol=1e-4)
+    assert main(["evaluate", str(out), str(path), "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert np.isfinite(scores["scores"]["forecaster"]["mae"])
+
+
+def inputs_of(
+    model: WindowForecaster, table: pa.Table, future: pa.Table | None
+) -> list[dict[str, Any]]:
+    """Returns the tensors of a request for the steps after one series."""
+    names = table["unique_id"][0].as_py()
+    tables = {"past": table.slice(len(table) - 24), "future": table, "static": table.slice(0, 1)}
+    if future is not None:
+        tables["future"] = future.filter(pc.field("unique_id") == names)
+    tensors = []
+    for group, rows in tables.items():
+        columns = getattr(model, group)
+        for suffix, kind, wanted in (
+            ("", "FP32", columns.numbers), ("_names", "BYTES", columns.categorical)
+        ):  # fmt: skip
+            values = [[rows[name][k].as_py() for name in wanted] for k in range(len(rows))]
+            array = np.array(values, dtype=object if suffix else np.float32)
+            if wanted:
+                shaped = array if group == "static" else array[None]
+                tensors.append(tensor_of(f"{group}{suffix}", shaped, kind))
+    return tensors
+
+
 def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
     for structured, to in (("none", "int8"), ("blocks", "int8"), ("blocks", "fp32")):
         out = tmp_path / f"{structured}-{to}"
@@ -220,6 +343,27 @@ def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path
         assert again.read_bytes() == (out / "model.safetensors").read_bytes()
     dense, blocks = (tmp_path / f"{name}-int8" / "model.safetensors" for name in ("none", "blocks"))
     assert blocks.stat().st_size < dense.stat().st_size
+
+
+def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_path: Path) -> None:
+    schedule = {"schedule": "polynomial:0.1,0.5,3,2"}
+    options: dict[str, Any] = {"prune": 0.75, "structured": "blocks", **schedule, **TRAIN}
+    first = compress(source(folder), tmp_path / "blocks", to="int8", **options)
+
+    def about(name: str) -> Any:
+        return json.loads((tmp_path / name / "config.json").read_bytes())["compression"]
+
+    for to in ("int8", "int4"):
+        report = compress(tmp_path / "blocks", tmp_path / to, to=to)
+        assert (about(to)["prune"], about(to)["structured"]) == (0.75, "blocks")
+        assert any("75 % of the weights are zero" in note for note in report.notes)
+    same = (tmp_path / name / "model.safetensors" for name in ("blocks", "int8"))
+    assert len({path.read_bytes() for path in same}) == 1
+    report = compress(tmp_path / "blocks", tmp_path / "trained", to="int8", **TRAIN)
+    assert report.result.file_bytes <= first.result.file_bytes
+    assert about("trained")["structured"] == "blocks"
+    compress(tmp_path / "blocks", tmp_path / "student", hidden_size=16, **TRAIN)
+    assert about("student")["structured"] is None
 
 
 def test_training_for_a_format_publishes_weights_of_it(folder: Path, tmp_path: Path) -> None:
@@ -303,13 +447,14 @@ def test_what_lost_too_much_is_not_published(
         return kept[0]
 
     monkeypatch.setattr(forecast_measuring, "block_errors", worse)
-    monkeypatch.setattr(forecast_measuring, "PARTS", ("valid",))
+    monkeypatch.setattr(forecast_measuring, "PARTS", {"valid": "validation"})
     run, out = source(folder), tmp_path / "small"
     options: dict[str, Any] = {"to": "int4", "max_loss": 0.04}
     if trains:
         options |= TRAIN
     with pytest.raises(
-        QualityError, match=r"the loss is 0\.0500 of the mae, more than max_loss=0\.04"
+        QualityError,
+        match=r"the mae grew by 5 %, from .* part of .*, more than max_loss=0\.04 \(4 %\)",
     ) as caught:
         compress(run, out, **options)
     assert caught.value.report["change"]["difference"] > 0
@@ -326,7 +471,7 @@ def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: 
     options: dict[str, Any] = {**TRAIN, "steps": None, "budget": "5s", "hidden_size": 16}
     events: list[dict[str, Any]] = []
     options |= {"learning_rate": 1e-6, "observers": [events.append]}
-    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+    with pytest.raises(QualityError, match="with a larger max_loss it publishes the model"):
         compress(run, out, **options, max_loss=0.0)
     assert events[-1]["compression"]["is_published"] is False
     assert events[-1]["has_model"] is False
@@ -357,6 +502,21 @@ def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_p
     assert report.training.teacher_s > 0
     sizes = "2 x 16 hidden units instead of 1 x 32"
     assert report.methods == [f"distilled from {source(folder)}, {sizes}"]
+
+
+def test_learning_rates_of_a_chain_are_shares_of_the_first(folder: Path, tmp_path: Path) -> None:
+    run = source(folder)  # trained at 0.01
+    options: dict[str, Any] = {**TRAIN, "steps": 2}
+    compress(run, tmp_path / "once", to="int8", **options)
+    compress(tmp_path / "once", tmp_path / "rounded", to="fp16")
+    compress(tmp_path / "rounded", tmp_path / "twice", to="int8", **options)
+    for name in ("once", "twice"):
+        stored = read_forecaster(tmp_path / name)
+        assert stored.config.learning_rate == 0.005, name
+        assert stored.compression is not None
+        assert stored.compression.about["source"]["learning_rate"] == 0.01
+    config = tmp_path / "rounded" / "config.json"
+    assert json.loads(config.read_bytes())["compression"]["source"]["learning_rate"] == 0.01
 
 
 @pytest.mark.parametrize(
@@ -426,7 +586,31 @@ def test_a_quantized_run_is_compressed_from_its_rounded_weights(
     report = compress(tmp_path / "int8", tmp_path / "int4", to="int4")
     assert report.source.weights == "int8"
     assert any("its rounded weights are the start" in note for note in report.notes)
-    assert report.change.scored_on == str(folder / "point.parquet")
+    assert report.change.scored_on == f"the validation part of {folder / 'point.parquet'}"
+
+
+def test_a_quantized_run_is_a_teacher(folder: Path, tmp_path: Path) -> None:
+    compress(source(folder), tmp_path / "int8", to="int8")
+    options: dict[str, Any] = {**TRAIN, "hidden_size": 16, "to": "int4"}
+    report = compress(tmp_path / "int8", tmp_path / "student", **options)
+    assert report.notes[0] == (
+        f"{tmp_path / 'int8'} is stored as int8: its rounded weights are the teacher's"
+    )
+    assert report.training.teacher_s > 0
+    stored = read_forecaster(tmp_path / "student")
+    assert stored.network.config.hidden_size == 16
+    assert stored.compression is not None
+    assert stored.compression.weights == "int4"
+    # its sizes are RUN's, its teacher is another
+    report = compress(
+        tmp_path / "int8", tmp_path / "other", distil=str(source(folder)), **options
+    )  # fmt: skip
+    assert not any("its rounded weights" in note for note in report.notes)
+    with pytest.raises(Stopped):
+        compress(tmp_path / "int8", tmp_path / "again", **options, stop=StopAt(9))
+    compress(tmp_path / "int8", tmp_path / "again", **options, resume=True)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("student", "again")]
+    assert files[0] == files[1]
 
 
 def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:
@@ -448,20 +632,41 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         split = split_table(dataset.table, dataset.frequency, stored.config.split)
         sizes = stored.network.config
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
-        rows = np.array_split(index.rows(), 3)
+        rows = np.array_split(index.rows(), 10)
         errors = forecast_figures.block_errors(stored, inputs, rows)
         expected = model.backtest(frame=folder / f"{kind}.parquet", scaled=True)["forecaster"]
         for name, value in errors.means_of_all().items():
             assert value == pytest.approx(expected[name], rel=1e-5), name
         assert errors.num_values.sum() == expected["num_values"]
         assert "crps" in errors.means or kind == "everything"
-        change = forecast_figures.change_of(errors, errors, "mae", "table")
+        change = forecast_figures.change_of(errors, errors, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == (0, 0, 0)
         shifted = dataclasses.replace(
             errors, means={**errors.means, "mae": errors.means["mae"] + 1}
         )
-        change = forecast_figures.change_of(errors, shifted, "mae", "table")
+        change = forecast_figures.change_of(errors, shifted, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
+
+
+def test_intervals_are_of_neighbouring_blocks_as_long_as_a_horizon() -> None:
+    firsts = np.concatenate([np.arange(32) * 50, 100_000 + np.arange(32) * 50])  # two series
+    walk = np.random.default_rng(0).normal(size=64).cumsum()
+    order = np.argsort(np.arange(64) * 0.618 % 1)  # as `blocks_of` lists them
+    counts = np.arange(64, 128.0)
+
+    def errors(mae: Any) -> forecast_figures.BlockErrors:
+        return forecast_figures.BlockErrors(
+            firsts[order], np.full(64, 64), counts[order], {"mae": mae[order]}
+        )
+
+    before, after = errors(np.zeros(64)), errors(walk)
+    for horizon, together in ((1, 1), (50, 1), (51, 2), (300, 6)):
+        change = forecast_figures.change_of(before, after, "mae", "table", horizon)
+        expected = bootstrap_interval(walk * counts, counts, together)
+        assert (change.low, change.high) == pytest.approx(expected)
+    change = forecast_figures.change_of(before, after, "mae", "table", 330)  # 9 times 7 of them
+    assert (change.low, change.high) == (None, None)
+    assert change.difference == pytest.approx(walk @ counts / counts.sum())
 
 
 def test_the_command_line_says_what_computes(
@@ -479,6 +684,8 @@ def test_the_command_line_says_what_computes(
     assert main(["info", str(out)]) == 0
     shown = capsys.readouterr().out
     assert f"from {run}" in shown
+    size = short_bytes((out / "model.safetensors").stat().st_size)
+    assert f"weights in int8, {size} on disk" in shown
     assert note in shown
     assert main(["forecast", str(run), table]) == 0
     assert "note" not in capsys.readouterr().err

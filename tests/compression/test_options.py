@@ -34,7 +34,7 @@ from fastlstm.text.config import TrainConfig
         ({"prune": 0.5, "structured": "units", "rnn_size": 64}, "leave out --rnn-size"),
         ({"alpha": 0.9}, "--alpha is about distillation; .* teacher too: --distil RUN"),
         ({"temperature": 4.0, "to": "int8"}, "--temperature is about distillation"),
-        ({"match_hidden": 0.1, "prune": 0.5}, "--match-hidden is about distillation"),
+        ({"match_hidden": 0.1, "steps": 5}, "--match-hidden is about distillation"),
         ({"distil": "a", "alpha": 1.5}, "--alpha is 1.5, expected a number from 0.0 to 1.0"),
         ({"to": "int8", "max_loss": -0.1}, "--max-loss is -0.1, expected a number from 0.0"),
         (
@@ -68,7 +68,7 @@ def test_a_schedule_that_makes_no_sense(schedule: str) -> None:
 
 def test_schedules_in_shares_and_steps() -> None:
     shares = CompressConfig(prune=0.9).pruning_schedule()
-    assert shares == PruningSchedule(final=0.9, begin=0.05, end=0.6, power=3.0, every=20)
+    assert shares == PruningSchedule(final=0.9, begin=0.02, end=0.4, power=3.0, every=10)
     steps = CompressConfig(prune=0.5, schedule="polynomial:0,1000,1,10").pruning_schedule()
     assert steps == PruningSchedule(final=0.5, begin=0, end=1000, power=1.0, every=10)
     assert isinstance(steps.begin, int)

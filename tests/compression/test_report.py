@@ -35,13 +35,26 @@ def test_the_error_says_how_to_go_on() -> None:
     error = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=True)
     assert error.exit_code == 2
     assert in_flags(*error.args) == (
-        "the loss is 0.0100 bits/char, more than --max-loss 0.005; nothing is published in"
-        " 'runs/small'. Its checkpoints stay: the same command with --resume and more --steps or"
-        " --budget trains on, a larger --max-loss publishes it"
+        "bits/char grew by 0.0100, from 2.0000 to 2.0100 on book.txt, more than --max-loss 0.005;"
+        " nothing is published in 'runs/small'. Its checkpoints stay. The same command with"
+        " --resume and more --steps or --budget trains on; with a larger --max-loss it publishes"
+        " the model"
     )
     assert error.report["result"]["quality"] == 2.01
     short = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=False)
-    assert str(short).endswith("nothing is published in 'runs/small'")
+    assert str(short).endswith(
+        "nothing is published in 'runs/small'. Give a budget to train the model, which loses less,"
+        " or a larger max_loss"
+    )
+
+
+def test_the_error_of_a_forecaster_names_its_measure_and_the_share_that_it_grew() -> None:
+    report = dataclasses.replace(REPORT, kind="forecaster", measure="mse", max_loss=0.004)
+    assert in_flags(*quality_error(report, is_trained=False).args) == (
+        "the mse grew by 0.5 %, from 2.0000 to 2.0100 on book.txt, more than --max-loss 0.004"
+        " (0.4 %); nothing is published in 'runs/small'. Give a --budget to train the model, which"
+        " loses less, or a larger --max-loss"
+    )
 
 
 def test_it_is_a_path_and_json() -> None:

@@ -33,7 +33,29 @@ def test_weights_divide() -> None:
     assert (low, high) == (1.5, 1.5)
 
 
-@pytest.mark.parametrize("count", [1, 2, 399, 400])
+@pytest.mark.parametrize("count", [10, 399, 400])
 def test_few_values(count: int) -> None:
     low, high = bootstrap_interval(np.arange(count, dtype=float), np.ones(count))
+    assert low is not None
+    assert high is not None
     assert low <= (count - 1) / 2 <= high
+
+
+@pytest.mark.parametrize(("count", "block"), [(1, None), (9, None), (9, 1), (29, 3)])
+def test_too_few_blocks_have_no_interval(count: int, block: int | None) -> None:
+    values, weights = np.arange(count, dtype=float), np.ones(count)
+    assert bootstrap_interval(values, weights, block) == (None, None)
+    assert bootstrap_interval(values, weights, 30) == (None, None)
+
+
+def test_the_interval_of_a_small_case_drawn_by_hand() -> None:
+    values = np.array([1.0, 3, 0, 2, 5, 1, 4, 4, 2, 0, 1, 7, 2, 2, 6, 1, 0, 3, 5, 9])
+    weights = np.array([1.0, 2, 1, 1, 3, 1, 2, 2, 1, 1, 1, 2, 1, 1, 2, 1, 1, 1, 2, 3])
+    rng, ratios = np.random.default_rng(0), []
+    for drawn in rng.integers(10, size=(2000, 10)).tolist():  # pairs of neighbours
+        above = sum(values[2 * k] + values[2 * k + 1] for k in drawn)
+        ratios.append(above / sum(weights[2 * k] + weights[2 * k + 1] for k in drawn))
+    ratios.sort()
+    low, high = bootstrap_interval(values, weights, block=2)
+    assert ratios[48] <= (low or 0) <= ratios[51]
+    assert ratios[1948] <= (high or 0) <= ratios[1951]

@@ -65,6 +65,19 @@ def test_rows_of_what_was_not_measured() -> None:
     assert all(row[0] != "bits/char" for row in compression_table(report))
 
 
+def test_too_few_blocks_have_no_interval() -> None:
+    assert REPORT.change is not None
+    change = dataclasses.replace(REPORT.change, low=None, high=None, num_scored=128)
+    report = dataclasses.replace(REPORT, kind="forecaster", measure="mae", change=change).to_dict()
+    assert dict(compression_rows(report))["mae"] == (
+        "2.0000 -> 2.0100 (+0.0100, no interval: too few blocks of windows) on 128 windows of"
+        " book.txt"
+    )
+    charts = compression_charts(report)
+    assert len(charts) == 3
+    assert all(chart.svg and "95 % interval" not in chart.svg for chart in charts)
+
+
 def test_table() -> None:
     table = compression_table(FACTS)
     assert table[:3] == [

@@ -83,7 +83,7 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     rows = [("forecasts", ", ".join(targets) + every), *_model_rows(facts)]
     if (compression := stored.compression) is not None:
         facts["compression"] = dict(compression.about)
-        rows.append(("compressed", f"from {compression.about['source']['path']:.200}"))
+        rows += _compression_rows(facts, path)
         rows += [] if compression.note is None else [("", compression.note)]
     return {"kind": "forecaster", **facts}, rows
 
@@ -140,7 +140,7 @@ def _model_rows(facts: dict[str, Any]) -> list[Row]:
 
 
 def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
-    """Returns from what a text model was compressed, and how its weights are stored."""
+    """Returns from what a model was compressed, and how its weights are stored."""
     about = facts["compression"]
     if not isinstance(about, dict):
         return []

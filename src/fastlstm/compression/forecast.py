@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
@@ -26,6 +27,7 @@ from fastlstm.compression.report import (
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
+from fastlstm.compression.text_result import peak_rate
 from fastlstm.compression.units import removed_share, without_units
 from fastlstm.errors import (
     ConfigError,
@@ -36,12 +38,13 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.calibration import calibrate
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.train import source_text, train_forecaster
+from fastlstm.forecast.train import fitted_scaler, source_text, train_forecaster
 from fastlstm.forecast.weights_file import Compression
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
@@ -55,7 +58,8 @@ from fastlstm.training.trainer import Trainer
 
 _BUDGET = "5m"
 _RATE = 0.5
-"""Of RUN's peak learning rate, for training that continues from its weights."""
+"""Of the peak learning rate of the run that a chain of compressions began with, for training that
+continues from its weights."""
 _ENDS = ("steps", "epochs", "budget")
 _OPEN = (*_ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
 """Options of training that are never the source's."""
@@ -70,6 +74,7 @@ def compress_forecaster(job: Job) -> CompressReport:
                 Setting(name), " is about tokens and hidden states, a forecaster learns forecasts;"
                 " leave it out"
             )  # fmt: skip
+    job.config.require_teacher()
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
@@ -110,20 +115,34 @@ def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
     return paths if len(paths) > 1 else paths[0], ""
 
 
+def _is_own(table: Any, dataset: SeriesDataset, split: Split, source: StoredForecaster) -> bool:
+    """Returns whether a source was trained and calibrated on a table."""
+    about = None if source.compression is None else source.compression.about
+    if about is not None and about.get("data") != source_text(table):
+        return False
+    own, other = source.scaler, fitted_scaler(source.config, dataset, split)
+    return np.array_equal(own.mean, other.mean) and np.array_equal(own.std, other.std)
+
+
 def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
     record, share = read_manifest(job.run).files["model.safetensors"], config.prune
+    before = {} if source.compression is None else source.compression.about
+    train = {"learning_rate": source.config.learning_rate}
     if share is not None and config.structured == "units":
         share = removed_share(source.network.config.hidden_size, share)
+    own = None if share is None else config.structured
+    is_kept = own is None and not config.is_new_student  # zeros of the source stay
     return Compression(
         {
             "weights": config.to,
-            "prune": share,
-            "structured": None if config.prune is None else config.structured,
+            "prune": before.get("prune") if is_kept else share,
+            "structured": before.get("structured") if is_kept else own,
             "options": dataclasses.asdict(config),
             "source": {
                 "path": str(job.run),
                 "model_sha256": record.sha256,
                 "model_bytes": record.size,
+                "learning_rate": peak_rate({"compression": before, "train": train}),
                 "model": dataclasses.asdict(source.network.config),
             },
             "data": None if table is None else source_text(table),
@@ -164,12 +183,14 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
             dataset = prepare(table, source.config, like=source.schema.timeline)
             inputs = apply_schema(dataset, source.schema, source.scaler, source.static_scale)
             split = split_table(dataset.table, dataset.frequency, source.config.split)
-            sizes = source.network.config
-            valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-            result = dataclasses.replace(
-                result, calibration=calibrate(result.network, inputs, valid)
+            is_own = _is_own(table, dataset, split, source)
+            valid = measuring.begin(
+                split, inputs, source_text(table), is_own=is_own, is_trained=False
             )
-            measuring.begin(split, inputs, source_text(table))
+            if valid is not None:
+                result = dataclasses.replace(
+                    result, calibration=calibrate(result.network, inputs, valid)
+                )
         report, files = measuring.report(result, job.out, None)
         if not report.is_published:
             raise quality_error(report, is_trained=False)
@@ -184,7 +205,7 @@ class _Training:
 
     def __init__(self, job: Job, source: StoredForecaster, table: Any) -> None:
         config = _resumed(job)
-        self._job, self._config, self._table = job, config, table
+        self._job, self._config, self._source, self._table = job, config, source, table
         self._before = None if source.compression is None else source.compression.about
         self._report: CompressReport | None = None
         self._base = _start_of(job, config, source, _about(job, config, source, table))
@@ -215,7 +236,10 @@ class _Training:
     def _make_task(self, *args: Any) -> CompressedForecastTask:
         *_, inputs, _, _, _, closing = args
         name = source_text(self._table)
-        self._measuring.begin(closing.split, inputs, name, closing.budget_s)
+        self._measuring.begin(
+            closing.split, inputs, name, is_trained=True, budget_s=closing.budget_s,
+            is_own=_is_own(self._table, closing.dataset, closing.split, self._source),
+        )  # fmt: skip
         return CompressedForecastTask(
             *args,
             teacher=None if self._teacher is None else copy.deepcopy(self._teacher.network),
@@ -304,7 +328,8 @@ def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> Foreca
     if "precision" not in job.given:
         del values["precision"]  # of a forecaster it is not chosen by measuring
     if config.learning_rate is None:
-        assert base.config.learning_rate is not None
-        peak = _RATE * base.config.learning_rate
-        values["learning_rate"] = None if config.is_new_student else peak
+        assert base.compression is not None
+        peak = base.compression.about["source"]["learning_rate"]
+        is_open = config.is_new_student or peak is None
+        values["learning_rate"] = None if is_open else _RATE * peak
     return dataclasses.replace(base.given, **values)

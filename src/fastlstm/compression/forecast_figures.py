@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastlstm.compression.report import Change, ModelFigures, OutputErrors
-from fastlstm.compression.statistics import bootstrap_interval
+from fastlstm.compression.statistics import MIN_BLOCKS, bootstrap_interval
 from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import quantiles_of, spread
 from fastlstm.forecast.data.error_measures import QuantileScores
@@ -26,8 +28,8 @@ from fastlstm.ops.explain import explain
 
 BATCHES = (1, 256)
 """Windows at once in a measurement of speed: one, and what `forecast` and `serve` run at most."""
-PARTS = ("valid", "test")
-_BLOCK, _NUM_BLOCKS, _MIN_BLOCKS = 64, 32, 8
+PARTS = {"valid": "validation", "test": "test"}
+_BLOCK, _NUM_BLOCKS = 64, 32
 """Windows of a block, which follow each other in time; blocks of a part."""
 _COMPARED = 256
 _SPEED_S, _ROUNDS = 0.15, 5
@@ -45,21 +47,30 @@ class BlockErrors:
     """Errors of consecutive windows, block by block, in deviations of the training rows.
 
     Attributes:
+        first_rows: of each block's first window, shape ``(blocks,)``.
         num_windows: of each block, shape ``(blocks,)``.
         num_values: present target values of each block, shape ``(blocks,)``.
         means: of each block by name, ``(blocks,)``: mse, mae, coverage_80, coverage_95, and crps
             unless the output is a point.
     """
 
+    first_rows: NDArray[np.int64]
     num_windows: NDArray[np.int64]
     num_values: NDArray[np.float64]
     means: Mapping[str, NDArray[np.float64]]
 
     def first(self, count: int) -> BlockErrors:
         """Returns the errors of the first blocks."""
-        means = {name: values[:count] for name, values in self.means.items()}
-        sizes = self.num_windows[:count]
-        return BlockErrors(sizes, self.num_values[:count], means)
+        return self._taken(slice(count))
+
+    def in_order(self) -> BlockErrors:
+        """Returns the errors in the order of the table: by series, then by time."""
+        return self._taken(np.argsort(self.first_rows))
+
+    def _taken(self, which: Any) -> BlockErrors:
+        means = {name: values[which] for name, values in self.means.items()}
+        counts = self.num_windows[which], self.num_values[which]
+        return BlockErrors(self.first_rows[which], *counts, means)
 
     def mean(self, name: str) -> float:
         """Returns a measure over all values."""
@@ -102,7 +113,7 @@ def block_errors(
     num_values: list[int] = []
     for number, rows in enumerate(blocks):
         is_late = limit_s is not None and time.perf_counter() - started > limit_s
-        if is_late and number >= _MIN_BLOCKS:
+        if is_late and number >= MIN_BLOCKS:
             break
         values, statics = next(inputs.read(rows, L + h, len(rows)))
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
@@ -117,15 +128,31 @@ def block_errors(
         num_values.append(scores.num_values)
         means.append({**errors, **scores.result()})
     columns = {name: np.array([one[name] for one in means]) for name in means[0]}
+    first_rows = np.array([rows[0] for rows in blocks[: len(means)]])
     num_windows = np.array([len(rows) for rows in blocks[: len(means)]])
-    return BlockErrors(num_windows, np.array(num_values, np.float64), columns)
+    return BlockErrors(first_rows, num_windows, np.array(num_values, np.float64), columns)
 
 
-def change_of(before: BlockErrors, after: BlockErrors, measure: str, table: str) -> Change:
-    """Returns how a measure changed, with a bootstrap interval over the blocks."""
+def change_of(
+    before: BlockErrors, after: BlockErrors, measure: str, table: str, horizon: int
+) -> Change:
+    """Returns how a measure changed, with a bootstrap interval.
+
+    What is drawn are neighbouring blocks that begin at least a horizon before the next ones:
+    windows nearer than that forecast the same values.
+
+    Args:
+        before: of the source.
+        after: of the result, for the same windows.
+        measure: its name.
+        table: name of what was measured on.
+        horizon: h, steps of a forecast.
+    """
+    before, after = before.in_order(), after.in_order()
     counts = before.num_values
     sums = (after.means[measure] - before.means[measure]) * counts
-    low, high = bootstrap_interval(sums, counts)
+    distance = np.median(np.diff(before.first_rows)) if len(sums) > 1 else horizon
+    low, high = bootstrap_interval(sums, counts, block=math.ceil(horizon / max(distance, 1)))
     difference = after.mean(measure) - before.mean(measure)
     return Change(
         difference=difference,

@@ -26,8 +26,11 @@ from fastlstm.compression.report import (
     notes_of_speed,
     pruning_method,
 )
+from fastlstm.forecast.calibration import Calibration, calibrate
+from fastlstm.forecast.closing import MIN_CALIBRATED
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
@@ -54,36 +57,77 @@ class Measuring:
     def __init__(self, run: Path, config: CompressConfig, source: StoredForecaster) -> None:
         self._run, self._config, self._source = run, config, source
         self._inputs: ScaledWindows | None = None
-        self._table, self._blocks = "", dict[str, list[Any]]()
+        self._table, self._scored, self._blocks = "", "", dict[str, list[Any]]()
         self._before: dict[str, BlockErrors] = {}
         self._limit_s: float | None = None
         self.why_not, self.notes, self.seconds = "", list[str](), _SPEED_S
-        if source.compression is not None and source.compression.weights != "fp32":
-            self.notes.append(
-                f"{run} was stored as {source.compression.weights}: its rounded weights are the"
-                " start"
-            )
+        weights = "fp32" if source.compression is None else source.compression.weights
+        is_used = not config.is_new_student or config.distil is None
+        if weights != "fp32" and is_used:
+            role = "teacher's" if config.is_new_student else "start"
+            self.notes.append(f"{run} is stored as {weights}: its rounded weights are the {role}")
 
     def begin(
         self,
         split: Split,
         inputs: ScaledWindows,
         table: str,
+        *,
+        is_own: bool,
+        is_trained: bool,
         budget_s: float | None = None,
-    ) -> None:
-        """Measures the errors of the source on the validation and the test part."""
+    ) -> WindowIndex | None:
+        """Measures the errors of the source, on windows that favour neither side.
+
+        The intervals of a result are calibrated on the validation part. Those of the source are so
+        for its own table. For another the source is calibrated there, too, and the test part alone
+        is scored; a result that is only rounded keeps the intervals of the source where one part
+        has no windows.
+
+        Args:
+            split: of the table.
+            inputs: its windows.
+            table: its name.
+            is_own: the source was trained and calibrated on it.
+            is_trained: the result is trained on it, and calibrated by that.
+            budget_s: of the training, or None.
+
+        Returns:
+            The validation windows that a result that is only rounded is to be calibrated on, or
+            None.
+
+        Raises:
+            DataError: the table is too short for a window.
+        """
         started = time.perf_counter()
         self._inputs, self._table = inputs, table
         limit_s = None if budget_s is None else _SHARE * budget_s
-        for part in PARTS:
-            if not (blocks := blocks_of(split, inputs, self._source, part)):
-                continue
-            errors = block_errors(self._source, inputs, blocks, limit_s)
+        blocks = {
+            part: found for part in PARTS if (found := blocks_of(split, inputs, self._source, part))
+        }
+        valid, has_both = None, len(blocks) == len(PARTS)
+        if is_own or is_trained or has_both or not blocks:
+            sizes = self._source.network.config
+            valid = split.windows(inputs.table, "valid", sizes.input_size, sizes.horizon)
+        if not is_own:
+            calibrates = valid is not None
+            self.notes += _notes_on_intervals(self._source, table, calibrates, list(blocks))
+            if valid is not None:
+                calibration = _calibrated(self._source, inputs, valid, limit_s)
+                self._source = dataclasses.replace(self._source, calibration=calibration)
+            if has_both:
+                del blocks["valid"]
+        for part, rows in blocks.items():
+            errors = block_errors(self._source, inputs, rows, limit_s)
             if errors.num_values.sum():  # else all values are missing
                 self._before[part] = errors
-                self._blocks[part] = blocks[: len(errors.num_values)]
+                self._blocks[part] = rows[: len(errors.num_values)]
+        self._scored = next(iter(blocks))
+        if self._scored not in self._blocks:
+            self.why_not = f"the {PARTS[self._scored]} part of {table} has no value of the targets"
         self._limit_s = limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
+        return valid
 
     def report(
         self, result: StoredForecaster, out: Path, training: TrainingFigures | None
@@ -99,7 +143,7 @@ class Measuring:
         ]
         before, after = dict[str, BlockErrors](), dict[str, BlockErrors]()
         change, outputs = None, None
-        if self._inputs is not None and "valid" in self._blocks:
+        if self._inputs is not None and self._scored in self._blocks:
             after = {
                 part: block_errors(result, self._inputs, blocks, self._limit_s)
                 for part, blocks in self._blocks.items()
@@ -108,13 +152,16 @@ class Measuring:
                 part: errors.first(len(after[part].num_values))
                 for part, errors in self._before.items()
             }
-            change = change_of(before["valid"], after["valid"], measure, self._table)
-            qualities = [errors["valid"].mean(measure) for errors in (before, after)]
+            scored_on = f"the {PARTS[self._scored]} part of {self._table}"
+            horizon = source.network.config.horizon
+            errors_of = before[self._scored], after[self._scored]
+            change = change_of(*errors_of, measure, scored_on, horizon)
+            qualities = [errors.mean(measure) for errors in errors_of]
             sides = [
                 dataclasses.replace(side, quality=quality)
                 for side, quality in zip(sides, qualities, strict=True)
             ]
-            outputs = output_errors(source, result, self._inputs, self._blocks["valid"])
+            outputs = output_errors(source, result, self._inputs, self._blocks[self._scored])
         scores = {
             part: {"source": before[part].means_of_all(), "result": after[part].means_of_all()}
             for part in after
@@ -150,6 +197,44 @@ def methods_of(
         how = "trained with its rounding" if config.trains else "rounded to the nearest"
         methods.append(f"{config.to}, {how}")
     return methods or ["trained on"]
+
+
+def _calibrated(
+    source: StoredForecaster, inputs: ScaledWindows, valid: WindowIndex, limit_s: float | None
+) -> Calibration:
+    """Returns a calibration of the source; after `limit_s` it leaves windows out."""
+    started = time.perf_counter()
+
+    def has_time(done: int) -> bool:
+        return time.perf_counter() - started < (limit_s or 0.0) or done < MIN_CALIBRATED
+
+    should_continue = None if limit_s is None else has_time
+    return calibrate(source.network, inputs, valid, should_continue=should_continue)
+
+
+def _notes_on_intervals(
+    source: StoredForecaster, table: str, calibrates: bool, parts: list[str]
+) -> list[str]:
+    """Returns how the intervals are calibrated for a table that is not the source's own."""
+    notes: list[str] = []
+    if not source.network.output.is_calibrated:
+        return notes
+    if len(parts) == len(PARTS):
+        notes.append(
+            f"the intervals of source and result are calibrated on the validation part of {table}"
+            " and scored on its test part"
+        )
+    elif calibrates:
+        notes.append(
+            f"{table} has no test part: the intervals of source and result are calibrated and"
+            " scored on its validation part, where they look better than on later rows"
+        )
+    else:
+        notes.append(
+            "the intervals are those of the source, not calibrated anew: they are scored on the"
+            f" {PARTS[parts[0]]} part of {table}, the only one with windows"
+        )
+    return notes
 
 
 def _notes(result: StoredForecaster) -> list[str]:

@@ -15,6 +15,7 @@ from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.model.outputs import NegativeBinomial, Output, Quantiles, StudentT
 from fastlstm.forecast.task import (
+    BatchPart,
     ForecastTask,
     continued_state,
     joined_state,
@@ -77,34 +78,24 @@ class CompressedForecastTask(ForecastTask):
         if self._teacher_states:
             self._teacher_state = joined_state(self._teacher_states)
 
-    def part_loss(
-        self,
-        parameters: Tensor,
-        actual: Tensor,
-        count: int,
-        part: slice,
-        values: Tensor,
-        statics: Tensor | None,
-    ) -> Tensor:
-        own = super().part_loss(parameters, actual, count, part, values, statics)
+    def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
+        own = super().part_loss(part, parameters)
         if self._teacher is None:
             return own
         started = time.perf_counter()
         with torch.no_grad(), autocast(self._precision, self._device):
-            answers = self._answers(self._teacher, part, values, statics).float()
+            answers = self._answers(self._teacher, part).float()
         self.teacher_s += time.perf_counter() - started
         learnt = distance(self.model.output, parameters, answers).sum() / self._num_values
         return self._alpha * learnt + (1 - self._alpha) * own
 
-    def _answers(
-        self, teacher: ForecastNetwork, part: slice, values: Tensor, statics: Tensor | None
-    ) -> Tensor:
+    def _answers(self, teacher: ForecastNetwork, part: BatchPart) -> Tensor:
         """Returns the teacher's parameters; its state is carried like the student's."""
         if not self._origins:
-            answers: Tensor = teacher(values, statics)
+            answers: Tensor = teacher(part.values, part.statics)
             return answers
-        start = None if self._start_state is None else rows_of_state(self._start_state, part)
-        parameters, after = teacher.read_chunk(values, statics, start)
+        start = None if self._start_state is None else rows_of_state(self._start_state, part.rows)
+        parameters, after = teacher.read_chunk(part.values, part.statics, start)
         self._teacher_states.append(after)
         return parameters
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
 Structure = Literal["none", "blocks", "units"]
 
-DEFAULT_SCHEDULE = "polynomial:0.05,0.6,3,20"
+DEFAULT_SCHEDULE = "polynomial:0.02,0.4,3,10"
 SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
 """Options that make the student a new model."""
 OF_TEXTS = ("rnn_size", "embed_size", "seq_length")
@@ -54,15 +54,17 @@ class CompressConfig:
             model.
         schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
             END, shares of the training or numbers of steps, anew every EVERY steps; default
-            polynomial:0.05,0.6,3,20.
+            polynomial:0.02,0.4,3,10.
         rnn_size: hidden units per layer of a new, smaller model (the student); RUN is its teacher.
         hidden_size: hidden units per layer of a new, smaller forecaster (the student); RUN is its
             teacher.
         embed_size: width of the student's token embedding.
         num_layers: number of the student's layers.
-        distil: run of the teacher, whose predictions are learnt too; may be RUN itself.
+        distil: run of the teacher, whose predictions are learnt too; may be RUN itself, which
+            teaches a pruned text model by default.
         temperature: of the predictions of teacher and student that are compared.
-        alpha: share of the teacher's predictions in the loss; the rest is the data's.
+        alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
+            teacher of a pruned text model.
         match_hidden: weight of the squared distance between the features of student and teacher.
         target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
             The mildest method that reaches it is chosen by trying them here, instead of to, prune
@@ -81,7 +83,7 @@ class CompressConfig:
         seq_length: steps of truncated backpropagation through time, T; default is RUN's.
         learning_rate: peak learning rate; default is a share of RUN's, a student's that of a new
             model.
-        dropout: default is RUN's.
+        dropout: default is RUN's; 0 where the weights of a text model are pruned.
         seed: random seed of order and dropout, and of a student's initialization.
         device: auto uses the GPU if there is one.
         precision: of training; auto measures which is fastest on this machine.
@@ -136,7 +138,8 @@ class CompressConfig:
             object.__setattr__(self, "distil", os.fspath(distil))
         check_fields(self, _BOUNDS)
         self._check_pruning()
-        self._check_distillation()
+        if self.prune is None:  # a pruned text model has RUN
+            self.require_teacher()
         if self.streams != 1 and self.target is None:
             raise ConfigError(
                 Setting("streams"), " is about a speed; give it too: ", Setting("target", "20000/s")
@@ -200,7 +203,14 @@ class CompressConfig:
         if self.epochs is None:  # else their steps are not known yet
             schedule.require_end(self.steps)
 
-    def _check_distillation(self) -> None:
+    def taught_by(self, run: Path) -> CompressConfig:
+        """Returns the options of a text model, with RUN as the teacher of a pruned one."""
+        if self.prune is None or self.distils or self.alpha == 0:
+            return self
+        return dataclasses.replace(self, distil=str(run))
+
+    def require_teacher(self) -> None:
+        """Raises ConfigError for options of distillation where there is no teacher."""
         if self.distils:
             return
         for name in ("temperature", "alpha", "match_hidden"):
@@ -214,6 +224,11 @@ class CompressConfig:
     def is_new_student(self) -> bool:
         """Whether the result is a new model of other sizes, and RUN its teacher."""
         return any(getattr(self, name) is not None for name in SIZES)
+
+    @property
+    def is_only_rounded(self) -> bool:
+        """Whether training serves the rounding of RUN's own weights alone."""
+        return self.to != "fp32" and self.prune is None and not self.is_new_student
 
     @property
     def distils(self) -> bool:

@@ -24,23 +24,29 @@ Zeros = Literal["none", "blocks"]
 """What is pruned: single weights, or blocks of 16 rows and 4 columns."""
 MIN_SIZE = 16
 """Rows and columns that a matrix has at least to be pruned: smaller ones save nothing."""
+OUTPUT_SHARE = 0.1
+"""The output matrix of a language model is pruned where it has more than this share of the weights:
+zeros in that of 65 characters cost 0.02 bits/char and save 2 % (docs/log.md)."""
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the matrices of a model that are pruned, by name.
 
-    These are the matrices of its LSTMs and linear layers and the output matrix of a language model,
-    tied to the embedding or not. An embedding that is not tied is only looked up.
+    These are the matrices of its LSTMs and linear layers, and the output matrix of a language model
+    where it is a large one, tied to the embedding or not. An embedding that is not tied is only
+    looked up.
     """
-    found = set[int]()
+    found = dict[int, int]()  # weights by id
     for module in model.modules():
         if isinstance(module, nn.LSTM):
             own = module.named_parameters(recurse=False)
-            found |= {id(p) for name, p in own if name.startswith("weight_")}
+            found |= {id(p): p.numel() for name, p in own if name.startswith("weight_")}
         elif isinstance(module, nn.Linear):
-            found.add(id(module.weight))
-        elif isinstance(module, LanguageModel):
-            found.add(id(module.output_weight))
+            found[id(module.weight)] = module.weight.numel()
+    if isinstance(model, LanguageModel):
+        output = model.output_weight
+        if output.numel() > OUTPUT_SHARE * (sum(found.values()) + output.numel()):
+            found[id(output)] = output.numel()
     named = model.named_parameters()
     return {name: p for name, p in named if id(p) in found and min(p.shape) >= MIN_SIZE}
 

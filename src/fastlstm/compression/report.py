@@ -52,15 +52,16 @@ class Change:
 
     Attributes:
         difference: in the measure's unit.
-        low: lower end of the 95 % bootstrap interval of the difference.
-        high: its upper end.
+        low: lower end of the 95 % bootstrap interval of the difference; None where there are too
+            few blocks of data for one.
+        high: its upper end, or None.
         num_scored: tokens or windows.
         scored_on: name of the text or table.
     """
 
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     num_scored: int
     scored_on: str
 
@@ -204,28 +205,34 @@ def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str
 
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
-    assert report.loss is not None
-    measure = "bits/char" if report.kind == "text" else f"of the {report.measure}"
+    loss, limit, change = report.loss, report.max_loss, report.change
+    before, after = report.source.quality, report.result.quality
+    assert loss is not None
+    assert limit is not None
+    assert change is not None
+    if report.kind == "text":
+        grew, most = f"bits/char grew by {loss:.4f}", ""
+    else:
+        grew, most = f"the {report.measure} grew by {100 * loss:.4g} %", f" ({100 * limit:g} %)"
     has_earlier = RunDirectory(report.path).has_published()
     parts: list[Any] = [
-        f"the loss is {report.loss:.4f} {measure}, more than ",
-        Setting("max_loss", report.max_loss),
-        f"; '{report.path}' keeps the model that was published there before" if has_earlier
-        else f"; nothing is published in '{report.path}'",
+        f"{grew}, from {before:.4f} to {after:.4f} on {change.scored_on}, more than ",
+        Setting("max_loss", limit), f"{most}; ",
+        f"'{report.path}' keeps the model that was published there before. " if has_earlier
+        else f"nothing is published in '{report.path}'. ",
     ]  # fmt: skip
     if is_trained:
-        again = Message("the same call with resume=True", flags="the same command with --resume")
+        again = Message("The same call with resume=True", flags="The same command with --resume")
         parts += [
-            ". Its checkpoints stay: ",
-            again,
-            " and more ",
-            Setting("steps"),
-            " or ",
-            Setting("budget"),
-            " trains on, a larger ",
+            "Its checkpoints stay. ", again, " and more ", Setting("steps"), " or ",
+            Setting("budget"), " trains on; with a larger ", Setting("max_loss"),
+            " it publishes the model",
+        ]  # fmt: skip
+    else:
+        parts += [
+            "Give a ", Setting("budget"), " to train the model, which loses less, or a larger ",
             Setting("max_loss"),
-            " publishes it",
-        ]
+        ]  # fmt: skip
     error = QualityError(*parts)
     error.report = report.to_dict()
     return error

@@ -43,10 +43,10 @@ class PruningSchedule:
 
     final: float
     initial: float = 0.0
-    begin: float = 0.05
-    end: float = 0.6
+    begin: float = 0.02
+    end: float = 0.4
     power: float = 3.0
-    every: int = 20
+    every: int = 10
 
     def __post_init__(self) -> None:
         if type(self.begin) is not type(self.end):

@@ -1,4 +1,4 @@
-"""Intervals of a difference that is measured on a text."""
+"""Intervals of a difference that is measured on a text or a table."""
 
 from __future__ import annotations
 
@@ -9,21 +9,32 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MAX_BLOCKS, _MIN_BLOCKS, _BLOCK = 1000, 20, 200
+MIN_BLOCKS = 10
+"""Fewer say too little about how the values scatter."""
+_MAX_BLOCKS, _NUM_BLOCKS, _BLOCK = 1000, 20, 200
 _SAMPLES = 2000
 
 
-def bootstrap_interval(values: NDArray[Any], weights: NDArray[Any]) -> tuple[float, float]:
+def bootstrap_interval(
+    values: NDArray[Any], weights: NDArray[Any], block: int | None = None
+) -> tuple[float, float] | tuple[None, None]:
     """Returns the 95 % bootstrap interval of ``sum(values) / sum(weights)``.
 
-    Neighbouring values depend on each other: blocks of at least 200, of few values fewer, are
-    drawn, 2,000 times, with a fixed seed.
+    Neighbouring values depend on each other: blocks of them are drawn, 2,000 times, with a fixed
+    seed.
 
     Args:
-        values: `(n,)`, in the order of the text.
+        values: `(n,)`, in the order in which they depend on each other: of the text, of time.
         weights: `(n,)`, not negative; their sum is positive.
+        block: least values of a block; default 200, of few values fewer, so that there are 20.
+
+    Returns:
+        The ends; None, None of fewer than 10 blocks.
     """
-    num = max(min(_MIN_BLOCKS, len(values)), min(_MAX_BLOCKS, len(values) // _BLOCK))
+    least = min(_NUM_BLOCKS, len(values)) if block is None else 0
+    num = min(_MAX_BLOCKS, max(least, len(values) // (block or _BLOCK)))
+    if num < MIN_BLOCKS:
+        return None, None
     edges = np.linspace(0, len(values), num, endpoint=False).astype(np.int64)
     sums, sizes = (np.add.reduceat(a.astype(np.float64), edges) for a in (values, weights))
     drawn = np.random.default_rng(0).integers(num, size=(_SAMPLES, num))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fastlstm.compression.report import (
 from fastlstm.compression.teacher_time import TeacherTime
 from fastlstm.compression.text_model import (
     TextModel,
+    Weights,
     compressed_files,
     encode_model,
     max_scored,
@@ -62,12 +64,13 @@ def _rate_share(config: CompressConfig) -> float:
     """Returns the share of the source's peak learning rate for training on (docs/log.md)."""
     if config.prune is not None:
         kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
-        return 0.3 if config.structured == "units" else min(kept**-0.5, 3.0)
+        return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
     return 0.3 if config.to == "fp32" else 0.05
 
 
 _OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
 """Options of training that are never the source's."""
+_NOT_BETTER = "{}, rounded to the nearest, which lost less than after the training for it"
 _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 
@@ -131,7 +134,9 @@ class CompressionSession(TextSession):
         values |= {n: v for n, v in own.items() if v is not None or n in _OPEN}
         if config.is_new_student:
             values |= {n: None for n in ("learning_rate", "dropout") if own[n] is None}
-        elif own["learning_rate"] is None:
+        elif config.prune is not None and own["dropout"] is None:
+            values["dropout"] = 0.0  # zeros and the teacher are enough against overfitting
+        if own["learning_rate"] is None and not config.is_new_student:
             peak = peak_rate(self._stored.config)
             peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
             values["learning_rate"] = _rate_share(config) * peak
@@ -243,8 +248,6 @@ class CompressionSession(TextSession):
             for name, weight in trainer.best.weights.items()
             if not name.startswith(f"{MATCHER}.")
         }
-        data = encode_model(weights, self._config.to)
-        result = TextModel.of_file(data, run.path, task.model.config, self._config.to)
         progress = trainer.progress
         training = TrainingFigures(
             steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
@@ -256,15 +259,28 @@ class CompressionSession(TextSession):
                 f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
                 " for zeros in no order"
             )
-        self.report = measured(
-            self._config, self._stored, self._source, result,
-            task.valid_ids, name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"]),
-            self._methods(result), notes, training,
-        )  # fmt: skip
+        scored_on = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
+        reports: list[tuple[CompressReport, bytes]] = []
+        for data, is_trained in self._results(weights):
+            result = TextModel.of_file(data, run.path, task.model.config, self._config.to)
+            methods = self._methods(result) if is_trained else [_NOT_BETTER.format(self._config.to)]
+            report = measured(
+                self._config, self._stored, self._source, result, task.valid_ids, scored_on,
+                methods, notes, training,
+            )  # fmt: skip
+            reports.append((report, data))
+        self.report, data = min(reports, key=lambda pair: pair[0].result.quality or math.inf)
         if self.report.is_published:
             files = compressed_files(task.model_files, self._about())
             publish(run, files, data, self.report)
         return {"compression": self.report.to_dict()}
+
+    def _results(self, weights: Weights) -> list[tuple[bytes, bool]]:
+        """Returns the files of weights that may be published, and whether they were trained."""
+        results = [(encode_model(weights, self._config.to), True)]
+        if self._config.is_only_rounded:
+            results.append((encode_model(self._source.weights, self._config.to), False))
+        return results
 
     def _methods(self, result: TextModel) -> list[str]:
         config, methods = self._config, []

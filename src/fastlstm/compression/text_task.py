@@ -46,6 +46,7 @@ class CompressedTextTask(TextTask):
     Attributes:
         teaching: the teacher, or None.
         conclude: measures and publishes the best weights; returns what the `end` event holds.
+        num_results: how many models it measures beside the source.
         num_scored: tokens that `conclude` scores with the source and with the result.
         teacher_s: seconds spent in the teacher's LSTM layers.
     """
@@ -54,6 +55,7 @@ class CompressedTextTask(TextTask):
 
     teaching: Teaching | None = field(kw_only=True)
     conclude: Callable[[Trainer], Event] = field(kw_only=True)
+    num_results: int = field(default=1, kw_only=True)
     num_scored: int = field(kw_only=True)
     teacher_s: float = field(default=0.0, kw_only=True)
 
@@ -119,7 +121,7 @@ class CompressedTextTask(TextTask):
         """Does nothing: what `conclude` has measured is published."""
 
     def finish_s(self, unit_s: float) -> float:
-        return self.report_s + MEASURING_S + 2 * unit_s * self.num_scored
+        return self.report_s + self.num_results * (MEASURING_S + 2 * unit_s * self.num_scored)
 
     def finish(self, trainer: Trainer) -> Event:
         with trainer.progress.counted("measuring"):

@@ -26,7 +26,7 @@ from fastlstm.runs.events import Event
 from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import CLOSING_S, Trainer
 
-_MIN_CALIBRATED = 256
+MIN_CALIBRATED = 256
 """Validation windows, if there are as many, that calibrate quantiles however long it takes: every
 level of `LEVELS` needs 199."""
 _FINAL_SHARE, _EARLY_SHARE, _TEST_SHARE = 0.1, 0.02, 0.15
@@ -132,7 +132,7 @@ class Closing:
             show_progress(done, of)
 
         def has_time(done: int) -> bool:
-            return time.perf_counter() - started < limit_s or done < _MIN_CALIBRATED
+            return time.perf_counter() - started < limit_s or done < MIN_CALIBRATED
 
         limit_s = share * (self.budget_s or 0.0)
         should_continue = None if self.budget_s is None else has_time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,6 +23,25 @@ from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress
 from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Some rows of a batch.
+
+    Attributes:
+        rows: of the batch.
+        values: as the network takes them.
+        statics: or None.
+        actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
+        count: present values of the whole batch.
+    """
+
+    rows: slice
+    values: Tensor
+    statics: Tensor | None
+    actual: Tensor
+    count: int
 
 
 class ForecastTask(Task):
@@ -79,42 +99,31 @@ class ForecastTask(Task):
         count = max(self._num_present(target), 1)
         state = continued_state(self._state, batch, self._device)
         for rows in torch.arange(len(values)).tensor_split(num_parts):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            own = None if statics is None else statics[part]
-            if self._origins:
-                before = None if state is None else rows_of_state(state, part)
-                with autocast(self._precision, self._device):
-                    parameters, after = self.model.read_chunk(values[part], own, before)
-                states.append(after.detach())
-            else:
-                with autocast(self._precision, self._device):
-                    parameters = self.model(values[part], own)
+            own = slice(int(rows[0]), int(rows[-1]) + 1)
             each = self._origins or 1
-            actual = target[part.start * each : part.stop * each]
-            yield self.part_loss(parameters.float(), actual, count, part, values[part], own)
+            part = BatchPart(
+                own, values[own], None if statics is None else statics[own],
+                target[own.start * each : own.stop * each], count,
+            )  # fmt: skip
+            with autocast(self._precision, self._device):
+                if self._origins:
+                    before = None if state is None else rows_of_state(state, own)
+                    parameters, after = self.model.read_chunk(part.values, part.statics, before)
+                    states.append(after.detach())
+                else:
+                    parameters = self.model(part.values, part.statics)
+            yield self.part_loss(part, parameters.float())
         if states:
             self._state = joined_state(states)
 
-    def part_loss(
-        self,
-        parameters: Tensor,
-        actual: Tensor,
-        count: int,
-        part: slice,
-        values: Tensor,
-        statics: Tensor | None,
-    ) -> Tensor:
+    def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
         """Returns the loss of a part of a batch: its share of the mean over the whole.
 
         Args:
+            part: what was read.
             parameters: of the output, shape ``(B * origins, h, C, num_parameters)``.
-            actual: values, shape ``(B * origins, h, C)``; NaN if missing.
-            count: present values of the whole batch.
-            part: the rows of the batch.
-            values: input of the part.
-            statics: of the part, or None.
         """
-        return self._summed(parameters, actual) / count
+        return self._summed(parameters, part.actual) / part.count
 
     def _target(self, values: Tensor) -> Tensor:
         """Returns the actual values, shape ``(B * origins, h, C)``."""

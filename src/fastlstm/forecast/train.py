@@ -20,7 +20,7 @@ from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import Split, fit_scaler, split_table
+from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler, split_table
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -237,18 +237,22 @@ def _untrained(
     if config.learning_rate is None:
         config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
     config = dataclasses.replace(config, input_size=sizes.input_size, patch=sizes.patch)
-    columns = dataset.table.columns
-    unscaled = [columns.index(name) for name in dataset.roles.categorical if name in columns]
-    if config.output == "negative_binomial":
-        unscaled += range(sizes.num_targets)
     torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
     network.lstm.strict = config.strict_kernels
     return StoredForecaster(
-        config, given, network, fit_scaler(dataset.table, split.train_ends, unscaled),
-        Calibration.none(sizes), static_scale(dataset), TableSchema.of(dataset, sizes.has_missing),
-        dataset.key,
+        config, given, network, fitted_scaler(config, dataset, split), Calibration.none(sizes),
+        static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
     )  # fmt: skip
+
+
+def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> Scaler:
+    """Returns the scaler of a table's training rows."""
+    columns, roles = dataset.table.columns, dataset.roles
+    unscaled = [columns.index(name) for name in roles.categorical if name in columns]
+    if config.output == "negative_binomial":
+        unscaled += range(len(roles.target))
+    return fit_scaler(dataset.table, split.train_ends, unscaled)
 
 
 def _continued_from(

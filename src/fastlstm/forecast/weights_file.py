@@ -84,7 +84,7 @@ def weights_file(
         values, matrix = parameter.detach().cpu().numpy(), compression.matrices.get(name)
         is_same = matrix is not None and np.array_equal(matrix.dequantized(), values)
         weights[_NETWORK + name] = matrix if is_same else values
-    sparse = compression.about["structured"] == "blocks"
+    sparse = compression.about["structured"] == "blocks" and compression.weights != "int4"
     blocks = {name for name, w in weights.items() if sparse and _is_shorter_as_blocks(name, w)}
     data = encode_weights(weights, compression.weights, blocks)
     others = {name: t.cpu().numpy() for name, t in state.items() if name not in weights}

@@ -56,10 +56,15 @@ def _quality_text(report: dict[str, Any]) -> str:
     if change is None:
         return f"not measured: {report['not_measured']}"
     before, after = report["source"]["quality"], report["result"]["quality"]
-    scored = counted(change["num_scored"], "token" if report["kind"] == "text" else "window")
+    unit = "token" if report["kind"] == "text" else "window"
+    scored = counted(change["num_scored"], unit)
+    if change["low"] is None:
+        interval = f"no interval: too few blocks of {unit}s"
+    else:
+        interval = f"95 % interval {change['low']:+z.4f} to {change['high']:+z.4f}"
     return (
-        f"{before:.4f} -> {after:.4f} ({change['difference']:+z.4f}, 95 % interval"
-        f" {change['low']:+z.4f} to {change['high']:+z.4f}) on {scored} of {change['scored_on']}"
+        f"{before:.4f} -> {after:.4f} ({change['difference']:+z.4f}, {interval}) on {scored} of"
+        f" {change['scored_on']}"
     )
 
 
@@ -162,7 +167,9 @@ def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, n
         Curve(x[:1], [0.0], source, "muted", is_dotted=True),
         Curve(x[1:], [change["difference"]], result, "a", is_dotted=True),
     ]
-    band = Band(x[1:], [change["low"]], [change["high"]], "95 % interval")
+    band = None
+    if change["low"] is not None:
+        band = Band(x[1:], [change["low"]], [change["high"]], "95 % interval")
     label, right = f"change of {measure}", 1.1 * max(x) or None
     svg = draw(curves, title, x_unit, label, name=name, right=right, band=band)
     return Chart(title, f"{measure} of the result less those of the source; lower is better.", svg)
