@@ -32,6 +32,7 @@ from fastlstm.errors import (
 from fastlstm.report.progress import PlainOutput
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
+from fastlstm.system.measurements import CpuTimer
 from fastlstm.text.config import COMPRESSED_VERSION
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes
 from fastlstm.text.weight_report import score
@@ -114,6 +115,21 @@ def test_figures_of_rounding(
     assert set(report.result.speed) == {1, 64}
     assert report.methods == ["int8, rounded to the nearest"]
     assert "int8" in report.result.kernel
+
+
+def test_speeds_of_a_busy_machine_are_named(
+    compressed: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[CpuTimer] = []
+
+    def was_busy(timer: CpuTimer, share: float) -> bool:
+        timers.append(timer)
+        return True
+
+    monkeypatch.setattr(CpuTimer, "was_busy", was_busy)
+    text = "speeds were measured while the machine was busy: idle it is faster"
+    assert compressed(to="int8").notes == [text]
+    assert timers[-1].wall_s >= 12 * 0.01, "2 models, 2 numbers of streams, 3 rounds"
 
 
 def test_the_text_may_be_another(compressed: Compress, trained: Path, tmp_path: Path) -> None:
@@ -394,7 +410,7 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
 def test_a_used_budget_is_published_with_a_larger_limit(
     compressed: Compress, tmp_path: Path
 ) -> None:
-    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+    with pytest.raises(QualityError, match="with a larger max_loss it publishes the model"):
         compressed(rnn_size=8, budget="4s", learning_rate=1e-6, max_loss=0.0)
     steps = int(RunDirectory(tmp_path / "out").checkpoints()[0].name.partition("-")[2])
     events: list[dict[str, Any]] = []

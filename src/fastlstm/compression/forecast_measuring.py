@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
+    notes_of_speed,
     pruning_method,
 )
-from fastlstm.errors import counted
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.closing import MIN_CALIBRATED
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -34,13 +33,11 @@ from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import hardware
+from fastlstm.system.measurements import CpuTimer
 
 _SHARE = 0.04
 """Of a budget, for the errors of each part, before training and after."""
 _SPEED_S = 3.0
-_BUSY = 1.5
-"""Load per core from which measured speeds say little."""
 
 
 class Measuring:
@@ -137,7 +134,9 @@ class Measuring:
     ) -> tuple[CompressReport, dict[str, bytes]]:
         """Returns the report of a result, and its files with the report among them."""
         source, measure = self._source, measure_of(self._source)
-        files, (before_s, after_s) = forecaster_files(result), speeds([source, result])
+        files = forecaster_files(result)
+        with CpuTimer(threads=1) as timer:
+            before_s, after_s = speeds([source, result])
         sides = [
             figures_of(source, str(self._run), self._source_file(), before_s),
             figures_of(result, str(out), files[MODEL_FILE], after_s),
@@ -173,7 +172,7 @@ class Measuring:
             source=sides[0], result=sides[1], measure=measure, change=change,
             not_measured=self.why_not or None, outputs=outputs, speed_unit="windows", lacks=[],
             training=training, max_loss=self._config.max_loss, is_published=True,
-            notes=[*self.notes, *_notes(result), *_notes_of_machine()], scores=scores,
+            notes=[*self.notes, *_notes(result), *notes_of_speed(timer)], scores=scores,
         )  # fmt: skip
         report = report.checked()
         return report, {**files, REPORT_FILE: report.to_json()}
@@ -241,11 +240,3 @@ def _notes_on_intervals(
 def _notes(result: StoredForecaster) -> list[str]:
     note = None if result.compression is None else result.compression.note
     return [] if note is None else [note]
-
-
-def _notes_of_machine() -> list[str]:
-    load, cores = os.getloadavg()[0], hardware.cores()
-    if load <= _BUSY * cores:
-        return []
-    text = f"the machine was busy (load {load:.1f} on {counted(cores, 'core')})"
-    return [f"{text}: the measured speeds are those of a part of it"]

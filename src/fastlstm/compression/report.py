@@ -9,9 +9,12 @@ from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
 
 REPORT_FILE = "compression.json"
+_QUIET_SHARE = 0.9
+"""Of the time of one thread: less CPU time than this, and others had the cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +177,13 @@ class CompressReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, as compression.json holds them."""
         return dataclasses.asdict(self)
+
+
+def notes_of_speed(timer: CpuTimer) -> list[str]:
+    """Returns what is noted of speeds that were measured within a timer of one thread."""
+    if not timer.was_busy(_QUIET_SHARE):
+        return []
+    return ["speeds were measured while the machine was busy: idle it is faster"]
 
 
 def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:

@@ -11,6 +11,7 @@ from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
+    notes_of_speed,
 )
 from fastlstm.compression.text_model import (
     TextModel,
@@ -20,6 +21,7 @@ from fastlstm.compression.text_model import (
 )
 from fastlstm.compression.units import removed_share
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.measurements import CpuTimer
 from fastlstm.text.stored_model import MODEL_FILE, StoredModel
 from fastlstm.text.task import tokens_per_char
 
@@ -102,14 +104,15 @@ def measured(
         quality, change, outputs = compare_quality(*both, stored.tokenizer, ids, str(about_ids))
     per_token = 1.0 if ids is None else 1.0 / tokens_per_char(ids, stored.tokenizer)
     unit = "characters" if ids is not None or stored.tokenizer.kind == "char" else "tokens"
-    before, after = compare_speed(source, result, per_token)
+    with CpuTimer(threads=1) as timer:
+        before, after = compare_speed(source, result, per_token)
     report = CompressReport(
         kind="text", path=result.path, methods=methods,
         source=source.figures(before, quality[0]), result=result.figures(after, quality[1]),
         measure="bits_per_char", change=change,
         not_measured=None if ids is not None else about_ids, outputs=outputs, speed_unit=unit,
         lacks=missing_features(result), training=training, max_loss=config.max_loss,
-        is_published=True, notes=notes,
+        is_published=True, notes=[*notes, *notes_of_speed(timer)],
     )  # fmt: skip
     return report.checked()
 
