@@ -31,6 +31,7 @@ def test_rounding(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "contains a model without a checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_table_is_read_as_a_text_with_a_warning(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

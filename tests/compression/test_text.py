@@ -394,7 +394,7 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
 def test_a_used_budget_is_published_with_a_larger_limit(
     compressed: Compress, tmp_path: Path
 ) -> None:
-    with pytest.raises(QualityError, match="a larger max_loss publishes it"):
+    with pytest.raises(QualityError, match="with a larger max_loss it publishes"):
         compressed(rnn_size=8, budget="4s", learning_rate=1e-6, max_loss=0.0)
     steps = int(RunDirectory(tmp_path / "out").checkpoints()[0].name.partition("-")[2])
     events: list[dict[str, Any]] = []
