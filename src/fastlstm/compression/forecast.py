@@ -27,13 +27,11 @@ from fastlstm.compression.report import (
     unfinished_error,
 )
 from fastlstm.compression.teacher_time import TeacherTime
-from fastlstm.compression.text_result import peak_rate
 from fastlstm.compression.units import removed_share, without_units
 from fastlstm.errors import (
     ConfigError,
     DataError,
     FastLSTMError,
-    FormatError,
     Setting,
 )
 from fastlstm.forecast.calibration import calibrate
@@ -48,10 +46,10 @@ from fastlstm.forecast.train import fitted_scaler, source_text, train_forecaster
 from fastlstm.forecast.weights_file import Compression
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
+from fastlstm.runs.compression_record import peak_rate
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded
-from fastlstm.system.fields import built
 from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
 from fastlstm.training.session import locked_run
 from fastlstm.training.trainer import Trainer
@@ -254,10 +252,7 @@ class _Training:
         progress = trainer.progress
         if progress.best_step < 0:
             return {}, None
-        training = TrainingFigures(
-            steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
-            reason=trainer.reason,
-        )  # fmt: skip
+        training = TrainingFigures.of(trainer, teacher_s)
         with progress.counted("measuring"):
             self._report, files = self._measuring.report(stored, self._job.out, training)
         about = {"compression": self._report.to_dict()}
@@ -275,17 +270,8 @@ def _resumed(job: Job) -> CompressConfig:
     if checkpoint is None:
         return job.config
     files = RunDirectory(checkpoint).read_published(["config.json"])[1]
-    about = json.loads(files["config.json"]).get("compression")
-    if not isinstance(about, dict):
-        raise FormatError(
-            f"'{job.out}' was started by train, not by compress; give another ", Setting("out")
-        )
-    if about["source"]["model_sha256"] != read_manifest(job.run).files["model.safetensors"].sha256:
-        raise FormatError(
-            f"'{job.out}' was started from another model ({about['source']['path']}), or {job.run}"
-            " has changed since; give another ", Setting("out"),
-        )  # fmt: skip
-    first = built(CompressConfig, about["options"], "config.json")
+    sha256 = read_manifest(job.run).files["model.safetensors"].sha256
+    first = job.first_options(json.loads(files["config.json"]), sha256)
     return resumed_config(job.config, job.given, first, first, COMPRESS_MAY_CHANGE)
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.compression.goal import chosen
 from fastlstm.compression.schedule import PruningSchedule
-from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import Precision, check_fields, parse_amount
+from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.system.fields import Precision, built, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from fastlstm.compression.goal import Attempt, Way
@@ -319,6 +319,29 @@ class Job:
     stop: Callable[[], bool] | None
     started: float
     notes: tuple[str, ...] = ()
+
+    def first_options(self, config: Mapping[str, Any], sha256: str) -> CompressConfig:
+        """Returns the options that the run in `out` was started with.
+
+        Args:
+            config: config.json of its checkpoint.
+            sha256: of the source's file of weights.
+
+        Raises:
+            FormatError: it was started from another model, or by another command.
+        """
+        about = config.get("compression")
+        if not isinstance(about, dict):
+            raise FormatError(
+                f"'{self.out}' was started by train, not by compress; give another ",
+                Setting("out"),
+            )  # fmt: skip
+        if about["source"]["model_sha256"] != sha256:
+            raise FormatError(
+                f"'{self.out}' was started from another model ({about['source']['path']}), or"
+                f" {self.run} has changed since; give another ", Setting("out"),
+            )  # fmt: skip
+        return built(CompressConfig, about["options"], "config.json")
 
     def with_goal_reached(
         self, ways: Sequence[Way], attempt: Callable[[CompressConfig], Attempt], unit: str

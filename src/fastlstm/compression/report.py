@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
 
 REPORT_FILE = "compression.json"
 _QUIET_SHARE = 0.9
@@ -100,6 +103,14 @@ class TrainingFigures:
     seconds: float
     teacher_s: float
     reason: str
+
+    @staticmethod
+    def of(trainer: Trainer, teacher_s: float) -> TrainingFigures:
+        """Returns those of a run at its end."""
+        return TrainingFigures(
+            steps=trainer.progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
+            reason=trainer.reason,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from fastlstm.compression.text_model import (
     missing_features,
 )
 from fastlstm.compression.units import removed_share
+from fastlstm.runs.compression_record import peak_rate
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.text.stored_model import MODEL_FILE, StoredModel
@@ -57,17 +58,6 @@ def compression_of(
         },
         "teacher": teacher,
     }
-
-
-def peak_rate(stored: Mapping[str, Any]) -> float | None:
-    """Returns the peak learning rate of the run that a chain of compressions began with.
-
-    Args:
-        stored: config.json of the last one.
-    """
-    before = stored.get("compression", {}).get("source", {})
-    rate: float | None = before.get("learning_rate", stored.get("train", {}).get("learning_rate"))
-    return rate
 
 
 def notes_of(job: Job, stored: StoredModel, source: TextModel) -> list[str]:

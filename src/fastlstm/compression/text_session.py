@@ -33,12 +33,12 @@ from fastlstm.compression.text_result import (
     measured,
     name_of_text,
     notes_of,
-    peak_rate,
     publish,
 )
 from fastlstm.compression.text_task import CompressedTextTask, Teaching
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FormatError, Setting
+from fastlstm.runs.compression_record import peak_rate
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats
@@ -109,18 +109,8 @@ class CompressionSession(TextSession):
 
     def _options_of(self, checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
         """Returns the options of a checkpoint's training; keeps those of its compression."""
-        stored = json.loads(checkpoint.files[CONFIG_FILE]).get("compression")
-        if not isinstance(stored, dict):
-            raise FormatError(
-                f"'{self._job.out}' was started by train, not by compress; give another ",
-                Setting("out"),
-            )  # fmt: skip
-        if stored["source"]["model_sha256"] != self._source.sha256:
-            raise FormatError(
-                f"'{self._job.out}' was started from another model ({stored['source']['path']}),"
-                f" or {self._job.run} has changed since; give another ", Setting("out"),
-            )  # fmt: skip
-        self._first = built(CompressConfig, stored["options"], "config.json")
+        stored = json.loads(checkpoint.files[CONFIG_FILE])
+        self._first = self._job.first_options(stored, self._source.sha256)
         return stored_configs(checkpoint)
 
     def _train_config(self) -> TrainConfig:
@@ -248,11 +238,7 @@ class CompressionSession(TextSession):
             for name, weight in trainer.best.weights.items()
             if not name.startswith(f"{MATCHER}.")
         }
-        progress = trainer.progress
-        training = TrainingFigures(
-            steps=progress.step, seconds=trainer.elapsed_s(), teacher_s=task.teacher_s,
-            reason=trainer.reason,
-        )  # fmt: skip
+        training = TrainingFigures.of(trainer, task.teacher_s)
         notes = notes_of(self._job, self._stored, self._source)
         if self._config.prune is not None and self._config.structured == "none":
             notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastlstm.runs.weight_formats import FORMATS_IN_FILES
@@ -33,6 +34,17 @@ def checked_compression(value: Any) -> dict[str, Any]:
     if rate is not None and not (is_number(rate) and 0 <= rate < 1e3):
         raise ValueError(f"compression.source.learning_rate is {rate!r:.80}, expected a number")
     return about
+
+
+def peak_rate(stored: Mapping[str, Any]) -> float | None:
+    """Returns the peak learning rate of the run that a chain of compressions began with.
+
+    Args:
+        stored: config.json of the last one.
+    """
+    before = stored.get("compression", {}).get("source", {})
+    rate: float | None = before.get("learning_rate", stored.get("train", {}).get("learning_rate"))
+    return rate
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
