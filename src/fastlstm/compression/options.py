@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.compression.goal import chosen
 from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.runs.compression_record import STUDENT_SIZES
 from fastlstm.system.fields import Precision, built, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
 
@@ -25,8 +26,6 @@ WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
 Structure = Literal["none", "blocks", "units"]
 
 DEFAULT_SCHEDULE = "polynomial:0.02,0.4,3,10"
-SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
-"""Options that make the student a new model."""
 OF_TEXTS = ("rnn_size", "embed_size", "seq_length")
 OF_FORECASTERS = ("hidden_size",)
 """Options that the other kind of model has not got."""
@@ -138,8 +137,8 @@ class CompressConfig:
             object.__setattr__(self, "distil", os.fspath(distil))
         check_fields(self, _BOUNDS)
         self._check_pruning()
-        if self.prune is None:  # a pruned text model has RUN
-            self.require_teacher()
+        if not self.has_goal:
+            self.require_teacher(self.is_taught)
         if self.streams != 1 and self.target is None:
             raise ConfigError(
                 Setting("streams"), " is about a speed; give it too: ", Setting("target", "20000/s")
@@ -161,7 +160,7 @@ class CompressConfig:
 
     def refuse_method(self) -> None:
         """Raises ConfigError where there is a method beside a goal."""
-        for name in ("to", "prune", *SIZES):
+        for name in ("to", "prune", *STUDENT_SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
                 raise ConfigError(
@@ -187,7 +186,7 @@ class CompressConfig:
                         Setting("prune", 0.9),
                     )  # fmt: skip
         if self.structured == "units":
-            for name in ("schedule", *SIZES):
+            for name in ("schedule", *STUDENT_SIZES):
                 if getattr(self, name) is not None:
                     raise ConfigError(
                         Setting("structured", "units"),
@@ -203,18 +202,14 @@ class CompressConfig:
         if self.epochs is None:  # else their steps are not known yet
             schedule.require_end(self.steps)
 
-    def taught_by(self, run: Path) -> CompressConfig:
-        """Returns the options of a text model, with RUN as the teacher of a pruned one."""
-        if self.prune is None or self.distils or self.alpha == 0:
-            return self
-        return dataclasses.replace(self, distil=str(run))
-
-    def require_teacher(self) -> None:
-        """Raises ConfigError for options of distillation where there is no teacher."""
-        if self.distils:
+    def require_teacher(self, has_teacher: bool) -> None:
+        """Raises ConfigError for options of distillation that are set without a teacher."""
+        if has_teacher:
             return
         for name in ("temperature", "alpha", "match_hidden"):
-            if getattr(self, name) != CompressConfig.__dataclass_fields__[name].default:
+            value = getattr(self, name)
+            is_off = name == "alpha" and value == 0 and self.prune is not None
+            if value != CompressConfig.__dataclass_fields__[name].default and not is_off:
                 raise ConfigError(
                     Setting(name), " is about distillation; name the run of the teacher too: ",
                     Setting("distil", "RUN"),
@@ -223,7 +218,7 @@ class CompressConfig:
     @property
     def is_new_student(self) -> bool:
         """Whether the result is a new model of other sizes, and RUN its teacher."""
-        return any(getattr(self, name) is not None for name in SIZES)
+        return any(getattr(self, name) is not None for name in STUDENT_SIZES)
 
     @property
     def is_only_rounded(self) -> bool:
@@ -232,8 +227,13 @@ class CompressConfig:
 
     @property
     def distils(self) -> bool:
-        """Whether there is a teacher."""
+        """Whether a teacher is asked for."""
         return self.distil is not None or self.is_new_student
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a text model has a teacher: a pruned one has RUN, unless `alpha` is 0."""
+        return self.distils or (self.prune is not None and self.alpha > 0)
 
     @property
     def trains(self) -> bool:
@@ -342,6 +342,20 @@ class Job:
                 f" {self.run} has changed since; give another ", Setting("out"),
             )  # fmt: skip
         return built(CompressConfig, about["options"], "config.json")
+
+    def require_same_teacher(self, config: Mapping[str, Any], sha256: str | None) -> None:
+        """Raises FormatError where the run in `out` was started with another teacher.
+
+        Args:
+            config: config.json of its checkpoint.
+            sha256: of the teacher's file of weights; None where there is no teacher.
+        """
+        before = config["compression"].get("teacher")
+        if before is not None and before["model_sha256"] != sha256:
+            raise FormatError(
+                f"'{self.out}' was started with another teacher, or {before['path']} has changed"
+                " since; give another ", Setting("out"),
+            )  # fmt: skip
 
     def with_goal_reached(
         self, ways: Sequence[Way], attempt: Callable[[CompressConfig], Attempt], unit: str

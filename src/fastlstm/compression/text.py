@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +59,6 @@ def compress_text(job: Job) -> CompressReport:
                 "characters",
             )
         if is_resumed or job.config.trains:
-            job = dataclasses.replace(job, config=job.config.taught_by(job.run))
             return CompressionSession(run, job, stored, source).compress()
         job.config.require_work()
         return _round(run, job, stored, source)
