@@ -40,7 +40,7 @@ STUDENT_BUDGET = "4m"
 def ways(source: str) -> dict[str, dict[str, Any]]:
     """What is done with a source, by name; `dense` and `alone` are trained without it.
 
-    A dense model is trained for the steps of the source and of its compression together, or three
+    Of blocks x2 is for twice the steps, of units x3 for three times as many. A dense model is trained for the steps of the source and of its compression together, or three
     times as many (x3): about the time of both, where it has half the units.
     """
     steps = TRAINING[source]
@@ -56,6 +56,7 @@ def ways(source: str) -> dict[str, dict[str, Any]]:
         f"blocks-{share}-x2": {**pruned[f"blocks-{share}"], "steps": 2 * steps}
         for share in (75, 90)
     }
+    pruned["units-50-x3"] = {**pruned["units-50"], "steps": 3 * steps}
     sizes = (96, 128, 192, 256, 384, 512)
     dense = {f"dense-{size}": {"rnn_size": size, "steps": total} for size in sizes}
     longer = {f"dense-{size}-x3": {"rnn_size": size, "steps": 3 * total} for size in (256, 512)}
