@@ -40,8 +40,9 @@ STUDENT_BUDGET = "4m"
 def ways(source: str) -> dict[str, dict[str, Any]]:
     """What is done with a source, by name; `dense` and `alone` are trained without it.
 
-    Of blocks x2 is for twice the steps, of units x3 for three times as many. A dense model is trained for the steps of the source and of its compression together, or three
-    times as many (x3): about the time of both, where it has half the units.
+    x2 and x3: for twice or three times the steps. A dense model is trained for the steps of the
+    source and of its compression together; three times as many are about the time of both, where
+    it has half the units.
     """
     steps = TRAINING[source]
     total = SOURCES[source]["steps"] + steps
