@@ -267,7 +267,10 @@ def test_a_pruned_model_learns_from_its_source_wherever_that_lies(
     source: Path, compressed: Compress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fields: dict[str, Any] = {"prune": 0.5, "steps": 6, "log_every": 1, "threads": 1}
+    fields: dict[str, Any] = {
+        "prune": 0.5, "steps": 6, "log_every": 1, "threads": 1, "precision": "fp32",
+        "tensorboard": False,
+    }  # fmt: skip
     observe, stop = stop_after(3)
     with pytest.raises(Stopped):
         fastlstm.compress("source", out="out", **fields, observers=[observe], stop=stop)

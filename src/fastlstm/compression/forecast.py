@@ -76,6 +76,8 @@ def compress_forecaster(job: Job) -> CompressReport:
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
     if not is_resumed:
+        before = None if source.compression is None else source.compression.about
+        job.config.require_more_zeros(before)
         job = job.with_goal_reached(
             WAYS_OF_FORECASTERS, lambda config: _attempt(job, source, config), "windows"
         )

@@ -177,6 +177,21 @@ class CompressConfig:
                 Setting("max_bytes"),
             )  # fmt: skip
 
+    def require_more_zeros(self, source: Mapping[str, Any] | None) -> None:
+        """Raises ConfigError where the source has as many zeros of the kind already.
+
+        Args:
+            source: `compression` of its config.json; None of an ordinary run.
+        """
+        before = None if source is None else source.get("prune")
+        if before is None or self.prune is None or self.structured == "units":
+            return
+        if source is not None and source["structured"] == self.structured and self.prune <= before:
+            raise ConfigError(
+                Setting("prune", self.prune), f" is no more than the {before:g} that RUN was pruned"
+                " by, and pruned weights stay zero; give a larger share",
+            )  # fmt: skip
+
     def _check_pruning(self) -> None:
         if self.prune is None:
             for name in ("structured", "schedule"):

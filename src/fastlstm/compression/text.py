@@ -51,6 +51,7 @@ def compress_text(job: Job) -> CompressReport:
         assert run is not None
         is_resumed = job.resume and bool(run.checkpoints())
         if not is_resumed:
+            job.config.require_more_zeros(stored.config.get("compression"))
             has_speed = job.config.target is not None
             chars_per_token = _chars_per_token(job, stored) if has_speed else 1.0
             job = job.with_goal_reached(
