@@ -27,7 +27,7 @@ Structure = Literal["none", "blocks", "units"]
 DEFAULT_SCHEDULE = "polynomial:0.02,0.4,3,10"
 SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
 """Options that make the student a new model."""
-OF_TEXTS = ("rnn_size", "embed_size", "seq_length")
+OF_TEXTS = ("rnn_size", "embed_size", "seq_length", "output_rank")
 OF_FORECASTERS = ("hidden_size",)
 """Options that the other kind of model has not got."""
 COMPRESS_MAY_CHANGE = (MAY_CHANGE | {"max_loss"}) - {"memory_limit_gb", "strict_kernels"}
@@ -55,16 +55,18 @@ class CompressConfig:
         schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
             END, shares of the training or numbers of steps, anew every EVERY steps; default
             polynomial:0.02,0.4,3,10.
+        output_rank: rank of the output matrix, which becomes the product of two smaller ones: for
+            large vocabularies. RUN is the teacher where there is training.
         rnn_size: hidden units per layer of a new, smaller model (the student); RUN is its teacher.
         hidden_size: hidden units per layer of a new, smaller forecaster (the student); RUN is its
             teacher.
         embed_size: width of the student's token embedding.
         num_layers: number of the student's layers.
         distil: run of the teacher, whose predictions are learnt too; may be RUN itself, which
-            teaches a pruned text model by default.
+            teaches a pruned text model, or one of a lower rank, by default.
         temperature: of the predictions of teacher and student that are compared.
         alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
-            teacher of a pruned text model.
+            teacher of these.
         match_hidden: weight of the squared distance between the features of student and teacher.
         target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
             The mildest method that reaches it is chosen by trying them here, instead of to, prune
@@ -99,6 +101,7 @@ class CompressConfig:
     prune: float | None = None
     structured: Structure = "none"
     schedule: str | None = None
+    output_rank: int | None = None
 
     rnn_size: int | None = None
     hidden_size: int | None = None
@@ -138,7 +141,7 @@ class CompressConfig:
             object.__setattr__(self, "distil", os.fspath(distil))
         check_fields(self, _BOUNDS)
         self._check_pruning()
-        if self.prune is None:  # a pruned text model has RUN
+        if not self._has_run_as_teacher:
             self.require_teacher()
         if self.streams != 1 and self.target is None:
             raise ConfigError(
@@ -161,7 +164,7 @@ class CompressConfig:
 
     def refuse_method(self) -> None:
         """Raises ConfigError where there is a method beside a goal."""
-        for name in ("to", "prune", *SIZES):
+        for name in ("to", "prune", "output_rank", *SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
                 raise ConfigError(
@@ -170,12 +173,12 @@ class CompressConfig:
 
     def require_work(self) -> None:
         """Raises ConfigError where nothing is asked for."""
-        if self.to == "fp32" and not self.trains:
+        if self.to == "fp32" and self.output_rank is None and not self.trains:
             raise ConfigError(
                 "there is nothing to do; give ", Setting("to"), " (fp16, int8 or int4), ",
-                Setting("prune"), ", ", Setting("distil"), ", a smaller ", Setting("rnn_size"),
-                " or ", Setting("hidden_size"), ", or a goal: ", Setting("target"), " or ",
-                Setting("max_bytes"),
+                Setting("prune"), ", ", Setting("output_rank"), ", ", Setting("distil"),
+                ", a smaller ", Setting("rnn_size"), " or ", Setting("hidden_size"),
+                ", or a goal: ", Setting("target"), " or ", Setting("max_bytes"),
             )  # fmt: skip
 
     def _check_pruning(self) -> None:
@@ -203,9 +206,14 @@ class CompressConfig:
         if self.epochs is None:  # else their steps are not known yet
             schedule.require_end(self.steps)
 
+    @property
+    def _has_run_as_teacher(self) -> bool:
+        """Whether RUN teaches where no teacher is named: what is left of it is trained on."""
+        return self.prune is not None or (self.output_rank is not None and self._has_end)
+
     def taught_by(self, run: Path) -> CompressConfig:
-        """Returns the options of a text model, with RUN as the teacher of a pruned one."""
-        if self.prune is None or self.distils or self.alpha == 0:
+        """Returns the options of a text model, with RUN as the teacher of what is left of it."""
+        if not self._has_run_as_teacher or self.distils or self.alpha == 0:
             return self
         return dataclasses.replace(self, distil=str(run))
 
@@ -228,7 +236,8 @@ class CompressConfig:
     @property
     def is_only_rounded(self) -> bool:
         """Whether training serves the rounding of RUN's own weights alone."""
-        return self.to != "fp32" and self.prune is None and not self.is_new_student
+        is_whole = self.prune is None and self.output_rank is None
+        return self.to != "fp32" and is_whole and not self.is_new_student
 
     @property
     def distils(self) -> bool:
@@ -238,8 +247,11 @@ class CompressConfig:
     @property
     def trains(self) -> bool:
         """Whether anything is trained; else the weights are only rounded."""
-        has_end = any(value is not None for value in (self.budget, self.steps, self.epochs))
-        return has_end or self.prune is not None or self.distils
+        return self._has_end or self.prune is not None or self.distils
+
+    @property
+    def _has_end(self) -> bool:
+        return any(value is not None for value in (self.budget, self.steps, self.epochs))
 
     def pruning_schedule(self) -> PruningSchedule:
         """Returns when weights are pruned; raises ConfigError where that makes no sense."""
@@ -276,6 +288,7 @@ class CompressConfig:
 _BOUNDS: dict[str, tuple[float, float]] = {
     **{name: bounds for name, bounds in BOUNDS.items() if name in TRAINING},
     "prune": (0.001, 0.999),
+    "output_rank": (1, 65_535),
     "rnn_size": (1, 65_536),
     "hidden_size": (1, 65_536),
     "embed_size": (1, 65_536),
