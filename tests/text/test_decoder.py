@@ -337,7 +337,7 @@ def test_a_damaged_projection_ends_the_streams_that_need_it(random_model, isa, w
     streams = []
     for room in (0, 3, 0):
         stream = decoder.stream()
-        stream.feed([1, 2, 3, 4])
+        stream.feed([1] if room else [1, 2, 3, 4])
         stream.begin(room)
         streams.append(stream)
     decoder.run(streams, 100, 2)
