@@ -35,6 +35,8 @@ from fastlstm.text.config import TrainConfig
         ({"alpha": 0.9}, "--alpha is about distillation; .* teacher too: --distil RUN"),
         ({"temperature": 4.0, "to": "int8"}, "--temperature is about distillation"),
         ({"match_hidden": 0.1, "steps": 5}, "--match-hidden is about distillation"),
+        ({"output_rank": 8, "alpha": 0.3}, "--alpha is about distillation"),
+        ({"output_rank": 0}, "--output-rank is 0, expected a number from 1"),
         ({"distil": "a", "alpha": 1.5}, "--alpha is 1.5, expected a number from 0.0 to 1.0"),
         ({"to": "int8", "max_loss": -0.1}, "--max-loss is -0.1, expected a number from 0.0"),
         (
@@ -82,7 +84,8 @@ def test_schedules_in_shares_and_steps() -> None:
     ("options", "trains"),
     [({"to": "int8"}, False), ({"to": "int4"}, False), ({"to": "int4", "steps": 5}, True),
      ({"prune": 0.5}, True), ({"rnn_size": 16}, True), ({"distil": "a"}, True),
-     ({"hidden_size": 16}, True), ({"to": "fp16", "budget": "2m"}, True)],
+     ({"hidden_size": 16}, True), ({"to": "fp16", "budget": "2m"}, True),
+     ({"output_rank": 8}, False), ({"output_rank": 8, "steps": 3}, True)],
 )  # fmt: skip
 def test_what_trains(options: dict[str, Any], trains: bool) -> None:
     config = CompressConfig(**options)

@@ -95,6 +95,11 @@ def test_the_matrices_of_a_language_model(tied: bool, vocab_size: int, has_outpu
     assert all(prunable(model)[name] is model.get_parameter(name) for name in names)
 
 
+def test_the_projection_before_an_output_of_low_rank_is_not_pruned() -> None:
+    model = LanguageModel(ModelConfig(1000, 24, 40, output_rank=20))
+    assert [name for name in prunable(model) if "layers" not in name] == ["output.weight"]
+
+
 def test_the_matrices_of_a_forecaster() -> None:
     config = ForecasterConfig(
         input_size=96, horizon=48, patch=24, hidden_size=24, embed_size=20, bidirectional=True,

@@ -38,6 +38,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     "one layer, residual, tied": {
         "num_layers": 1, "residual": True, "embed_size": 32, "tie_weights": True,
     },
+    "low rank": {"output_rank": 5},
     "other functions": {"zoneout": 0.1, "activation": "softsign", "recurrent_dropout": 0.1},
 }  # fmt: skip
 NORMED: dict[str, dict[str, Any]] = {

@@ -50,6 +50,11 @@ def test_the_start_of_a_text_run() -> None:
     assert rows["resumed"] == "from step 1,200, after 0:36 of wall-clock time"
 
 
+def test_an_output_of_low_rank_is_named() -> None:
+    rows = rows_of({**START, "model": {**START["model"], "output_rank": 64}})
+    assert rows["model"].split(" | ")[0].endswith("of 512 units, output of rank 64")
+
+
 def test_the_start_of_a_forecaster() -> None:
     rows = rows_of(FORECAST_START)
     assert rows["data"] == "sales.csv, 1,200 rows of 3 series, every day"

@@ -22,6 +22,7 @@ CONFIGS = {
     "residual": ModelConfig(131, 40, 40, 3, residual=True, output_norm=True),
     "7 units": ModelConfig(20, 3, 7, 2),
     "tied": ModelConfig(70, 64, 64, 2, tie_weights=True),
+    "low rank": ModelConfig(135, 8, 100, 1, output_rank=70),
 }
 FORMATS = ("fp32", "bf16", "int8")
 EMPTY = "strips", "matrix"

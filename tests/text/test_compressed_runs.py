@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "H=100": {"rnn_size": 100, "embed_size": 70, "num_layers": 2},
     "tied": {"embed_size": 16, "tie_weights": True},
+    "low rank": {"output_rank": 5},
     "norm and residual": {"num_layers": 2, "embed_size": 16, "output_norm": True, "residual": True},
 }
 

@@ -76,6 +76,21 @@ def test_preset_and_overrides():
         TrainConfig(tie_weights=True, embed_size=3).model_config(100, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"output_rank": 128, "rnn_size": 128}, "output_rank is 128, expected less than 100, the"),
+        ({"output_rank": 64, "rnn_size": 64}, "of 100 tokens and 64 hidden units"),
+        ({"output_rank": 8, "tie_weights": True}, "output_rank needs an output matrix of its own"),
+    ],
+)
+def test_an_output_rank_that_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**fields).model_config(100, 0.0)
+    with pytest.raises(ConfigError, match="output_rank is -1, expected a number from 0"):
+        TrainConfig(output_rank=-1)
+
+
 def test_options_of_tables_are_those_of_forecasters_alone():
     own = {field.name for field in dataclasses.fields(TrainConfig)}
     tables = {field.name for field in dataclasses.fields(ForecastConfig)}
@@ -98,4 +113,6 @@ def test_the_identity_of_a_model_is_what_format_1_wrote():
     )
     values = dataclasses.asdict(config)
     assert kind(**values).identity == text
+    ranked = dataclasses.replace(config, output_rank=4)
+    assert ranked.identity == f"{text[:-1]}, output_rank=4)"
     assert kind(**values, added=0.5).identity == text.replace(")", ", added=0.5)")

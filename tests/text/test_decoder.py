@@ -28,6 +28,10 @@ VARIANTS = {
     "narrow residual": {"num_layers": 2, "residual": True},
     "tied": {"embed_size": 16, "tie_weights": True},
     "one unit": {"embed_size": 1, "rnn_size": 1},
+    "low rank": {"rnn_size": 70, "vocab_size": 131, "output_rank": 19},
+    "low rank, deep": {"num_layers": 2, "rnn_size": 17, "output_rank": 1},
+    "low rank, norm": {"num_layers": 2, "rnn_size": 40, "output_norm": True, "output_rank": 9},
+    "low rank, residual": {"embed_size": 21, "rnn_size": 21, "residual": True, "output_rank": 16},
 }
 LIMITS = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06, "int4": 0.4}
 """Relative RMS error of the log probabilities about their mean."""
@@ -128,13 +132,17 @@ def quantized_step(config, weights, token, h, c, *, has_table):
         x = y + x if config.residual and len(x) == H else y
         is_state = not config.output_norm and not config.residual
     left = np.rint(127 * x) / 127 if is_state else in_8_bits(x)
+    if config.output_rank:
+        left = in_8_bits(w["projection.weight"] @ left)
     logits = w.get("output.weight", w["embedding.weight"]) @ left + w["output.bias"]
     return h, c, logits - np.logaddexp.reduce(logits)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("has_table", [True, False])
-@pytest.mark.parametrize("variant", [*VARIANTS, "H=100", "two groups", "three groups"])
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, "H=100", "two groups", "three groups", "low rank of three groups"]
+)
 def test_a_step_in_whole_numbers_is_the_references(
     random_model, monkeypatch, isa, variant, weights, has_table
 ):
@@ -144,6 +152,7 @@ def test_a_step_in_whole_numbers_is_the_references(
         "H=100": {"rnn_size": 100, "embed_size": 65, "vocab_size": 67, "num_layers": 2},
         "two groups": {"rnn_size": 128, "embed_size": 63},
         "three groups": {"rnn_size": 129, "embed_size": 129, "vocab_size": 300, "residual": True},
+        "low rank of three groups": {"rnn_size": 150, "vocab_size": 300, "output_rank": 133},
     }
     model = random_model(**{**VARIANTS, **more}[variant])
     assert_steps(Decoder.of(model, weights), model.config, quantized(model, weights), has_table)
@@ -257,9 +266,11 @@ def test_long_memories_decay_as_their_forget_gates_say(random_model, isa, weight
     assert (abs(lost - exact) <= 1e-3 * exact + 2**-24).all()
 
 
+@pytest.mark.parametrize("output_rank", [0, 9])
 @pytest.mark.parametrize("weights", FORMATS)
-def test_a_text_depends_on_nothing_beside_it(random_model, isa, weights):
-    decoder = Decoder.of(random_model(num_layers=2, rnn_size=40, output_norm=True), weights)
+def test_a_text_depends_on_nothing_beside_it(random_model, isa, weights, output_rank):
+    options = {"num_layers": 2, "rnn_size": 40, "output_norm": True, "output_rank": output_rank}
+    decoder = Decoder.of(random_model(**options), weights)
     alone = texts(decoder, 45, threads=1, steps=1, alone=True)
     assert {status for _, status, _ in alone} == {"length", "stop"}
     assert texts(decoder, 45, threads=1, steps=1000) == alone
@@ -314,6 +325,34 @@ def test_damaged_weights_are_told(random_model, weights, name):
     stream.begin(5)
     stream.decoder.run([stream], 100)
     assert stream.status == "not finite"
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_a_damaged_projection_ends_the_streams_that_need_it(random_model, isa, weights):
+    """One that only reads ends as it does alone."""
+    model = random_model(output_rank=5)
+    with torch.no_grad():
+        model.projection.weight[3, 2] = torch.inf
+    decoder = Decoder.of(model, weights)
+    streams = []
+    for room in (0, 3, 0):
+        stream = decoder.stream()
+        stream.feed([1] if room else [1, 2, 3, 4])
+        stream.begin(room)
+        streams.append(stream)
+    decoder.run(streams, 100, 2)
+    assert [stream.status for stream in streams] == ["length", "not finite", "length"]
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_a_low_rank_is_counted(random_model, weights):
+    sizes = {"vocab_size": 1024, "rnn_size": 256, "embed_size": 32}
+    whole, ranked = (Decoder.of(random_model(**sizes, output_rank=r), weights) for r in (0, 64))
+    saved = 1024 * 256 - 64 * (1024 + 256)
+    scale = 2 if whole.isa.startswith("avx512") else 4  # bytes
+    size = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.5 + scale / 64}[weights]
+    assert whole.bytes_per_token - ranked.bytes_per_token == pytest.approx(saved * size, rel=0.03)
+    assert whole._macs - ranked._macs == saved
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

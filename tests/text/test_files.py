@@ -1,6 +1,7 @@
 """A model stored and loaded again is the same."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ def run(tmp_path):
     [
         {},
         {"tie_weights": True, "embed_size": 5},
+        {"output_rank": 3},
         {"output_norm": True, "residual": True, "dropout": 0.5, "dropout_kind": "plain"},
     ],
 )
@@ -42,6 +44,15 @@ def test_round_trip_is_bit_exact(run, changes):
     assert loaded.config["train"] == {"seed": 3}
     assert loaded.generation["temperature"] == 1.0
     assert (loaded.path, loaded.note) == (run.path, None)
+
+
+def test_a_rank_is_stored_only_where_there_is_one():
+    # Ordinary runs stay readable for a fastlstm that does not know it.
+    def stored(model):
+        return json.loads(save_language_model(model, TOKENIZER)["config.json"])["model"]
+
+    assert "output_rank" not in stored(build())
+    assert stored(build(dataclasses.replace(CONFIG, output_rank=3)))["output_rank"] == 3
 
 
 def test_a_tied_model_stays_tied(run):

@@ -32,6 +32,9 @@ def test_spread_of_embedding_and_output(make_model):
     model = make_model(vocab_size=2000, embed_size=64, rnn_size=64)
     assert abs(float(model.embedding.weight.detach().std()) - 1.0) < 0.02
     assert abs(float(model.output.weight.detach().std()) - 1 / 8) < 0.003
+    ranked = make_model(vocab_size=2000, embed_size=64, rnn_size=256, output_rank=64)
+    assert abs(float(ranked.projection.weight.detach().std()) - 1 / 16) < 0.002
+    assert abs(float(ranked.output.weight.detach().std()) - 1 / 8) < 0.003
     tied = make_model(vocab_size=2000, embed_size=64, rnn_size=64, tie_weights=True)
     assert abs(float(tied.embedding.weight.detach().std()) - 1 / 8) < 0.003
 

@@ -52,6 +52,23 @@ def test_tied_weights_are_stored_once(make_model):
         LanguageModel(ModelConfig(20, 8, 16, tie_weights=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"output_norm": True, "residual": True}])
+def test_an_output_of_low_rank_is_a_product_of_two_matrices(make_model, options):
+    model = make_model(output_rank=5, **options).double().eval()
+    whole = make_model(**options).double().eval()
+    weights = model.state_dict()
+    product = weights["output.weight"] @ weights.pop("projection.weight")
+    assert product.shape == (20, 16)
+    whole.load_state_dict({**weights, "output.weight": product})
+    tokens, targets, state = tokens_of(6, 3), tokens_of(6, 3, seed=1), model.initial_state(3)
+    assert model.features(tokens, state)[0].shape == (6, 3, 5)
+    torch.testing.assert_close(model(tokens)[0], whole(tokens)[0])
+    loss = model.loss(tokens, targets, state)[0]
+    torch.testing.assert_close(loss, whole.loss(tokens, targets, state)[0])
+    loss.backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_equals_torchs_stack(make_model, num_layers):
     model = make_model(num_layers=num_layers).double()

@@ -73,7 +73,8 @@ def test_a_run_without_a_published_model_gives_its_newest_finite_checkpoint(run)
 @pytest.mark.parametrize("output_norm", [False, True])
 @pytest.mark.parametrize("tie_weights", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_parameter_shapes_are_those_of_the_model(output_norm, tie_weights, num_layers):
+@pytest.mark.parametrize("output_rank", [0, 2])
+def test_parameter_shapes_are_those_of_the_model(output_norm, tie_weights, num_layers, output_rank):
     config = ModelConfig(
         vocab_size=4,
         embed_size=5 if tie_weights else 3,
@@ -81,6 +82,7 @@ def test_parameter_shapes_are_those_of_the_model(output_norm, tie_weights, num_l
         num_layers=num_layers,
         output_norm=output_norm,
         tie_weights=tie_weights,
+        output_rank=0 if tie_weights else output_rank,
     )
     model = LanguageModel(config)
     assert parameter_shapes(config) == {n: tuple(p.shape) for n, p in model.named_parameters()}
@@ -163,6 +165,11 @@ def test_another_tokenizer_is_refused(run):
         ({"dropout": 1}, r"model\.dropout is 1, expected a number from 0\.0 to below 1"),
         ({"dropout_kind": "os.system"}, "expected one of variational, plain"),
         ({"output_norm": 1}, r"model\.output_norm is 1, expected True or False"),
+        ({"output_rank": 3}, r"lacks 'projection\.weight'; config\.json is of another model"),
+        ({"output_rank": 4}, r"model\.output_rank is 4, expected less than 4, the smaller of 4"),
+        ({"output_rank": -1}, r"model\.output_rank is -1, expected"),
+        ({"output_rank": "3"}, "'model' is incomplete"),
+        ({"output_rank": 3, "tie_weights": True}, r"output_rank needs an output matrix of its own"),
         ({"tie_weights": True}, "tie_weights needs embed_size equal to rnn_size"),
         ({"rnn_sise": 5}, r"unknown key 'model\.rnn_sise' \(did you mean 'rnn_size'\?\)"),
     ],

@@ -1,5 +1,6 @@
 """Operations per token of a language model, against torch's own counter."""
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,9 +13,11 @@ from fastlstm.text.token_cost import (
 )
 
 
-def test_flop_per_token_is_what_a_model_runs(monkeypatch):
+@pytest.mark.parametrize("output_rank", [0, 7])
+def test_flop_per_token_is_what_a_model_runs(monkeypatch, output_rank):
     monkeypatch.setattr(loss, "is_native", lambda *_: False)  # torch counts its own products only
-    config = ModelConfig(vocab_size=11, embed_size=8, rnn_size=16, num_layers=3)
+    sizes = {"vocab_size": 11, "embed_size": 8, "rnn_size": 16, "num_layers": 3}
+    config = ModelConfig(**sizes, output_rank=output_rank)
     model = LanguageModel(config)
     for layer in model.layers:
         layer.backend = "reference"

@@ -120,6 +120,22 @@ def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
     assert logged(tmp_path / "whole") == logged(tmp_path / "parts"), "no gap and no line twice"
 
 
+def test_a_model_with_an_output_of_low_rank_trains_and_resumes(text, tmp_path):
+    fields = {**TINY, "steps": 20, "log_every": 1, "output_rank": 5, "sample_every": 1}
+    whole = train(text, tmp_path / "whole", **fields)
+    losses = [loss for kind, _, loss in logged(whole.path) if kind == "step"]
+    assert losses[-1] < losses[0] - 0.1
+    with pytest.raises(Stopped):
+        fastlstm.train(text, out=tmp_path / "parts", observers=[StopAt("step", 9)], **fields)
+    train(text, tmp_path / "parts", **fields, resume=True)
+    assert_same_state(newest(whole.path), newest(tmp_path / "parts"))
+    assert events_of(whole.path)[0]["model"]["output_rank"] == 5
+    lm = fastlstm.LM.load(whole.path)
+    assert len(lm.generate("a", max_tokens=5, seed=0)) > 0
+    with pytest.raises(ConfigError, match="output_rank is 24, expected less than"):
+        train(text, tmp_path / "other", output_rank=24)
+
+
 def test_the_callers_random_numbers_stay(text, tmp_path):
     runs = []
     for name in ("one", "two"):

@@ -18,7 +18,7 @@ from fastlstm.report.compression import compression_rows
 from fastlstm.system.fields import built
 
 _GROUPS = {
-    "weights": "to prune structured schedule",
+    "weights": "to prune structured schedule output_rank",
     "student": "rnn_size hidden_size embed_size num_layers distil temperature alpha match_hidden",
     "goal": "target max_bytes streams",
     "quality": "max_loss",

@@ -115,7 +115,7 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     tokenizer, data = loaded.tokenizer, loaded.config.get("data")
     facts = {
         "files": str(loaded.path),
-        "model": dataclasses.asdict(loaded.model.config),
+        "model": loaded.model.config.to_dict(),
         "train": loaded.config.get("train"),
         "data": data,
         "compression": loaded.config.get("compression"),

@@ -15,7 +15,7 @@ _MACHINE = "device precision threads memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
     "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split valid test cache_dir",
     "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
-    " residual tie_weights initializer",
+    " residual tie_weights output_rank initializer",
     "cell": " ".join(OPTION_NAMES),
     "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
     " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",

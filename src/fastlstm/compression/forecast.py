@@ -18,7 +18,13 @@ from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import Approval, CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
-from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.options import (
+    COMPRESS_MAY_CHANGE,
+    TRAINING,
+    CompressConfig,
+    Job,
+    peak_rate,
+)
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -46,7 +52,6 @@ from fastlstm.forecast.train import fitted_scaler, source_text, train_forecaster
 from fastlstm.forecast.weights_file import Compression
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
-from fastlstm.runs.compression_record import peak_rate
 from fastlstm.runs.manifest import FileRecord, read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded

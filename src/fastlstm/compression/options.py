@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.compression.goal import chosen
 from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, FormatError, Setting
-from fastlstm.runs.compression_record import STUDENT_SIZES
 from fastlstm.system.fields import Precision, built, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
 
@@ -26,7 +25,9 @@ WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
 Structure = Literal["none", "blocks", "units"]
 
 DEFAULT_SCHEDULE = "polynomial:0.02,0.4,3,10"
-OF_TEXTS = ("rnn_size", "embed_size", "seq_length")
+STUDENT_SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
+"""Options that make a new model, the student."""
+OF_TEXTS = ("rnn_size", "embed_size", "seq_length", "output_rank")
 OF_FORECASTERS = ("hidden_size",)
 """Options that the other kind of model has not got."""
 COMPRESS_MAY_CHANGE = (MAY_CHANGE | {"max_loss"}) - {"memory_limit_gb", "strict_kernels"}
@@ -54,16 +55,18 @@ class CompressConfig:
         schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
             END, shares of the training or numbers of steps, anew every EVERY steps; default
             polynomial:0.02,0.4,3,10.
+        output_rank: rank of the output matrix, which becomes the product of two smaller ones: for
+            large vocabularies. RUN is the teacher where there is training.
         rnn_size: hidden units per layer of a new, smaller model (the student); RUN is its teacher.
         hidden_size: hidden units per layer of a new, smaller forecaster (the student); RUN is its
             teacher.
         embed_size: width of the student's token embedding.
         num_layers: number of the student's layers.
         distil: run of the teacher, whose predictions are learnt too; may be RUN itself, which
-            teaches a pruned text model by default.
+            teaches a pruned text model, or one of a lower rank, by default.
         temperature: of the predictions of teacher and student that are compared.
         alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
-            teacher of a pruned text model.
+            teacher of these.
         match_hidden: weight of the squared distance between the features of student and teacher.
         target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
             The mildest method that reaches it is chosen by trying them here, instead of to, prune
@@ -98,6 +101,7 @@ class CompressConfig:
     prune: float | None = None
     structured: Structure = "none"
     schedule: str | None = None
+    output_rank: int | None = None
 
     rnn_size: int | None = None
     hidden_size: int | None = None
@@ -160,7 +164,7 @@ class CompressConfig:
 
     def refuse_method(self) -> None:
         """Raises ConfigError where there is a method beside a goal."""
-        for name in ("to", "prune", *STUDENT_SIZES):
+        for name in ("to", "prune", "output_rank", *STUDENT_SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
                 raise ConfigError(
@@ -169,12 +173,12 @@ class CompressConfig:
 
     def require_work(self) -> None:
         """Raises ConfigError where nothing is asked for."""
-        if self.to == "fp32" and not self.trains:
+        if self.to == "fp32" and self.output_rank is None and not self.trains:
             raise ConfigError(
                 "there is nothing to do; give ", Setting("to"), " (fp16, int8 or int4), ",
-                Setting("prune"), ", ", Setting("distil"), ", a smaller ", Setting("rnn_size"),
-                " or ", Setting("hidden_size"), ", or a goal: ", Setting("target"), " or ",
-                Setting("max_bytes"),
+                Setting("prune"), ", ", Setting("output_rank"), ", ", Setting("distil"),
+                ", a smaller ", Setting("rnn_size"), " or ", Setting("hidden_size"),
+                ", or a goal: ", Setting("target"), " or ", Setting("max_bytes"),
             )  # fmt: skip
 
     def require_more_zeros(self, source: Mapping[str, Any] | None) -> None:
@@ -223,7 +227,7 @@ class CompressConfig:
             return
         for name in ("temperature", "alpha", "match_hidden"):
             value = getattr(self, name)
-            is_off = name == "alpha" and value == 0 and self.prune is not None
+            is_off = name == "alpha" and value == 0 and (self.prune or self.output_rank)
             if value != CompressConfig.__dataclass_fields__[name].default and not is_off:
                 raise ConfigError(
                     Setting(name), " is about distillation; name the run of the teacher too: ",
@@ -238,7 +242,8 @@ class CompressConfig:
     @property
     def is_only_rounded(self) -> bool:
         """Whether training serves the rounding of RUN's own weights alone."""
-        return self.to != "fp32" and self.prune is None and not self.is_new_student
+        is_whole = self.prune is None and self.output_rank is None
+        return self.to != "fp32" and is_whole and not self.is_new_student
 
     @property
     def distils(self) -> bool:
@@ -247,14 +252,18 @@ class CompressConfig:
 
     @property
     def is_taught(self) -> bool:
-        """Whether a text model has a teacher: a pruned one has RUN, unless `alpha` is 0."""
-        return self.distils or (self.prune is not None and self.alpha > 0)
+        """Whether a text model has a teacher: what is left of RUN has RUN, unless `alpha` is 0."""
+        is_less = self.prune is not None or (self.output_rank is not None and self._has_end)
+        return self.distils or (is_less and self.alpha > 0)
 
     @property
     def trains(self) -> bool:
         """Whether anything is trained; else the weights are only rounded."""
-        has_end = any(value is not None for value in (self.budget, self.steps, self.epochs))
-        return has_end or self.prune is not None or self.distils
+        return self._has_end or self.prune is not None or self.distils
+
+    @property
+    def _has_end(self) -> bool:
+        return any(value is not None for value in (self.budget, self.steps, self.epochs))
 
     def pruning_schedule(self) -> PruningSchedule:
         """Returns when weights are pruned; raises ConfigError where that makes no sense."""
@@ -291,6 +300,7 @@ class CompressConfig:
 _BOUNDS: dict[str, tuple[float, float]] = {
     **{name: bounds for name, bounds in BOUNDS.items() if name in TRAINING},
     "prune": (0.001, 0.999),
+    "output_rank": (1, 65_535),
     "rnn_size": (1, 65_536),
     "hidden_size": (1, 65_536),
     "embed_size": (1, 65_536),
@@ -391,3 +401,16 @@ class Job:
 
         config = chosen(self.config, ways, attempt, unit, say)
         return dataclasses.replace(self, config=config, notes=tuple(notes))
+
+
+def peak_rate(stored: Mapping[str, Any]) -> float | None:
+    """Returns the peak learning rate of the run that a chain of compressions began with.
+
+    Args:
+        stored: config.json of the last one. A student begins a chain of its own.
+    """
+    about = stored.get("compression", {})
+    own: float | None = stored.get("train", {}).get("learning_rate")
+    is_student = any(about.get("options", {}).get(name) is not None for name in STUDENT_SIZES)
+    rate: float | None = own if is_student else about.get("source", {}).get("learning_rate", own)
+    return rate

@@ -33,8 +33,8 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the matrices of a model that are pruned, by name.
 
     These are the matrices of its LSTMs and linear layers, and the output matrix of a language model
-    where it is a large one, tied to the embedding or not. An embedding that is not tied is only
-    looked up.
+    where it is a large one, tied to the embedding or not; the projection before one of low rank is
+    small. An embedding that is not tied is only looked up.
     """
     found = dict[int, int]()  # weights by id
     for module in model.modules():
@@ -44,6 +44,8 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         elif isinstance(module, nn.Linear):
             found[id(module.weight)] = module.weight.numel()
     if isinstance(model, LanguageModel):
+        if model.projection is not None:
+            del found[id(model.projection.weight)]
         output = model.output_weight
         if output.numel() > OUTPUT_SHARE * (sum(found.values()) + output.numel()):
             found[id(output)] = output.numel()

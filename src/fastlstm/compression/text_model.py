@@ -161,10 +161,10 @@ def compressed_files(
     return {**files, CONFIG_FILE: encode_json({**config, "compression": dict(compression)})}
 
 
-def files_of(stored: StoredModel) -> dict[str, bytes]:
-    """Returns the JSON files of a model that was read."""
+def files_of(stored: StoredModel, sizes: ModelConfig) -> dict[str, bytes]:
+    """Returns the JSON files of a model that was read, with these sizes."""
     return {
-        CONFIG_FILE: encode_json(stored.config),
+        CONFIG_FILE: encode_json({**stored.config, "model": sizes.to_dict()}),
         TOKENIZER_FILE: stored.tokenizer.to_json(),
         GENERATION_FILE: encode_json(stored.generation),
     }

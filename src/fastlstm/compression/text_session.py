@@ -11,7 +11,14 @@ import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
-from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.low_rank import with_output_rank
+from fastlstm.compression.options import (
+    COMPRESS_MAY_CHANGE,
+    TRAINING,
+    CompressConfig,
+    Job,
+    peak_rate,
+)
 from fastlstm.compression.report import (
     CompressReport,
     TrainingFigures,
@@ -34,12 +41,12 @@ from fastlstm.compression.text_result import (
     measured,
     name_of_text,
     notes_of,
+    output_method,
     publish,
 )
 from fastlstm.compression.text_task import CompressedTextTask, Teaching
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FormatError, Setting
-from fastlstm.runs.compression_record import peak_rate
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats
@@ -66,7 +73,7 @@ def _rate_share(config: CompressConfig) -> float:
     if config.prune is not None:
         kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
         return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
-    return 0.3 if config.to == "fp32" else 0.05
+    return 0.3 if config.to == "fp32" or config.output_rank is not None else 0.05
 
 
 _OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
@@ -136,7 +143,8 @@ class CompressionSession(TextSession):
             peak = peak_rate(self._stored.config)
             peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
             values["learning_rate"] = _rate_share(config) * peak
-        sizes = {n: getattr(config, n) for n in ("rnn_size", "embed_size", "num_layers")}
+        names = "rnn_size", "embed_size", "num_layers", "output_rank"
+        sizes = {name: getattr(config, name) for name in names}
         values |= {name: size for name, size in sizes.items() if size is not None}
         if self._source.config.tie_weights and sizes["embed_size"] is None:
             values["embed_size"] = None  # as wide as the hidden units
@@ -196,11 +204,16 @@ class CompressionSession(TextSession):
         if self._config.is_new_student:
             super().set_weights(model, texts, config)
         else:
-            model.load_state_dict(self._start_model()[0], strict=False)  # tied: one is stored
+            weights, sizes = self._start_model()
+            if (rank := self._config.output_rank) is not None:
+                floats = {name: weight.numpy() for name, weight in weights.items()}
+                floats, _ = with_output_rank(floats, sizes, rank)
+                weights = {name: torch.from_numpy(weight) for name, weight in floats.items()}
+            model.load_state_dict(weights, strict=False)  # tied: one is stored
         if self._config.match_hidden and self._teacher is not None:
             torch.default_generator.manual_seed(config.seed)
-            sizes = model.config.rnn_size, self._teacher.model_config.rnn_size
-            model.add_module(MATCHER, FeatureMatch(*sizes, self._config.match_hidden))
+            widths = model.config.output_width, self._teacher.model_config.output_width
+            model.add_module(MATCHER, FeatureMatch(*widths, self._config.match_hidden))
             model.to(model.output.bias.device)
 
     def model_files(
@@ -270,7 +283,7 @@ class CompressionSession(TextSession):
             trainer.say("warning", f"{text} nearest, which is measured and published instead")
         if self.report.is_published:
             about = {**self._about(), "is_trained": is_trained}
-            files = task.model_files if is_trained else files_of(self._stored)
+            files = task.model_files if is_trained else files_of(self._stored, self._source.config)
             publish(run, compressed_files(files, about), data, self.report)
         return {"compression": self.report.to_dict()}
 
@@ -286,6 +299,8 @@ class CompressionSession(TextSession):
         if config.prune is not None:
             units = self._source.config.rnn_size, result.config.rnn_size
             methods.append(pruning_method(config.prune, config.structured, units))
+        if config.output_rank is not None and not config.is_new_student:
+            methods.append(output_method(self._source.config, result.config))
         if config.is_taught:
             sizes = ", a new model" if config.is_new_student else ""
             methods.append(f"distilled from {config.distil or self._job.run}{sizes}")

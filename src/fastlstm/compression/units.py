@@ -66,7 +66,8 @@ def _text_groups(config: ModelConfig) -> list[Group]:
             layer.append(Part(f"layers.{k + 1}.weight_ih_l0", 1, (0,)))
         layers.append(layer)
     if not config.tie_weights:
-        layers[-1].append(Part("output.weight", 1, (0,)))
+        reader = "projection.weight" if config.output_rank else "output.weight"
+        layers[-1].append(Part(reader, 1, (0,)))
     if _follows(config):
         layers[-1] += [Part("embedding.weight", 1, (0,)), Part("layers.0.weight_ih_l0", 1, (0,))]
     if not config.residual:

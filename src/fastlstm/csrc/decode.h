@@ -2,9 +2,10 @@
 //
 // A language model of L layers: the first layer's input is a row of a table (embedding * w_ih +
 // bias, made once) or an embedding; then per layer h * w_hh, the cell, optionally layer norm and
-// residual; then the output projection and the choice of the next token. Sizes: V tokens, E
-// embedding, H hidden units. `lanes`, U and "element" as in lstm.h; an int8 element of an
-// activation is 127 x + 128 for x in [-1, 1], an int4 one 127 x.
+// residual; then the output, with a projection before it where its rank is low, and the choice of
+// the next token. Sizes: V tokens, E embedding, H hidden units, R values that the output reads.
+// `lanes`, U and "element" as in lstm.h; an int8 element of an activation is 127 x + 128 for x in
+// [-1, 1], an int4 one 127 x.
 //
 // A stream's results do not depend on the streams beside it, the number of threads, or how its
 // steps are dealt out to calls.
@@ -37,12 +38,13 @@ struct DecodeLayer {
 };
 
 struct DecodeModel {
-  int64_t V, E, H, L;
+  int64_t V, E, H, L, R;   // R is H where there is no projection
   bool is_residual;        // where input and output of a layer have one width, they are added
   const float* table;      // (V) x [group][gate][lane]: embedding * w_ih + bias; or null
   const float* embedding;  // (V, E), where there is no table or a residual needs it
   const DecodeLayer* layers;
-  DecodeMatrix output;       // (H, V)
+  DecodeMatrix projection;   // (H, R), or none
+  DecodeMatrix output;       // (R, V)
   const float* output_bias;  // (V), then minus infinity up to a multiple of 4 lanes
 };
 

@@ -125,6 +125,7 @@ def model_lines(start: Event) -> list[str]:
             *_window_parts(model),
             joined([layers, _filled("of {}", units)], " "),
             _filled("{} channels", text_of(model, "channels")),
+            _filled("output of rank {}", text_of(model, "output_rank")),
         ],
         [
             count_of(start, "num_parameters", "parameter"),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastlstm.runs.weight_formats import FORMATS_IN_FILES
 from fastlstm.system.fields import is_number
 
 _STRUCTURES = ("none", "blocks", "units")
-STUDENT_SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
-"""Options of a compression that make a new model."""
 
 
 def checked_compression(value: Any) -> dict[str, Any]:
@@ -36,19 +33,6 @@ def checked_compression(value: Any) -> dict[str, Any]:
     if rate is not None and not (is_number(rate) and 0 <= rate < 1e3):
         raise ValueError(f"compression.source.learning_rate is {rate!r:.80}, expected a number")
     return about
-
-
-def peak_rate(stored: Mapping[str, Any]) -> float | None:
-    """Returns the peak learning rate of the run that a chain of compressions began with.
-
-    Args:
-        stored: config.json of the last one. A student begins a chain of its own.
-    """
-    about = stored.get("compression", {})
-    own: float | None = stored.get("train", {}).get("learning_rate")
-    is_student = any(about.get("options", {}).get(name) is not None for name in STUDENT_SIZES)
-    rate: float | None = own if is_student else about.get("source", {}).get("learning_rate", own)
-    return rate
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:

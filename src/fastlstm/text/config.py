@@ -61,6 +61,11 @@ class ModelConfig(CellOptions):
         output_norm: layer normalization of the output of every layer.
         residual: add a layer's input to its output where widths agree.
         tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
+        output_rank: R, width of the projection before the output matrix, which is then `(V, R)`;
+            0 is none. Less than V and H.
+
+    Raises:
+        ConfigError: a rank that is too large, or of tied weights.
     """
 
     vocab_size: int
@@ -73,6 +78,35 @@ class ModelConfig(CellOptions):
     output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
+    output_rank: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.output_rank:
+            return
+        if self.tie_weights:
+            raise ConfigError(
+                Setting("output_rank"), " needs an output matrix of its own; leave out ",
+                Setting("tie_weights"),
+            )  # fmt: skip
+        size = min(self.vocab_size, self.rnn_size)
+        if not 1 <= self.output_rank < size:
+            raise ConfigError(
+                Setting("output_rank"), f" is {self.output_rank}, expected less than {size}, the"
+                f" smaller of {self.vocab_size} tokens and {self.rnn_size} hidden units",
+            )  # fmt: skip
+
+    @property
+    def output_width(self) -> int:
+        """Columns of the output matrix: H, or the rank of the output."""
+        return self.output_rank or self.rnn_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields, as config.json has them; without a rank where there is none."""
+        values = dataclasses.asdict(self)
+        if not self.output_rank:  # a fastlstm that does not know it reads the others
+            del values["output_rank"]
+        return values
 
     @property
     def identity(self) -> str:
@@ -143,6 +177,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         output_norm: layer normalization of the output of every layer.
         residual: add the input of a layer to its output if the sizes match.
         tie_weights: share the weights of embedding and output projection.
+        output_rank: width of a projection before the output matrix, which becomes smaller: for
+            large vocabularies; 0 is none.
         zoneout: probability that a unit keeps its previous value for a step; X,Y gives separate
             ones for output and cell.
         initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
@@ -181,6 +217,7 @@ class TrainConfig(TrainingOptions, CellOptions):
     output_norm: bool = False
     residual: bool = False
     tie_weights: bool = False
+    output_rank: int = 0
     zoneout: float | tuple[float, float] = 0.0  # type: ignore[assignment]
     initializer: Initializer = "xavier_orthogonal"
 
@@ -235,6 +272,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "rnn_size": (1, 65_536),
     "num_layers": (1, 64),
     "embed_size": (1, 65_536),
+    "output_rank": (0, 65_535),
     "dropout": (0.0, 0.95),
     "weight_drop": (0.0, 0.95),
     "seq_length": (1, 65_536),

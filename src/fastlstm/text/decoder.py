@@ -102,6 +102,9 @@ class Decoder:
         table = self._table(arrays) if has_table else None
         rows = None if has_table and not (config.residual and E == H) else embedding
         layers = [self._layer(weights, arrays, k, has_table) for k in range(config.num_layers)]
+        rank, projection = config.output_rank, native.DecodeMatrix()
+        if rank:
+            projection = self._pack(weights["projection.weight"], is_gates=False)
         w_out = weights.get("output.weight", weights["embedding.weight"])
         output, bias = (
             self._pack(w_out, is_gates=False),
@@ -111,15 +114,16 @@ class Decoder:
         by_token = [array for array in (table, rows) if array is not None]
         self._arrays += [*by_token, bias]
         self._native = native.DecodeModel(
-            self._kernels, V, E, H, config.residual,
-            _address(table), _address(rows), layers, output, _address(bias),
+            self._kernels, V, E, H, config.output_width, config.residual,
+            _address(table), _address(rows), layers, projection, output, _address(bias),
         )  # fmt: skip
         self.nbytes = sum(array.nbytes for array in self._arrays)
         self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._tuners: dict[int, ThreadTuner] = {}
         stored, blocks = self._blocks
         inputs = config.num_layers * H + max(E, H) - H
-        self._macs = 4 * H * (config.num_layers * H + inputs) + V * H - 64 * int(blocks - stored)
+        self._macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(blocks - stored)
+        self._macs += H * rank + config.output_width * V
 
     @staticmethod
     def of(

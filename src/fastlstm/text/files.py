@@ -84,7 +84,7 @@ def settings_files(
     config = {
         "format": TEXT_RUN,
         "format_version": FORMAT_VERSION,
-        "model": dataclasses.asdict(model),
+        "model": model.to_dict(),
         "train": dict(train),
         "given": dict(train if given is None else given),
         "tokenizer_sha256": tokenizer.fingerprint,

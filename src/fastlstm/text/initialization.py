@@ -33,9 +33,9 @@ def initialize(
     """Fills every parameter; the global random generator is not touched.
 
     Embeddings N(0, 1) (tied ones N(0, 1/H)); LSTM weights by `initializer`, gate by gate; layer
-    norms 1 and 0; forget bias 1 in `bias_ih_l0`, `bias_hh_l0` zero; output weights N(0, 1/H);
-    output bias the log of the smoothed unigram frequencies, so that the first loss is the unigram
-    entropy and not log V.
+    norms 1 and 0; forget bias 1 in `bias_ih_l0`, `bias_hh_l0` zero; output weights N(0, 1/H), with
+    an output rank N(0, 1/R) behind a projection N(0, 1/H); output bias the log of the smoothed
+    unigram frequencies, so that the first loss is the unigram entropy and not log V.
 
     The values depend on `seed` alone, whatever the device. `token_counts` `(V,)` is how often each
     token occurs in the training text.
@@ -53,7 +53,9 @@ def initialize(
         assert isinstance(norm, nn.LayerNorm)
         norm.reset_parameters()
     if model.output.weight is not None:
-        _fill_normal(model.output.weight, H**-0.5, generator)
+        _fill_normal(model.output.weight, model.config.output_width**-0.5, generator)
+    if model.projection is not None:
+        _fill_normal(model.projection.weight, H**-0.5, generator)
     model.output.bias.zero_()
     if token_counts is not None:
         model.output.bias.copy_(_log_unigram(token_counts, model.config.vocab_size))

@@ -26,17 +26,17 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 
 class OutputProjection(nn.Module):
-    """Holds `weight` `(V, H)`, unless it is tied to the embedding, and `bias` `(V,)`."""
+    """Holds `weight` `(V, F)`, unless it is tied to the embedding, and `bias` `(V,)`."""
 
     weight: nn.Parameter | None
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, tied: bool) -> None:
+    def __init__(self, num_features: int, vocab_size: int, *, tied: bool) -> None:
         super().__init__()
-        weight = None if tied else nn.Parameter(torch.empty(vocab_size, hidden_size))
+        weight = None if tied else nn.Parameter(torch.empty(vocab_size, num_features))
         self.register_parameter("weight", weight)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         if weight is not None:
-            nn.init.normal_(weight, std=hidden_size**-0.5)
+            nn.init.normal_(weight, std=num_features**-0.5)
 
 
 class LanguageModel(nn.Module):
@@ -44,8 +44,9 @@ class LanguageModel(nn.Module):
 
     Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
     `bias_ih_l0`, `bias_hh_l0` and what options of the cell add (`fastlstm.LSTM`);
-    `norms.<k>.weight`, `.bias` with output norm; `output.weight` `(V, H)` (absent when tied: the
-    embedding serves); `output.bias` `(V,)`. Built with torch's random initialisation;
+    `norms.<k>.weight`, `.bias` with output norm; `projection.weight` `(R, H)` with an output rank;
+    `output.weight` `(V, F)` (absent when tied: the embedding serves), where F is R or H;
+    `output.bias` `(V,)`. Built with torch's random initialisation;
     `text.initialization.initialize` gives the one that trains well.
 
     Raises:
@@ -64,11 +65,13 @@ class LanguageModel(nn.Module):
         )
         num_norms = config.num_layers if config.output_norm else 0
         self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(num_norms))
-        self.output = OutputProjection(H, V, tied=config.tie_weights)
+        rank = config.output_rank
+        self.projection = nn.Linear(H, rank, bias=False) if rank else None
+        self.output = OutputProjection(config.output_width, V, tied=config.tie_weights)
 
     @property
     def output_weight(self) -> Tensor:
-        """`(V, H)`: the output matrix, which is the embedding when tied."""
+        """`(V, F)`: the output matrix, which is the embedding when tied."""
         return self.embedding.weight if self.output.weight is None else self.output.weight
 
     @property
@@ -96,14 +99,14 @@ class LanguageModel(nn.Module):
         return h, h.clone()
 
     def features(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Everything before the output projection.
+        """Everything before the output matrix.
 
         Args:
             tokens: `(T, B)` int64.
             state: `(h, c)`, each `(L, B, H)`; not modified.
 
         Returns:
-            Features `(T, B, H)` and the state after the last token, attached to the graph.
+            Features `(T, B, F)` and the state after the last token, attached to the graph.
 
         Raises:
             ShapeError: tokens or state of the wrong shape.
@@ -126,10 +129,11 @@ class LanguageModel(nn.Module):
             x = self._drop(y)
             hs.append(h)
             cs.append(c)
-        return x, (torch.stack(hs), torch.stack(cs))
+        features = x if self.projection is None else self.projection(x)
+        return features, (torch.stack(hs), torch.stack(cs))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Returns `features @ output_weight^T + bias`: `(…, H)` to `(…, V)`."""
+        """Returns `features @ output_weight^T + bias`: `(…, F)` to `(…, V)`."""
         return nn.functional.linear(features, self.output_weight, self.output.bias)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:

@@ -56,6 +56,7 @@ _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE
 _BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
     **{"num_layers": (1, 64), "dropout": (0.0, BELOW_1), "weight_drop": (0.0, BELOW_1)},
+    "output_rank": (0, 65_535),
 }
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
@@ -221,8 +222,10 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"layers.{k}.{name}_l0"] = (length * H,)
         if config.output_norm:
             shapes[f"norms.{k}.weight"] = shapes[f"norms.{k}.bias"] = (H,)
+    if config.output_rank:
+        shapes["projection.weight"] = (config.output_rank, H)
     if not config.tie_weights:
-        shapes["output.weight"] = (V, H)
+        shapes["output.weight"] = (V, config.output_width)
     shapes["output.bias"] = (V,)
     return shapes
 

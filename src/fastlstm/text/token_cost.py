@@ -15,7 +15,7 @@ def inference_flop_per_token(config: ModelConfig) -> int:
     """
     E, H, V, L = config.embed_size, config.rnn_size, config.vocab_size, config.num_layers
     layers = 8 * H * (E + H) + (L - 1) * 8 * H * (H + H)
-    return layers + 2 * H * V
+    return layers + 2 * (H * config.output_rank + config.output_width * V)
 
 
 def training_flop_per_token(config: ModelConfig) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -295,7 +294,7 @@ def _about(
         kernels = explain(model, tokens)
     return {
         "source": text.source,
-        "model": dataclasses.asdict(model.config),
+        "model": model.config.to_dict(),
         **{name: getattr(config, name) for name in ("vocab", "seq_length", "dropout")},
         "vocab_size": text.tokenizer.vocab_size,
         "num_units": {part: len(ids) for part, ids in vars(splits).items()},
@@ -312,7 +311,7 @@ def _precision(config: TrainConfig, model: LanguageModel, device: torch.device) 
         state = model.initial_state(config.batch_size, device=device)
         return model.loss(tokens, tokens, state)[0]
 
-    about = {"model": dataclasses.asdict(model.config), "batch": list(shape)}
+    about = {"model": model.config.to_dict(), "batch": list(shape)}
     return choose_precision(
         config.precision, device, about, lambda name: pass_seconds(model, forward, name, device)
     )

@@ -85,7 +85,7 @@ struct DecodeScratch {
     const int64_t line = 64 / static_cast<int64_t>(sizeof(Element));
     state_stride = round_up(round_up(m.H, Format::kInner), line) + line;
     input_stride = round_up(round_up(m.E > m.H ? m.E : m.H, Format::kInner), line) + line;
-    value_stride = round_up(m.E > m.H ? m.E : m.H, kLanes);
+    value_stride = round_up(m.E > m.H ? m.E : m.H, kStrips * kLanes);
     logit_stride = round_up(m.V, kStrips * kLanes);
     Carver carver(g.workspace);
     states = carver.take<Element>(2 * m.L * rows * state_stride);
@@ -115,7 +115,7 @@ struct DecodeScratch {
 
   int64_t rows, units, hidden, state_stride, input_stride, value_stride, logit_stride;
   Element* states;  // [layer][2][row][state_stride]: h before and after a step
-  Element* inputs;  // [row][input_stride] of the layer or of the output, where it is not a state
+  Element* inputs;  // [row][input_stride] of a layer, the projection or the output, if not a state
   float* scales;    // [row] of `inputs`
   float* values;    // [row][value_stride] what `inputs` was made of
   float* cells;     // [layer][group][row][lane]
@@ -143,7 +143,8 @@ class DecodeLoop {
         me_(me),
         s_(g),
         my_units_(s_.shares + me.index * m_.L),
-        my_strips_(share_of_output()),
+        my_projected_(share_of_columns(m_.projection, m_.H, m_.R)),
+        my_strips_(share_of_columns(m_.output, m_.R, m_.V)),
         my_rows_(part_of({0, s_.rows}, me.index, me.count)) {
     for (int64_t k = 0; k < m_.L; ++k) my_units_[k] = share_of_layer(k);
     if constexpr (is_int4<Format>) engine_.offsets = s_.offsets + me.index * s_.num_offsets;
@@ -169,7 +170,15 @@ class DecodeLoop {
         }
       }
       if (has_output) {
-        project_output(step);
+        if (has_projection()) {
+          project(step);
+          meet();
+          for (int64_t row = my_rows_.begin; row < my_rows_.end; ++row) {
+            if ((s_.flags[row] & (kReports | kWrites)) != 0) set_input(row, m_.R);
+          }
+          meet();
+        }
+        multiply_output(step);
         meet();
       }
       for (int64_t row = my_rows_.begin; row < my_rows_.end; ++row) finish_row(row);
@@ -195,10 +204,11 @@ class DecodeLoop {
     return even_share(ceil_div(s_.units, kBlockVectors), kBlockVectors, s_.units, before);
   }
 
-  Range share_of_output() const {
-    const int64_t strips = s_.logit_stride / kLanes;
-    if (m_.output.starts == nullptr) return part_of({0, strips}, me_.index, me_.count, kStrips);
-    const auto before = [&](int64_t panel) { return lines_before(m_.output, m_.H, panel) + panel; };
+  // This thread's strips of a matrix that has no gates.
+  Range share_of_columns(const DecodeMatrix& m, int64_t inner, int64_t columns) const {
+    const int64_t strips = round_up(columns, kStrips * kLanes) / kLanes;
+    if (m.starts == nullptr) return part_of({0, strips}, me_.index, me_.count, kStrips);
+    const auto before = [&](int64_t panel) { return lines_before(m, inner, panel) + panel; };
     return even_share(ceil_div(strips, kSparseStrips), kSparseStrips, strips, before);
   }
 
@@ -215,6 +225,7 @@ class DecodeLoop {
   }
 
   bool needs_values(int64_t k) const { return m_.layers[k].gamma != nullptr || m_.is_residual; }
+  bool has_projection() const { return m_.projection.strips != nullptr; }
   int64_t width_into(int64_t k) const { return k == 0 ? m_.E : m_.H; }
 
   void load_states() {
@@ -413,10 +424,29 @@ class DecodeLoop {
     set_input(row, m_.H);
   }
 
-  void project_output(int64_t step) {
-    const Right<Format> output(m_.output, m_.H, false);
+  // What the last layer puts out, times the projection: `set_input` makes it an operand.
+  void project(int64_t step) {
+    const Right<Format> projection(m_.projection, m_.H, false);
     const bool has_scales = needs_values(m_.L - 1);
-    multiply(engine_, output_of(m_.L - 1, step, output.inner), {0, s_.rows}, output,
+    multiply(engine_, output_of(m_.L - 1, step, projection.inner), {0, s_.rows}, projection,
+             {my_projected_.begin, my_projected_.end, step % 2 != 0},
+             [&](int64_t row, int64_t strip, int num, const float* sums) {
+               const float scale = has_scales ? s_.scales[row] : 1.0f;
+               for (int64_t q = strip; q < strip + num; ++q) {
+                 Float32::store(s_.value(row) + q * kLanes,
+                                projection.value(sums + (q - strip) * kLanes, q, scale));
+               }
+             });
+  }
+
+  void multiply_output(int64_t step) {
+    const Right<Format> output(m_.output, m_.R, false);
+    const bool has_scales = has_projection() || needs_values(m_.L - 1);
+    const auto left =
+        has_projection()
+            ? plain(const_cast<const Element*>(s_.inputs), s_.input_stride, output.inner)
+            : output_of(m_.L - 1, step, output.inner);
+    multiply(engine_, left, {0, s_.rows}, output,
              {my_strips_.begin, my_strips_.end, step % 2 != 0},
              [&](int64_t row, int64_t strip, int num, const float* sums) {
                const float scale = has_scales ? s_.scales[row] : 1.0f;
@@ -496,7 +526,7 @@ class DecodeLoop {
   const Member me_;
   const DecodeScratch<Format> s_;
   Range* const my_units_;  // [layer]
-  const Range my_strips_, my_rows_;
+  const Range my_projected_, my_strips_, my_rows_;
   Engine engine_;
   int64_t steps_ = 0;
 };

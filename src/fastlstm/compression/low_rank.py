@@ -1,0 +1,63 @@
+"""An output matrix as the product of two smaller ones, from its singular values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.errors import ConfigError, Setting
+from fastlstm.runs.weight_formats import QuantizedMatrix
+from fastlstm.text.config import ModelConfig
+
+OUTPUT, PROJECTION = "output.weight", "projection.weight"
+
+
+def check_output_rank(config: ModelConfig, rank: int) -> None:
+    """Raises ConfigError where a model's output cannot be given a rank."""
+    if config.tie_weights:
+        raise ConfigError(
+            "the model's output matrix is its embedding (tied weights), which has no rank of its"
+            " own; leave out ", Setting("output_rank"),
+        )  # fmt: skip
+    largest = config.output_rank or min(config.vocab_size, config.rnn_size)
+    if rank >= largest:
+        raise ConfigError(
+            Setting("output_rank"), f" is {rank}, expected less than {largest}, the rank that the"
+            " model's output has",
+        )  # fmt: skip
+
+
+def with_output_rank(
+    weights: Mapping[str, Any], config: ModelConfig, rank: int
+) -> tuple[dict[str, Any], ModelConfig]:
+    """Returns a model whose output is the nearest one of a rank, and the other weights as given.
+
+    Of the singular value decomposition ``U S V^T`` of the output matrix, in float64, the largest
+    values stay: the output is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``.
+
+    Args:
+        weights: of the model, by name: float32 arrays or `QuantizedMatrix`.
+        config: of the model; an output that has a rank already is multiplied out first.
+        rank: values that the output reads.
+
+    Raises:
+        ConfigError: tied weights, or a rank that is not smaller.
+    """
+    check_output_rank(config, rank)
+    whole = _float64(weights[OUTPUT])
+    if config.output_rank:
+        whole = whole @ _float64(weights[PROJECTION])
+    u, s, vt = np.linalg.svd(whole, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    factors = {OUTPUT: u[:, :rank] * root, PROJECTION: root[:, None] * vt[:rank]}
+    floats = {name: np.ascontiguousarray(w, np.float32) for name, w in factors.items()}
+    return {**weights, **floats}, dataclasses.replace(config, output_rank=rank)
+
+
+def _float64(weight: NDArray[Any] | QuantizedMatrix) -> NDArray[np.float64]:
+    values = weight.dequantized() if isinstance(weight, QuantizedMatrix) else weight
+    return np.asarray(values, np.float64)
