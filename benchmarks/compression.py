@@ -40,8 +40,9 @@ STUDENT_BUDGET = "4m"
 def ways(source: str) -> dict[str, dict[str, Any]]:
     """What is done with a source, by name; `dense` and `alone` are trained without it.
 
-    A dense model is trained for the steps of the source and of its compression together, or three
-    times as many (x3): about the time of both, where it has half the units.
+    x2 and x3: for twice or three times the steps. A dense model is trained for the steps of the
+    source and of its compression together; three times as many are about the time of both, where
+    it has half the units.
     """
     steps = TRAINING[source]
     total = SOURCES[source]["steps"] + steps
@@ -56,6 +57,7 @@ def ways(source: str) -> dict[str, dict[str, Any]]:
         f"blocks-{share}-x2": {**pruned[f"blocks-{share}"], "steps": 2 * steps}
         for share in (75, 90)
     }
+    pruned["units-50-x3"] = {**pruned["units-50"], "steps": 3 * steps}
     sizes = (96, 128, 192, 256, 384, 512)
     dense = {f"dense-{size}": {"rnn_size": size, "steps": total} for size in sizes}
     longer = {f"dense-{size}-x3": {"rnn_size": size, "steps": 3 * total} for size in (256, 512)}

@@ -149,6 +149,24 @@ def test_a_compressed_run_is_saved_byte_for_byte(folder: Path, tmp_path: Path) -
             assert again == (tmp_path / to / name).read_bytes()
 
 
+def test_a_limit_on_a_table_without_targets_is_refused_before_training(tmp_path: Path) -> None:
+    def table(name: str, start: int, stop: int) -> str:
+        frame = waves(num_series=1)
+        values = frame["y"].to_pylist()
+        values[start:stop] = [None] * (stop - start)
+        column = pa.array(values, pa.float32())
+        frame = frame.set_column(frame.column_names.index("y"), "y", column)
+        pq.write_table(frame, tmp_path / name)
+        return str(tmp_path / name)
+
+    Forecaster(**QUICK).fit(table("own.parquet", 3, 5), out=tmp_path / "run")
+    options: dict[str, Any] = {"prune": 0.5, "structured": "units", "steps": 2, "max_loss": 5.0}
+    other = table("other.parquet", 70, 120)
+    with pytest.raises(DataError, match=r"has no value of the targets; give another .*data"):
+        compress(tmp_path / "run", tmp_path / "out", data=other, **options)
+    assert not RunDirectory(tmp_path / "out").checkpoints()
+
+
 def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Path) -> None:
     Forecaster(**QUICK).fit(waves()).save(tmp_path / "saved")
     report = compress(tmp_path / "saved", tmp_path / "small", to="int8")

@@ -114,3 +114,14 @@ def test_training_options_are_trains() -> None:
     names = set(TRAINING)
     assert names <= set(TrainConfig.__dataclass_fields__)
     assert names <= set(CompressConfig.__dataclass_fields__)
+
+
+def test_a_share_that_the_source_was_pruned_by_is_refused() -> None:
+    source = {"prune": 0.75, "structured": "blocks"}
+    with pytest.raises(ConfigError, match=r"is no more than the 0\.75 that RUN was pruned by"):
+        CompressConfig(prune=0.75, structured="blocks").require_more_zeros(source)
+    CompressConfig(prune=0.8, structured="blocks").require_more_zeros(source)
+    CompressConfig(prune=0.5, structured="units").require_more_zeros(source)
+    CompressConfig(prune=0.5).require_more_zeros(source)
+    CompressConfig(to="int8").require_more_zeros(source)
+    CompressConfig(prune=0.5).require_more_zeros(None)

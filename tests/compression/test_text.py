@@ -242,13 +242,74 @@ def test_training_that_is_worse_than_rounding(
     source: Path, compressed: Compress, tmp_path: Path
 ) -> None:
     report = compressed(to="int4", steps=3, learning_rate=10.0)
-    assert report.methods == [
-        "int4, rounded to the nearest, which lost less than after the training for it"
-    ]
+    assert report.methods == ["int4, rounded to the nearest, which lost less than training for it"]
     plain = compressed("plain", to="int4")
     assert report.result.quality == plain.result.quality
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "plain")]
     assert files[0] == files[1]
+    about = [compression_of(tmp_path / name) for name in ("out", "plain")]
+    assert [one.get("is_trained") for one in about] == [False, None]
+    files = [(tmp_path / name / "config.json").read_bytes() for name in ("out", "plain")]
+    assert json.loads(files[0])["train"] == json.loads(files[1])["train"], "that of the source"
+
+
+def stop_after(steps: int) -> tuple[Callable[[Any], None], Callable[[], bool]]:
+    """Returns an observer and what is polled to stop: True once so many steps are taken."""
+    seen = [0]
+
+    def observe(event: Any) -> None:
+        seen[0] = max(seen[0], event.get("step", 0))
+
+    return observe, lambda: seen[0] >= steps
+
+
+def test_a_pruned_model_learns_from_its_source_wherever_that_lies(
+    source: Path, compressed: Compress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields: dict[str, Any] = {
+        "prune": 0.5, "steps": 6, "log_every": 1, "threads": 1, "precision": "fp32",
+        "tensorboard": False,
+    }  # fmt: skip
+    observe, stop = stop_after(3)
+    with pytest.raises(Stopped):
+        fastlstm.compress("source", out="out", **fields, observers=[observe], stop=stop)
+    monkeypatch.chdir(tmp_path / "out")
+    report = fastlstm.compress("../source", out="../out", **fields, resume=True, observers=())
+    assert report.methods == ["50 % of the weights pruned", "distilled from ../source"]
+    whole = compressed("whole", **fields)
+    assert report.result.sha256 == whole.result.sha256
+    alone = compressed("alone", **fields, alpha=0.0)
+    assert alone.methods == ["50 % of the weights pruned"]
+    assert compression_of(tmp_path / "alone")["teacher"] is None
+
+
+def test_another_teacher_at_a_resume_is_refused(
+    trained: Path, source: Path, compressed: Compress, tmp_path: Path
+) -> None:
+    shutil.copytree(source, tmp_path / "teacher")
+    fields: dict[str, Any] = {"distil": str(tmp_path / "teacher"), "log_every": 1, "steps": 6}
+    observe, stop = stop_after(3)
+    with pytest.raises(Stopped):
+        compressed(**fields, observers=[observe], stop=stop)
+    shutil.rmtree(tmp_path / "teacher")
+    fastlstm.train(
+        trained / "book.txt", out=tmp_path / "teacher", steps=1, rnn_size=32, embed_size=16,
+        batch_size=4, seq_length=16, threads=1, tensorboard=False, observers=(), sample_every=0,
+        seed=7,
+    )  # fmt: skip
+    with pytest.raises(FormatError, match="was started with another teacher, or"):
+        compressed(**fields, resume=True)
+
+
+def test_learning_rates_after_a_student_are_shares_of_its_own(
+    compressed: Compress, tmp_path: Path
+) -> None:
+    compressed("student", rnn_size=16, steps=2)
+    quiet: dict[str, Any] = {"observers": (), "threads": 1, "tensorboard": False}
+    fastlstm.compress(tmp_path / "student", out=tmp_path / "again", to="int8", steps=2, **quiet)
+    train = json.loads((tmp_path / "again/config.json").read_text())["train"]
+    assert train["learning_rate"] == pytest.approx(0.05 * 0.01)  # of a new model's rate
 
 
 def test_training_starts_from_the_source(compressed: Compress) -> None:
@@ -303,7 +364,7 @@ def test_zeros(compressed: Compress, tmp_path: Path) -> None:
     assert (recurrent == 0).mean() >= 0.5
     assert report.result.num_nonzero < 0.6 * report.result.num_parameters
     assert report.notes == [
-        "50 % zeros, same speed: nothing here multiplies faster for zeros in no order"
+        "the same speed as without zeros: nothing here multiplies faster for zeros in no order"
     ]
     assert report.methods[0] == "50 % of the weights pruned"
     assert compression_of(tmp_path / "out")["structured"] == "none"
@@ -429,7 +490,7 @@ def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
     class Reserve(Callback):
         def on_begin(self, trainer: Any) -> None:
             seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
-            self.tokens = (seconds[0] - seconds[1]) / 2
+            self.tokens = (seconds[0] - seconds[1]) / 4  # of two models beside the source
 
     for limit in (64, text_model.MAX_SCORED):
         monkeypatch.setattr(text_model, "MAX_SCORED", limit)

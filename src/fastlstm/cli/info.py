@@ -148,6 +148,8 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
     if about["prune"] is not None:
         what = {"none": "weights", "blocks": "blocks", "units": "hidden units"}[about["structured"]]
         stored = f"{100 * about['prune']:.4g} % of the {what} pruned, {stored}"
+    if about.get("is_trained") is False:
+        stored += ", rounded to the nearest (training for it lost more)"
     if (file := path / "model.safetensors").is_file():
         stored += f", {short_bytes(file.stat().st_size)} on disk"
     return [("compressed", f"from {about['source']['path']:.200}"), ("", stored)]

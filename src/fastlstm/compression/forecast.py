@@ -47,7 +47,7 @@ from fastlstm.forecast.weights_file import Compression
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
 from fastlstm.runs.compression_record import peak_rate
-from fastlstm.runs.manifest import read_manifest
+from fastlstm.runs.manifest import FileRecord, read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import quantize, rounded
 from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
@@ -72,14 +72,16 @@ def compress_forecaster(job: Job) -> CompressReport:
                 Setting(name), " is about tokens and hidden states, a forecaster learns forecasts;"
                 " leave it out"
             )  # fmt: skip
-    job.config.require_teacher()
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
     if not is_resumed:
+        before = None if source.compression is None else source.compression.about
+        job.config.require_more_zeros(before)
         job = job.with_goal_reached(
             WAYS_OF_FORECASTERS, lambda config: _attempt(job, source, config), "windows"
         )
+        job.config.require_teacher(job.config.distils)
     is_trained = is_resumed or job.config.trains
     if not is_trained:
         job.config.require_work()
@@ -122,8 +124,15 @@ def _is_own(table: Any, dataset: SeriesDataset, split: Split, source: StoredFore
     return np.array_equal(own.mean, other.mean) and np.array_equal(own.std, other.std)
 
 
+def _record(run: str | Path) -> FileRecord:
+    return read_manifest(Path(run)).files[MODEL_FILE]
+
+
 def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: Any) -> Compression:
-    record, share = read_manifest(job.run).files["model.safetensors"], config.prune
+    record, share = _record(job.run), config.prune
+    teacher = None
+    if config.distil is not None:
+        teacher = {"path": config.distil, "model_sha256": _record(config.distil).sha256}
     before = {} if source.compression is None else source.compression.about
     train = {"learning_rate": source.config.learning_rate}
     if share is not None and config.structured == "units":
@@ -143,6 +152,7 @@ def _about(job: Job, config: CompressConfig, source: StoredForecaster, table: An
                 "learning_rate": peak_rate({"compression": before, "train": train}),
                 "model": dataclasses.asdict(source.network.config),
             },
+            "teacher": teacher,
             "data": None if table is None else source_text(table),
         }
     )
@@ -206,11 +216,11 @@ class _Training:
         self._job, self._config, self._source, self._table = job, config, source, table
         self._before = None if source.compression is None else source.compression.about
         self._report: CompressReport | None = None
-        self._base = _start_of(job, config, source, _about(job, config, source, table))
         self._teacher: StoredForecaster | None = None
         if config.distils:
             own = config.distil is None
             self._teacher = source if own else read_teacher(str(config.distil), source)
+        self._base = _start_of(job, config, source, _about(job, config, source, table))
         self._measuring = Measuring(job.run, config, source)
         self._measuring.notes += job.notes
 
@@ -270,8 +280,11 @@ def _resumed(job: Job) -> CompressConfig:
     if checkpoint is None:
         return job.config
     files = RunDirectory(checkpoint).read_published(["config.json"])[1]
-    sha256 = read_manifest(job.run).files["model.safetensors"].sha256
-    first = job.first_options(json.loads(files["config.json"]), sha256)
+    sha256 = _record(job.run).sha256
+    stored = json.loads(files["config.json"])
+    first = job.first_options(stored, sha256)
+    if first.distil is not None:
+        job.require_same_teacher(stored, _record(first.distil).sha256)
     return resumed_config(job.config, job.given, first, first, COMPRESS_MAY_CHANGE)
 
 

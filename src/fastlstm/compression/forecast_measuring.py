@@ -26,6 +26,7 @@ from fastlstm.compression.report import (
     notes_of_speed,
     pruning_method,
 )
+from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.closing import MIN_CALIBRATED
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -97,7 +98,7 @@ class Measuring:
             None.
 
         Raises:
-            DataError: the table is too short for a window.
+            DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
         """
         started = time.perf_counter()
         self._inputs, self._table = inputs, table
@@ -125,6 +126,11 @@ class Measuring:
         self._scored = next(iter(blocks))
         if self._scored not in self._blocks:
             self.why_not = f"the {PARTS[self._scored]} part of {table} has no value of the targets"
+            if self._config.max_loss is not None:
+                raise DataError(
+                    Setting("max_loss"), f" cannot be checked: {self.why_not}; give another ",
+                    Setting("data"), " or leave out ", Setting("max_loss"),
+                )  # fmt: skip
         self._limit_s = limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
         return valid

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.compression.goal import chosen
 from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.runs.compression_record import STUDENT_SIZES
 from fastlstm.system.fields import Precision, built, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
 
@@ -25,8 +26,6 @@ WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
 Structure = Literal["none", "blocks", "units"]
 
 DEFAULT_SCHEDULE = "polynomial:0.02,0.4,3,10"
-SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
-"""Options that make the student a new model."""
 OF_TEXTS = ("rnn_size", "embed_size", "seq_length", "output_rank")
 OF_FORECASTERS = ("hidden_size",)
 """Options that the other kind of model has not got."""
@@ -141,8 +140,8 @@ class CompressConfig:
             object.__setattr__(self, "distil", os.fspath(distil))
         check_fields(self, _BOUNDS)
         self._check_pruning()
-        if not self._has_run_as_teacher:
-            self.require_teacher()
+        if not self.has_goal:
+            self.require_teacher(self.is_taught)
         if self.streams != 1 and self.target is None:
             raise ConfigError(
                 Setting("streams"), " is about a speed; give it too: ", Setting("target", "20000/s")
@@ -164,7 +163,7 @@ class CompressConfig:
 
     def refuse_method(self) -> None:
         """Raises ConfigError where there is a method beside a goal."""
-        for name in ("to", "prune", "output_rank", *SIZES):
+        for name in ("to", "prune", "output_rank", *STUDENT_SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
                 raise ConfigError(
@@ -181,6 +180,21 @@ class CompressConfig:
                 ", or a goal: ", Setting("target"), " or ", Setting("max_bytes"),
             )  # fmt: skip
 
+    def require_more_zeros(self, source: Mapping[str, Any] | None) -> None:
+        """Raises ConfigError where the source has as many zeros of the kind already.
+
+        Args:
+            source: `compression` of its config.json; None of an ordinary run.
+        """
+        before = None if source is None else source.get("prune")
+        if before is None or self.prune is None or self.structured == "units":
+            return
+        if source is not None and source["structured"] == self.structured and self.prune <= before:
+            raise ConfigError(
+                Setting("prune", self.prune), f" is no more than the {before:g} that RUN was pruned"
+                " by, and pruned weights stay zero; give a larger share",
+            )  # fmt: skip
+
     def _check_pruning(self) -> None:
         if self.prune is None:
             for name in ("structured", "schedule"):
@@ -190,7 +204,7 @@ class CompressConfig:
                         Setting("prune", 0.9),
                     )  # fmt: skip
         if self.structured == "units":
-            for name in ("schedule", *SIZES):
+            for name in ("schedule", *STUDENT_SIZES):
                 if getattr(self, name) is not None:
                     raise ConfigError(
                         Setting("structured", "units"),
@@ -206,23 +220,14 @@ class CompressConfig:
         if self.epochs is None:  # else their steps are not known yet
             schedule.require_end(self.steps)
 
-    @property
-    def _has_run_as_teacher(self) -> bool:
-        """Whether RUN teaches where no teacher is named: what is left of it is trained on."""
-        return self.prune is not None or (self.output_rank is not None and self._has_end)
-
-    def taught_by(self, run: Path) -> CompressConfig:
-        """Returns the options of a text model, with RUN as the teacher of what is left of it."""
-        if not self._has_run_as_teacher or self.distils or self.alpha == 0:
-            return self
-        return dataclasses.replace(self, distil=str(run))
-
-    def require_teacher(self) -> None:
-        """Raises ConfigError for options of distillation where there is no teacher."""
-        if self.distils:
+    def require_teacher(self, has_teacher: bool) -> None:
+        """Raises ConfigError for options of distillation that are set without a teacher."""
+        if has_teacher:
             return
         for name in ("temperature", "alpha", "match_hidden"):
-            if getattr(self, name) != CompressConfig.__dataclass_fields__[name].default:
+            value = getattr(self, name)
+            is_off = name == "alpha" and value == 0 and self._may_be_taught_by_run
+            if value != CompressConfig.__dataclass_fields__[name].default and not is_off:
                 raise ConfigError(
                     Setting(name), " is about distillation; name the run of the teacher too: ",
                     Setting("distil", "RUN"),
@@ -231,7 +236,7 @@ class CompressConfig:
     @property
     def is_new_student(self) -> bool:
         """Whether the result is a new model of other sizes, and RUN its teacher."""
-        return any(getattr(self, name) is not None for name in SIZES)
+        return any(getattr(self, name) is not None for name in STUDENT_SIZES)
 
     @property
     def is_only_rounded(self) -> bool:
@@ -241,8 +246,18 @@ class CompressConfig:
 
     @property
     def distils(self) -> bool:
-        """Whether there is a teacher."""
+        """Whether a teacher is asked for."""
         return self.distil is not None or self.is_new_student
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a text model has a teacher: what is left of RUN has RUN, unless `alpha` is 0."""
+        return self.distils or (self._may_be_taught_by_run and self.alpha > 0)
+
+    @property
+    def _may_be_taught_by_run(self) -> bool:
+        """Whether a part of RUN's weights is trained on: pruned, or with an output of low rank."""
+        return self.prune is not None or (self.output_rank is not None and self._has_end)
 
     @property
     def trains(self) -> bool:
@@ -355,6 +370,20 @@ class Job:
                 f" {self.run} has changed since; give another ", Setting("out"),
             )  # fmt: skip
         return built(CompressConfig, about["options"], "config.json")
+
+    def require_same_teacher(self, config: Mapping[str, Any], sha256: str | None) -> None:
+        """Raises FormatError where the run in `out` was started with another teacher.
+
+        Args:
+            config: config.json of its checkpoint.
+            sha256: of the teacher's file of weights; None where there is no teacher.
+        """
+        before = config["compression"].get("teacher")
+        if before is not None and before["model_sha256"] != sha256:
+            raise FormatError(
+                f"'{self.out}' was started with another teacher, or {before['path']} has changed"
+                " since; give another ", Setting("out"),
+            )  # fmt: skip
 
     def with_goal_reached(
         self, ways: Sequence[Way], attempt: Callable[[CompressConfig], Attempt], unit: str

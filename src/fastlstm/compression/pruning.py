@@ -148,18 +148,18 @@ class Pruning(Callback):
         self.sparsity, self.is_over = 0.0, False
 
     def on_begin(self, trainer: Trainer) -> None:
-        self._matrices = prunable(trainer.model)
+        named = dict(trainer.model.named_parameters())
+        self._matrices = prunable(trainer.model) | {name: named[name] for name in self.masks}
         if not self._matrices:
             raise ConfigError(
                 f"the model has no matrix of {MIN_SIZE} x {MIN_SIZE} weights or more to prune;"
                 " leave out pruning"
             )
-        total_steps = trainer.plan.stop_criterion.total_steps
-        if not self.is_over:
-            self._schedule.require_end(total_steps)
         if self._is_started:
             return
         self._is_started = True
+        total_steps = trainer.plan.stop_criterion.total_steps
+        self._schedule.require_end(total_steps)
         self._schedule = self._schedule.resolved(total_steps)
         what = "weights" if self._structured == "none" else "blocks of 16 x 4 weights"
         number = sum(number for _, number in zero_counts(self._matrices, self._structured).values())
@@ -208,12 +208,14 @@ class Pruning(Callback):
         return self.is_over
 
     def state_dict(self) -> dict[str, Any]:
-        about = {"begin": self._schedule.begin, "end": self._schedule.end}
+        about = dataclasses.asdict(self._schedule)
         return {**self.masks, **about, "sparsity": self.sparsity, "is_over": self.is_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._is_started = True
-        self._schedule = dataclasses.replace(self._schedule, begin=state["begin"], end=state["end"])
+        names = [field.name for field in dataclasses.fields(PruningSchedule)]
+        stored = {name: state[name] for name in names if name in state}
+        self._schedule = dataclasses.replace(self._schedule, **stored)
         self.sparsity, self.is_over = state["sparsity"], state["is_over"]
         self.masks = {name: mask for name, mask in state.items() if isinstance(mask, Tensor)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +55,7 @@ def compress_text(job: Job) -> CompressReport:
         assert run is not None
         is_resumed = job.resume and bool(run.checkpoints())
         if not is_resumed:
+            job.config.require_more_zeros(stored.config.get("compression"))
             has_speed = job.config.target is not None
             chars_per_token = _chars_per_token(job, stored) if has_speed else 1.0
             job = job.with_goal_reached(
@@ -64,7 +64,6 @@ def compress_text(job: Job) -> CompressReport:
                 "characters",
             )
         if is_resumed or job.config.trains:
-            job = dataclasses.replace(job, config=job.config.taught_by(job.run))
             return CompressionSession(run, job, stored, source).compress()
         job.config.require_work()
         return _round(run, job, stored, source)

@@ -26,6 +26,7 @@ from fastlstm.compression.text_model import (
     Weights,
     compressed_files,
     encode_model,
+    files_of,
     max_scored,
     require_finite,
 )
@@ -72,7 +73,6 @@ def _rate_share(config: CompressConfig) -> float:
 
 _OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
 """Options of training that are never the source's."""
-_NOT_BETTER = "{}, rounded to the nearest, which lost less than after the training for it"
 _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 
@@ -87,6 +87,7 @@ class CompressionSession(TextSession):
         self._job, self._stored, self._source = job, stored, source
         self._config, self.tokenizer = job.config, stored.tokenizer
         self._first: CompressConfig | None = None
+        self._first_config: dict[str, Any] = {}
         self._teacher: LoadedModel | None = None
         self.report: CompressReport | None = None
 
@@ -101,6 +102,10 @@ class CompressionSession(TextSession):
                 options = self._config, job.given, self._first, self._first
                 self._config = resumed_config(*options, COMPRESS_MAY_CHANGE)
             self._open_teacher(start.device)
+            if self._first is not None:
+                teacher = self._about()["teacher"]
+                sha256 = None if teacher is None else teacher["model_sha256"]
+                job.require_same_teacher(self._first_config, sha256)
             self.notes += notes_of(dataclasses.replace(job, notes=()), self._stored, self._source)
             self.train(self._open_text(), start, [*self._callbacks(), *job.callbacks])
         if self.report is None:
@@ -113,6 +118,7 @@ class CompressionSession(TextSession):
         """Returns the options of a checkpoint's training; keeps those of its compression."""
         stored = json.loads(checkpoint.files[CONFIG_FILE])
         self._first = self._job.first_options(stored, self._source.sha256)
+        self._first_config = stored
         return stored_configs(checkpoint)
 
     def _train_config(self) -> TrainConfig:
@@ -160,7 +166,7 @@ class CompressionSession(TextSession):
             ) from None
 
     def _open_teacher(self, device: torch.device) -> None:
-        if not self._config.distils:
+        if not self._config.is_taught:
             return
         path = self._config.distil or self._job.run
         teacher = load_language_model(path)
@@ -227,8 +233,9 @@ class CompressionSession(TextSession):
         models = self._source.config, parts["model"].config
         num_scored = min(len(parts["valid_ids"]), max_scored(*models))
         return CompressedTextTask(
-            **parts, teaching=teaching, conclude=self._conclude, num_scored=num_scored
-        )
+            **parts, teaching=teaching, conclude=self._conclude, num_scored=num_scored,
+            num_results=2 if self._config.is_only_rounded else 1,
+        )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns None: source and result are compared on the validation text."""
@@ -250,23 +257,29 @@ class CompressionSession(TextSession):
         notes = notes_of(self._job, self._stored, self._source)
         if self._config.prune is not None and self._config.structured == "none":
             notes.append(
-                f"{100 * self._config.prune:g} % zeros, same speed: nothing here multiplies faster"
-                " for zeros in no order"
+                "the same speed as without zeros: nothing here multiplies faster for zeros in no"
+                " order"
             )
         scored_on = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
-        reports: list[tuple[CompressReport, bytes]] = []
+        reports: list[tuple[CompressReport, bytes, bool]] = []
         for data, is_trained in self._results(weights):
             result = TextModel.of_file(data, run.path, task.model.config, self._config.to)
-            methods = self._methods(result) if is_trained else [_NOT_BETTER.format(self._config.to)]
+            methods = self._methods(result) if is_trained else [
+                f"{self._config.to}, rounded to the nearest, which lost less than training for it"
+            ]  # fmt: skip
             report = measured(
                 self._config, self._stored, self._source, result, task.valid_ids, scored_on,
                 methods, notes, training,
             )  # fmt: skip
-            reports.append((report, data))
-        self.report, data = min(reports, key=lambda pair: pair[0].result.quality or math.inf)
+            reports.append((report, data, is_trained))
+        self.report, data, is_trained = min(reports, key=lambda r: r[0].result.quality or math.inf)
+        if not is_trained:
+            text = f"training for {self._config.to} lost more than rounding RUN's weights to the"
+            trainer.say("warning", f"{text} nearest, which is measured and published instead")
         if self.report.is_published:
-            files = compressed_files(task.model_files, self._about())
-            publish(run, files, data, self.report)
+            about = {**self._about(), "is_trained": is_trained}
+            files = task.model_files if is_trained else files_of(self._stored, self._source.config)
+            publish(run, compressed_files(files, about), data, self.report)
         return {"compression": self.report.to_dict()}
 
     def _results(self, weights: Weights) -> list[tuple[bytes, bool]]:
@@ -283,7 +296,7 @@ class CompressionSession(TextSession):
             methods.append(pruning_method(config.prune, config.structured, units))
         if config.output_rank is not None and not config.is_new_student:
             methods.append(output_method(self._source.config, result.config))
-        if config.distils:
+        if config.is_taught:
             sizes = ", a new model" if config.is_new_student else ""
             methods.append(f"distilled from {config.distil or self._job.run}{sizes}")
         if config.to != "fp32":

@@ -9,6 +9,8 @@ from fastlstm.runs.weight_formats import FORMATS_IN_FILES
 from fastlstm.system.fields import is_number
 
 _STRUCTURES = ("none", "blocks", "units")
+STUDENT_SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
+"""Options of a compression that make a new model."""
 
 
 def checked_compression(value: Any) -> dict[str, Any]:
@@ -40,10 +42,12 @@ def peak_rate(stored: Mapping[str, Any]) -> float | None:
     """Returns the peak learning rate of the run that a chain of compressions began with.
 
     Args:
-        stored: config.json of the last one.
+        stored: config.json of the last one. A student begins a chain of its own.
     """
-    before = stored.get("compression", {}).get("source", {})
-    rate: float | None = before.get("learning_rate", stored.get("train", {}).get("learning_rate"))
+    about = stored.get("compression", {})
+    own: float | None = stored.get("train", {}).get("learning_rate")
+    is_student = any(about.get("options", {}).get(name) is not None for name in STUDENT_SIZES)
+    rate: float | None = own if is_student else about.get("source", {}).get("learning_rate", own)
     return rate
 
 
