@@ -89,6 +89,7 @@ def test_with_training_run_is_the_teacher(
     assert config["compression"]["teacher"]["path"] == str(source)
     assert config["model"]["output_rank"] == config["train"]["output_rank"] == 6
     rate = json.loads((source / "config.json").read_text())["train"]["learning_rate"]
+    assert config["train"]["dropout"] == 0
     assert config["train"]["learning_rate"] == pytest.approx(0.3 * rate)
     assert report.methods == [
         "output of rank 6 instead of 32", f"distilled from {source}",

@@ -137,8 +137,8 @@ class CompressionSession(TextSession):
         values |= {n: v for n, v in own.items() if v is not None or n in _OPEN}
         if config.is_new_student:
             values |= {n: None for n in ("learning_rate", "dropout") if own[n] is None}
-        elif config.prune is not None and own["dropout"] is None:
-            values["dropout"] = 0.0  # zeros and the teacher are enough against overfitting
+        elif (config.prune, config.output_rank) != (None, None) and own["dropout"] is None:
+            values["dropout"] = 0.0  # fewer weights and the teacher are enough against overfitting
         if own["learning_rate"] is None and not config.is_new_student:
             peak = peak_rate(self._stored.config)
             peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
