@@ -442,12 +442,10 @@ class DecodeLoop {
   void multiply_output(int64_t step) {
     const Right<Format> output(m_.output, m_.R, false);
     const bool has_scales = has_projection() || needs_values(m_.L - 1);
-    const auto left =
-        has_projection()
-            ? plain(const_cast<const Element*>(s_.inputs), s_.input_stride, output.inner)
-            : output_of(m_.L - 1, step, output.inner);
-    multiply(engine_, left, {0, s_.rows}, output,
-             {my_strips_.begin, my_strips_.end, step % 2 != 0},
+    const auto left = has_projection() ? plain(const_cast<const Element*>(s_.inputs),
+                                               s_.input_stride, output.inner)
+                                       : output_of(m_.L - 1, step, output.inner);
+    multiply(engine_, left, {0, s_.rows}, output, {my_strips_.begin, my_strips_.end, step % 2 != 0},
              [&](int64_t row, int64_t strip, int num, const float* sums) {
                const float scale = has_scales ? s_.scales[row] : 1.0f;
                float* const out = s_.logits + row * s_.logit_stride;
