@@ -398,6 +398,7 @@ def test_a_student_of_other_sizes(compressed: Compress, source: Path, tmp_path: 
     assert report.methods == [f"distilled from {source}, a new model"]
     train = json.loads((tmp_path / "out/config.json").read_text())["train"]
     assert train["learning_rate"] == 0.01  # a new model's
+    assert train["dropout"] == 0.0  # it has a teacher
     teacher = compression_of(tmp_path / "out")["teacher"]
     assert teacher == {"path": str(source), "model_sha256": report.source.sha256}
     assert "matcher" not in str(sorted(weights_in(tmp_path / "out")))

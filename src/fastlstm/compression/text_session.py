@@ -135,9 +135,10 @@ class CompressionSession(TextSession):
         values |= {name: getattr(TrainConfig, name) for name in ("ema", *_OF_MACHINE)}
         own = {name: getattr(config, name) for name in TRAINING}
         values |= {n: v for n, v in own.items() if v is not None or n in _OPEN}
-        if config.is_new_student:
-            values |= {n: None for n in ("learning_rate", "dropout") if own[n] is None}
-        elif (config.prune, config.output_rank) != (None, None) and own["dropout"] is None:
+        if config.is_new_student and own["learning_rate"] is None:
+            values["learning_rate"] = None
+        is_less = config.is_new_student or (config.prune, config.output_rank) != (None, None)
+        if is_less and own["dropout"] is None:
             values["dropout"] = 0.0  # fewer weights and the teacher are enough against overfitting
         if own["learning_rate"] is None and not config.is_new_student:
             peak = peak_rate(self._stored.config)
