@@ -85,8 +85,8 @@ class CompressConfig:
         seq_length: steps of truncated backpropagation through time, T; default is RUN's.
         learning_rate: peak learning rate; default is a share of RUN's, a student's that of a new
             model.
-        dropout: default is RUN's; 0 where a text model is pruned, its output gets a lower rank, or
-            it is a student.
+        dropout: default is RUN's; 0 where a text model is pruned, gets an output of lower rank or
+            is a student.
         seed: random seed of order and dropout, and of a student's initialization.
         device: auto uses the GPU if there is one.
         precision: of training; auto measures which is fastest on this machine.

@@ -237,8 +237,8 @@ class HeldZeros(Callback):
             is_zero = parameter == 0
             if self._structured == "blocks":
                 gates = num_gates(name, len(parameter))
-                number = int((_block_norms(parameter, gates) == 0).sum())
-                share = number / _block_norms(parameter, gates).numel()
+                is_zero_block = _block_norms(parameter, gates) == 0
+                share = int(is_zero_block.sum()) / is_zero_block.numel()
                 is_zero = mask_of(parameter, share, "blocks", gates)
             self._zeros[parameter] = is_zero
 
