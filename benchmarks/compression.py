@@ -41,8 +41,8 @@ def ways(source: str) -> dict[str, dict[str, Any]]:
     """What is done with a source, by name; `dense` and `alone` are trained without it.
 
     x2 and x3: for twice or three times the steps. A dense model is trained for the steps of the
-    source and of its compression together; three times as many are about the time of both, where
-    it has half the units.
+    source and of its compression together; three times as many take about as long, where it has
+    half the units.
     """
     steps = TRAINING[source]
     total = SOURCES[source]["steps"] + steps
