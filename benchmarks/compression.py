@@ -54,10 +54,10 @@ def ways(source: str) -> dict[str, dict[str, Any]]:
         for share in SHARES
     }  # fmt: skip
     pruned |= {
-        f"blocks-{share}-x2": {**pruned[f"blocks-{share}"], "steps": 2 * steps}
-        for share in (75, 90)
+        f"{way}-x{times}": {**fields, "steps": times * steps}
+        for way, fields in pruned.items()
+        for times in (2, 3)
     }
-    pruned["units-50-x3"] = {**pruned["units-50"], "steps": 3 * steps}
     sizes = (96, 128, 192, 256, 384, 512)
     dense = {f"dense-{size}": {"rnn_size": size, "steps": total} for size in sizes}
     longer = {f"dense-{size}-x3": {"rnn_size": size, "steps": 3 * total} for size in (256, 512)}
